@@ -1,0 +1,51 @@
+"""What can go wrong in an engine. No HTTP here: `server.errors` maps these to responses.
+
+EngineError
+├── EngineConfigError   a setting cannot work (before or during the start)
+├── EngineStartError    loading failed
+├── EngineNotReady      asked before the start has ended
+├── EngineDead          the engine process is gone
+└── InvalidRequest      one request cannot be honoured; `param` names its field
+"""
+
+
+class EngineError(Exception):
+    """Base of everything that an engine raises on purpose."""
+
+
+class EngineConfigError(EngineError):
+    """A setting cannot work.
+
+    Attributes:
+        setting: the setting's name as the user writes it, e.g. `proposer`.
+    """
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(f"{setting}: {message}")
+        self.setting = setting
+
+
+class EngineStartError(EngineError):
+    """The engine could not be loaded, for a reason that is no setting's fault."""
+
+
+class EngineNotReady(EngineError):
+    """The engine has not started yet."""
+
+
+class EngineDead(EngineError):
+    """The engine died; requests in flight are lost and say so."""
+
+
+class InvalidRequest(EngineError):
+    """A request that the engine cannot honour.
+
+    Attributes:
+        param: the request's field, as on the wire.
+        code: a short constant for programs, or `None`.
+    """
+
+    def __init__(self, param: str | None, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code

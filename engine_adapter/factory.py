@@ -1,0 +1,53 @@
+"""Engine name -> engine. The engine's libraries are imported when it is created."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.interface import Engine, EngineObserver
+from engine_adapter.proposers.contract import ProposerSpec
+
+ENGINES = ("vllm", "fake")
+"""The engines that `create_engine` knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is built from; `server.settings` makes one.
+
+    Attributes:
+        model: the target's path or id.
+        served_model_name: the `model_name` label of the `vllm:` metrics.
+        proposers: in the order given; may be empty.
+        max_speculative_tokens: the draft capacity; `None` is the largest k, at least 5.
+        arguments: the engine's own arguments by vLLM's field names, set ones only.
+        log_level: of the engine process.
+    """
+
+    model: str
+    served_model_name: str
+    proposers: Sequence[ProposerSpec] = ()
+    max_speculative_tokens: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    log_level: str = "WARNING"
+
+
+def create_engine(
+    name: str, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
+) -> Engine:
+    """Builds the engine called `name`, not yet started.
+
+    `registry` gets the engine's own metrics (the `vllm:` names); `observer` gets its steps.
+    Raises `ValueError` for a name that is not in `ENGINES`.
+    """
+    if name == "vllm":
+        from engine_adapter.vllm_engine.engine import VllmEngine
+
+        return VllmEngine(config, registry, observer)
+    if name == "fake":
+        from engine_adapter.fake.engine import FakeEngine
+
+        return FakeEngine(config, registry, observer)
+    raise ValueError(f"unknown engine {name!r}; the engines are {', '.join(ENGINES)}")

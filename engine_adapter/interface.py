@@ -1,0 +1,306 @@
+"""The seam between the gateway and an engine: plain, frozen types and one protocol.
+
+Nothing here imports torch, vLLM, FastAPI or pydantic. The gateway speaks only these words;
+`vllm_engine` and `fake` implement them.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+NONE = "none"
+"""The name of plain decoding, wherever a proposer's name can stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How one sequence is sampled. Defaults are OpenAI's; `None` means "not asked for".
+
+    Attributes:
+        max_tokens: most tokens to generate; `None` is "up to the context's end".
+        top_k: 0 keeps every token.
+        seed: makes the sequence repeatable; `None` draws from the engine's generator.
+        logprobs: how many alternatives per generated token (0 is the sampled token's own).
+        prompt_logprobs: the same for the prompt's tokens.
+        stop: strings that end the text; the matched string is left out.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpecMethod:
+    """What drafts, and how much: a proposer's name or `none`, and k.
+
+    Attributes:
+        proposer: a loaded proposer's name, or `NONE`.
+        num_speculative_tokens: k, at most the proposer's own; 0 for `NONE`.
+    """
+
+    proposer: str = NONE
+    num_speculative_tokens: int = 0
+
+
+PLAIN = SpecMethod()
+"""Plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDecodeParams:
+    """The choice made for a request at its admission.
+
+    Attributes:
+        method: what drafts for it from its first step on.
+        pinned: the request named its proposer itself; no switch changes it.
+        generation: the generation of the spec method that was active at admission, by which
+            the engine tells whether an `immediate` switch overtook the request.
+    """
+
+    method: SpecMethod = PLAIN
+    pinned: bool = False
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. `n` choices and several prompts are several of these.
+
+    Attributes:
+        request_id: unique among the live ones.
+        prompt_token_ids: at least one token, shorter than the context.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingOptions = SamplingOptions()
+    spec_decode: SpecDecodeParams = SpecDecodeParams()
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. A sequence that failed has no reason: `generate` raises."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One candidate token: its text may be a part of a character."""
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log probability and its best alternatives, best first."""
+
+    chosen: Alternative
+    top: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerCounts:
+    """What one proposer did for one request, or in one step for all.
+
+    Attributes:
+        drafts: verification steps that held its drafts.
+        drafted: draft tokens verified.
+        accepted: draft tokens kept.
+        accepted_per_position: entry i counts the steps that kept the draft at position i;
+            it falls from left to right and sums to `accepted`.
+        emitted: tokens emitted by the steps that verified its drafts, the bonus token included.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    emitted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpecStats:
+    """A request's speculation so far; cumulative, so that the last one is the whole.
+
+    Attributes:
+        decode_steps: steps that emitted tokens, the first one (end of prefill) left out.
+        decode_tokens: the tokens that those steps emitted.
+        by_proposer: the counts of every proposer that drafted for the request.
+    """
+
+    decode_steps: int = 0
+    decode_tokens: int = 0
+    by_proposer: Mapping[str, ProposerCounts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a sequence gained since the last delta.
+
+    Attributes:
+        text: new text; may be empty while a character or a stop string is incomplete.
+        token_ids: new tokens; may be more than `text` shows.
+        logprobs: one entry per new token, if asked for.
+        prompt_logprobs: on the first delta, if asked for; the first token's entry is `None`.
+        finish_reason: set on the last delta and on no other.
+        stop_reason: the stop string or token id that matched, where one did.
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        spec: cumulative statistics; on the last delta always, earlier where it is free.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
+    spec: SpecStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerInfo:
+    """A loaded proposer, as `/v1/proposers` shows it.
+
+    Attributes:
+        model: the path or id of its weights, `None` where it has none.
+        state: `loaded`; other states come with loading while serving.
+        weights_bytes, kv_bytes: what it holds beside the target, summed over the ranks.
+        draft_latency_ms: rolling mean time per drafted token, `None` before the first.
+    """
+
+    name: str
+    method: str
+    model: str | None
+    num_speculative_tokens: int
+    tensor_parallel_size: int = 1
+    state: str = "loaded"
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    draft_latency_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the gateway must know of a started engine.
+
+    Attributes:
+        engine: `vllm` or `fake`.
+        version: of the engine's library, as `/version` shows it.
+        model: the target's path or id.
+        tokenizer: path or id of the tokenizer, for transformers.
+        max_model_len: the context in tokens, prompt and generation together.
+        vocab_size: token ids are in [0, vocab_size).
+        max_logprobs: the most alternatives per token that can be asked for.
+        max_speculative_tokens: the draft capacity that no proposer's k exceeds.
+    """
+
+    engine: str
+    version: str
+    model: str
+    tokenizer: str
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int
+    max_speculative_tokens: int
+    proposers: tuple[ProposerInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One engine step, for the metrics.
+
+    Attributes:
+        kind: `prefill` (at least one row read its prompt), `verify` (drafts were verified) or
+            `decode`.
+        seconds: from the step's scheduling to its outputs.
+        verified: counts of this step by proposer; `none` holds what was emitted without drafts.
+        draft_seconds: time in each proposer that drafted.
+        catchup_tokens: positions each proposer caught up before it drafted.
+    """
+
+    kind: str
+    seconds: float
+    verified: Mapping[str, ProposerCounts]
+    draft_seconds: Mapping[str, float]
+    catchup_tokens: Mapping[str, int]
+
+
+class EngineObserver(Protocol):
+    """Takes an engine's reports, in order, on the event loop's thread. Must not block."""
+
+    def on_step(self, report: StepReport) -> None:
+        """Counts one engine step."""
+
+
+class Engine(Protocol):
+    """A target model and its proposers.
+
+    `start` comes first and once; then everything else, concurrently, on one event loop; then
+    `stop`, which ends what still runs.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was started. Raises `EngineNotReady` before `start` has returned."""
+        ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine is dead, or `None` while it can serve."""
+        ...
+
+    async def start(self, on_progress: Callable[[str], None]) -> None:
+        """Loads the models. `on_progress` gets a line for each stage.
+
+        Raises:
+            EngineConfigError: a setting cannot work; the message names it.
+            EngineStartError: loading failed for another reason.
+        """
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Generates one sequence. Closing the iterator is the one way to abort it.
+
+        Raises:
+            InvalidRequest: the engine cannot honour a field; nothing was started.
+            EngineDead: the engine died before the sequence was whole.
+        """
+        ...
+
+    async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
+        """Makes `method` the default from the next step on.
+
+        With `running`, every live request that is not pinned takes it too; without, live
+        requests keep theirs. `generation` grows with every switch.
+
+        Raises:
+            EngineDead: the engine is gone.
+        """
+        ...
+
+    async def proposers(self) -> tuple[ProposerInfo, ...]:
+        """The loaded proposers with their present figures."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends every sequence and frees the models. Safe to call twice."""
+        ...

@@ -1,0 +1,49 @@
+"""What a policy is: it looks at a step before it runs and says who drafts how much.
+
+Pure Python and numpy: no torch, no vLLM. The scheduler calls it, so that every rank of the
+engine follows one plan.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine_adapter.interface import SpecMethod
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """A request that will emit tokens in the step, so that drafts can follow them.
+
+    Attributes:
+        method: what the request has: pinned, routed or by the active method; never plain.
+        room: the most draft tokens that the row's context and `max_tokens` leave room for,
+            at least 1.
+    """
+
+    request_id: str
+    method: SpecMethod
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step, before it runs: the rows that may be drafted for."""
+
+    rows: Sequence[RowView]
+
+
+StepPlan = Mapping[str, SpecMethod]
+"""Request id -> who drafts for it after this step, with k >= 1; absent means nobody."""
+
+
+class Policy(Protocol):
+    """Plans every step. Called in the scheduler: it must take microseconds."""
+
+    def plan(self, view: StepView) -> StepPlan:
+        """Chooses proposer and k for each row.
+
+        The choice may depend on anything but the token that the step is about to sample, or
+        output would no longer be distributed as the target's.
+        """
+        ...

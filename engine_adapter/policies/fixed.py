@@ -1,0 +1,18 @@
+"""`fixed`: every row is drafted for by what it was given, as far as there is room."""
+
+from dataclasses import replace
+
+from engine_adapter.policies.contract import StepPlan, StepView
+
+
+class FixedPolicy:
+    """Follows each request's own method; decides nothing itself."""
+
+    def plan(self, view: StepView) -> StepPlan:
+        """Each row's method, its k cut to the row's room."""
+        return {
+            row.request_id: row.method
+            if row.method.num_speculative_tokens <= row.room
+            else replace(row.method, num_speculative_tokens=row.room)
+            for row in view.rows
+        }

@@ -1,0 +1,137 @@
+"""What a proposer is: its configuration, its needs, and the call that drafts.
+
+Pure Python and numpy. The engine owns model execution and lends it to proposers through
+`DraftHost`; a proposer owns the drafting algorithm alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+RESERVED_NAMES = frozenset({"auto", "none", "primary", "backup", "disable"})
+"""Names that mean something else on the wire; no proposer may bear them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSpec:
+    """A named, configured proposer, as `--proposer` gives it.
+
+    Attributes:
+        name: how requests, switches and metrics call it.
+        method: an entry of the catalog, e.g. `ngram`.
+        num_speculative_tokens: k, the most tokens it drafts in one step.
+        model: path or id of its weights, where the method has weights.
+        options: the method's own settings, by vLLM's names, already validated.
+    """
+
+    name: str
+    method: str
+    num_speculative_tokens: int
+    model: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a method needs from the engine.
+
+    Attributes:
+        model: it has weights of its own (`model` is required).
+        draft_kv: it keeps KV of its own, reserved when the engine starts.
+    """
+
+    model: bool = False
+    draft_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """The rows for which one proposer drafts in one step. Read only.
+
+    Attributes:
+        rows: int array [R]: indices into the engine's batch.
+        request_ids: the R requests' ids.
+        num_tokens: int array [R]: committed tokens of each row, the newest included.
+        num_prompt_tokens: int array [R]: how many of them are the prompt's.
+        k: int array [R]: the most tokens to draft for each row, at least 1.
+        token_ids: int32 array [B, max_model_len], the whole batch's tokens; row `rows[i]` is
+            valid in [0, num_tokens[i]).
+    """
+
+    rows: npt.NDArray[np.intp]
+    request_ids: Sequence[str]
+    num_tokens: npt.NDArray[np.int64]
+    num_prompt_tokens: npt.NDArray[np.int64]
+    k: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int32]
+
+    def context(self, i: int) -> npt.NDArray[np.int32]:
+        """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
+        return self.token_ids[self.rows[i], : self.num_tokens[i]]
+
+
+class Proposer(Protocol):
+    """A loaded proposer. Lives in the engine's process; called once a step at most."""
+
+    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
+        """Drafts for every row of the batch.
+
+        Returns R lists; the i-th holds at most `batch.k[i]` token ids, and none where the
+        proposer has nothing to say. A row's drafts depend on that row alone.
+        """
+        ...
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drops what is kept of requests that have ended. Unknown ids are ignored."""
+        ...
+
+
+class DraftModel(Protocol):
+    """A draft model that the engine runs for a proposer, with KV kept by the engine."""
+
+    def extend(self, batch: DraftBatch) -> npt.NDArray[np.int64]:
+        """Reads every committed token whose KV is missing; predicts the next one.
+
+        Returns the greedy token of each row, int64 [R]. This is the first pass and the
+        catch-up in one: a row without lag feeds one or two tokens.
+        """
+        ...
+
+    def step(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Feeds one token per row of the last `extend`; returns the next ones, int64 [R]."""
+        ...
+
+
+class DraftHost(Protocol):
+    """What an engine lends to the proposers that it creates."""
+
+    max_model_len: int
+    max_num_seqs: int
+
+    def draft_model(self, spec: ProposerSpec) -> DraftModel:
+        """The runner of the spec's draft model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An entry of the catalog.
+
+    Attributes:
+        name: the method's name, as in `ProposerSpec.method`.
+        capabilities: what it needs.
+        default_k: k where the configuration gives none.
+        options: the options it knows, with their defaults.
+        validate: raises `ValueError`, naming the option, if a spec's options cannot work.
+        create: builds the proposer; imports what it needs when called.
+    """
+
+    name: str
+    capabilities: Capabilities
+    default_k: int
+    options: Mapping[str, Any]
+    validate: Callable[[ProposerSpec], None]
+    create: Callable[[ProposerSpec, DraftHost], Proposer]
