@@ -15,18 +15,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _COMMON = frozenset({"name", "method", "model", "num_speculative_tokens"})
 
 
+_BY_NAME = {method.name: method for method in METHODS}
+
+
 def method(name: str) -> Method:
     """The method called `name`. Raises `KeyError`."""
-    return next(m for m in METHODS if m.name == name) if name in names() else _unknown(name)
-
-
-def names() -> tuple[str, ...]:
-    """The names of all methods."""
-    return tuple(m.name for m in METHODS)
-
-
-def _unknown(name: str) -> Method:
-    raise KeyError(name)
+    return _BY_NAME[name]
 
 
 def parse_spec(fields: Mapping[str, Any]) -> ProposerSpec:
@@ -41,8 +35,8 @@ def parse_spec(fields: Mapping[str, Any]) -> ProposerSpec:
     if name.lower() in RESERVED_NAMES:
         raise _error("name", f"{name!r} is reserved ({', '.join(sorted(RESERVED_NAMES))})")
     method_name = fields.get("method", name)
-    if method_name not in names():
-        raise _error("method", f"{method_name!r} is unknown; the methods are {', '.join(names())}")
+    if method_name not in _BY_NAME:
+        raise _error("method", f"{method_name!r} is unknown; there are {', '.join(_BY_NAME)}")
     chosen = method(method_name)
     k = fields.get("num_speculative_tokens", chosen.default_k)
     if type(k) is not int or k < 1:

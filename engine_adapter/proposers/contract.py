@@ -90,18 +90,14 @@ class Proposer(Protocol):
 
 
 class DraftModel(Protocol):
-    """A draft model that the engine runs for a proposer, with KV kept by the engine."""
+    """A draft model that the engine runs for a proposer, with KV that the engine keeps."""
 
-    def extend(self, batch: DraftBatch) -> npt.NDArray[np.int64]:
-        """Reads every committed token whose KV is missing; predicts the next one.
+    def draft(self, batch: DraftBatch) -> npt.NDArray[np.int64]:
+        """Greedy drafts, int64 [R, max k], column 0 following the newest committed token.
 
-        Returns the greedy token of each row, int64 [R]. This is the first pass and the
-        catch-up in one: a row without lag feeds one or two tokens.
+        Committed tokens whose draft KV is missing are read first, so a row drafts as well
+        after a switch, a prefix-cache hit or a preemption as if it had never been away.
         """
-        ...
-
-    def step(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Feeds one token per row of the last `extend`; returns the next ones, int64 [R]."""
         ...
 
 
@@ -112,7 +108,7 @@ class DraftHost(Protocol):
     max_num_seqs: int
 
     def draft_model(self, spec: ProposerSpec) -> DraftModel:
-        """The runner of the spec's draft model."""
+        """The runner of the spec's draft model, loaded with the engine."""
         ...
 
 

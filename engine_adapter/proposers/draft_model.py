@@ -1,0 +1,50 @@
+"""`draft_model`: a smaller model of the target's tokenizer drafts k tokens, greedily.
+
+Source: speculative decoding, arXiv 2211.17192. Greedy drafts are one-hot, so they need no draft
+probabilities to be verified exactly: a draft is kept with the target's probability for it.
+"""
+
+from collections.abc import Sequence
+
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftBatch,
+    DraftHost,
+    DraftModel,
+    Method,
+    ProposerSpec,
+)
+
+
+class DraftModelProposer:
+    """Drafts the longest k of the batch for every row and cuts each to its own."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+
+    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
+        """The draft model's greedy continuation of each row."""
+        drafts = self._model.draft(batch).tolist()
+        return [row[:k] for row, k in zip(drafts, batch.k.tolist(), strict=True)]
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """The draft KV belongs to the engine's blocks and goes with them."""
+
+
+def _validate(spec: ProposerSpec) -> None:
+    """Every option is already known by name; there is none beyond the common ones."""
+
+
+def _create(spec: ProposerSpec, host: DraftHost) -> DraftModelProposer:
+    return DraftModelProposer(host.draft_model(spec))
+
+
+METHOD = Method(
+    name="draft_model",
+    capabilities=Capabilities(model=True, draft_kv=True),
+    default_k=4,
+    options={},
+    validate=_validate,
+    create=_create,
+)
+"""The catalog's entry."""

@@ -1,0 +1,105 @@
+"""`suffix`: suffix decoding. Drafts from suffix trees over the row and over past outputs.
+
+Source: arXiv 2411.04975; the trees are Arctic Inference's (package `arctic-inference`).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftBatch,
+    DraftHost,
+    Method,
+    ProposerSpec,
+)
+
+if TYPE_CHECKING:
+    from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+
+class SuffixProposer:
+    """Feeds each row's tokens to the trees once, late or not, then speculates.
+
+    A row that another proposer drafted for in between is fed all that it gained meanwhile, so
+    its trees are the same as if it had been here all along.
+    """
+
+    def __init__(
+        self,
+        cache: "SuffixDecodingCache",
+        max_spec_factor: float,
+        min_token_prob: float,
+    ) -> None:
+        self._cache = cache
+        self._max_spec_factor = max_spec_factor
+        self._min_token_prob = min_token_prob
+        self._fed: dict[str, int] = {}
+
+    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
+        """The most likely continuation of each row, by the better of its two trees."""
+        return [self._propose_row(batch, i) for i in range(len(batch.request_ids))]
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Frees the rows' own trees; their outputs stay in the shared one."""
+        for request_id in request_ids:
+            if self._fed.pop(request_id, None) is not None:
+                self._cache.stop_request(request_id)
+
+    def _propose_row(self, batch: DraftBatch, i: int) -> Sequence[int]:
+        request_id, tokens = batch.request_ids[i], batch.context(i)
+        fed = self._fed.get(request_id)
+        if fed is None:
+            fed = int(batch.num_prompt_tokens[i])
+            self._cache.start_request(request_id, tokens[:fed])
+        self._cache.add_active_response(request_id, tokens[fed:])
+        self._fed[request_id] = len(tokens)
+        draft = self._cache.speculate(
+            request_id,
+            tokens[-self._cache.max_tree_depth :],
+            max_spec_tokens=int(batch.k[i]),
+            max_spec_factor=self._max_spec_factor,
+            min_token_prob=self._min_token_prob,
+        )
+        return draft.token_ids
+
+
+def _validate(spec: ProposerSpec) -> None:
+    def check(name: str, kinds: tuple[type, ...], low: float, high: float = float("inf")) -> None:
+        value = spec.options[name]
+        if type(value) not in kinds or not low <= value <= high:
+            raise ValueError(f"{name} must be a number in [{low}, {high}], got {value!r}")
+
+    check("suffix_decoding_max_tree_depth", (int,), 1)
+    check("suffix_decoding_max_cached_requests", (int,), 0, 2**31 - 1)
+    check("suffix_decoding_max_spec_factor", (int, float), 0)
+    check("suffix_decoding_min_token_prob", (int, float), 0, 1)
+
+
+def _create(spec: ProposerSpec, host: DraftHost) -> SuffixProposer:
+    from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+    return SuffixProposer(
+        SuffixDecodingCache(
+            max_tree_depth=spec.options["suffix_decoding_max_tree_depth"],
+            max_cached_requests=spec.options["suffix_decoding_max_cached_requests"],
+        ),
+        spec.options["suffix_decoding_max_spec_factor"],
+        spec.options["suffix_decoding_min_token_prob"],
+    )
+
+
+METHOD = Method(
+    name="suffix",
+    capabilities=Capabilities(),
+    default_k=8,
+    options={
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10_000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    },
+    validate=_validate,
+    create=_create,
+)
+"""The catalog's entry; the options' defaults are vLLM's."""
