@@ -1,0 +1,99 @@
+"""Typed access to what the lifespan holds. The one object that routes take things from."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.errors import EngineDead, EngineNotReady
+from engine_adapter.interface import Engine, EngineInfo
+from server.control.selection import ProposerCatalog
+from server.control.switcher import Switcher
+from server.metrics import Metrics
+from server.rendering import Renderer
+from server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What can only be made once the engine has started."""
+
+    info: EngineInfo
+    catalog: ProposerCatalog
+    switcher: Switcher
+    renderer: Renderer
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that lives as long as the application; `app.state.specgate`.
+
+    Attributes:
+        loaded: `None` until the engine has started.
+        startup_error: why it did not start.
+        started: set when either of the two is.
+        draining: the server is stopping; `/ready` says no.
+    """
+
+    settings: Settings
+    engine: Engine
+    metrics: Metrics
+    registry: CollectorRegistry
+    loaded: Loaded | None = None
+    startup_error: Exception | None = None
+    draining: bool = False
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now."""
+        return self.loaded is not None and self.engine.failure is None and not self.draining
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
+        return self._require().info
+
+    @property
+    def catalog(self) -> ProposerCatalog:
+        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
+        return self._require().catalog
+
+    @property
+    def switcher(self) -> Switcher:
+        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
+        return self._require().switcher
+
+    @property
+    def renderer(self) -> Renderer:
+        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
+        return self._require().renderer
+
+    def _require(self) -> Loaded:
+        if self.loaded is None:
+            raise EngineNotReady("the engine has not started yet")
+        return self.loaded
+
+
+def get_state(request: Request) -> State:
+    """The application's state, whether or not the engine has started."""
+    state: State = request.app.state.specgate
+    return state
+
+
+def get_ready_state(request: Request) -> State:
+    """The state of a started engine. Raises `EngineNotReady` (503) or `EngineDead` (503)."""
+    state = get_state(request)
+    state._require()
+    if state.engine.failure is not None:
+        raise EngineDead("the engine has died")
+    return state
+
+
+AnyState = Annotated[State, Depends(get_state)]
+"""For routes that answer while the engine loads."""
+
+ReadyState = Annotated[State, Depends(get_ready_state)]
+"""For routes that need the engine: 503 until it has started."""

@@ -1,0 +1,1 @@
+"""Between the schema and the engine: what a request means, and the shape of its answer."""
