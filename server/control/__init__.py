@@ -1,0 +1,1 @@
+"""Who decides which proposer drafts: per request (`selection`) and for all (`switcher`)."""
