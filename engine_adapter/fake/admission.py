@@ -1,0 +1,63 @@
+"""What a request must satisfy before the fake engine begins it."""
+
+from collections.abc import Mapping
+
+from engine_adapter.errors import InvalidRequest
+from engine_adapter.interface import NONE, EngineInfo, GenerationRequest, SpecMethod
+from engine_adapter.proposers.contract import ProposerSpec
+
+
+def check_request(
+    request: GenerationRequest, info: EngineInfo, specs: Mapping[str, ProposerSpec]
+) -> None:
+    """Raises `InvalidRequest`, naming the field, for what cannot be honoured."""
+    _check_prompt(request.prompt_token_ids, info)
+    sampling = request.sampling
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        raise InvalidRequest("max_tokens", f"must be at least 1, got {sampling.max_tokens}")
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequest("min_tokens", "must not be above max_tokens")
+    for param, count in (
+        ("logprobs", sampling.logprobs),
+        ("prompt_logprobs", sampling.prompt_logprobs),
+    ):
+        if count is not None and not 0 <= count <= info.max_logprobs:
+            raise InvalidRequest(param, f"must be in [0, {info.max_logprobs}], got {count}")
+    for token_id in sampling.stop_token_ids:
+        if not 0 <= token_id < info.vocab_size:
+            raise InvalidRequest("stop_token_ids", f"{token_id} is not in the vocabulary")
+    check_method(request.spec_decode.method, specs)
+
+
+def check_method(method: SpecMethod, specs: Mapping[str, ProposerSpec]) -> None:
+    """Raises `InvalidRequest` for a proposer that is not loaded or a k above its own."""
+    if method.proposer == NONE:
+        return
+    spec = specs.get(method.proposer)
+    if spec is None:
+        names = ", ".join([*specs, NONE])
+        raise InvalidRequest(
+            "spec_decode.proposer",
+            f"no proposer is called {method.proposer!r}; there are {names}",
+            "proposer_not_found",
+        )
+    if not 0 <= method.num_speculative_tokens <= spec.num_speculative_tokens:
+        raise InvalidRequest(
+            "spec_decode.num_speculative_tokens",
+            f"must be in [0, {spec.num_speculative_tokens}] for {spec.name},"
+            f" got {method.num_speculative_tokens}",
+        )
+
+
+def _check_prompt(token_ids: tuple[int, ...], info: EngineInfo) -> None:
+    if not token_ids:
+        raise InvalidRequest("prompt", "must have at least one token")
+    if len(token_ids) >= info.max_model_len:
+        raise InvalidRequest(
+            "prompt",
+            f"has {len(token_ids)} tokens, the context is {info.max_model_len}",
+            "context_length_exceeded",
+        )
+    for token_id in token_ids:
+        if not 0 <= token_id < info.vocab_size:
+            raise InvalidRequest("prompt", f"token id {token_id} is not in the vocabulary")

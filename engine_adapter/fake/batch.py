@@ -1,0 +1,92 @@
+"""Who runs, who waits, and how full the KV cache is."""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+
+from engine_adapter.fake.options import FakeOptions
+from engine_adapter.fake.sequence import Sequence
+from engine_adapter.fake.tokens import draw
+
+
+class PrefixCache:
+    """Remembers the blocks of prompts that were read, the least recently used forgotten."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        """Starts empty; holds `num_blocks` blocks of `block_size` tokens."""
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def read(self, token_ids: tuple[int, ...]) -> int:
+        """Puts a prompt in; returns how many of its first tokens were there already.
+
+        Only whole blocks count, and never the last token: it has to be computed.
+        """
+        chain, cached, missed = 0, 0, False
+        for end in range(self._block_size, len(token_ids), self._block_size):
+            chain = draw(chain, *token_ids[end - self._block_size : end])
+            missed = missed or chain not in self._blocks
+            cached += 0 if missed else self._block_size
+            self._blocks[chain] = None
+            self._blocks.move_to_end(chain)
+        while len(self._blocks) > self._num_blocks:
+            self._blocks.popitem(last=False)
+        return cached
+
+
+class Batch:
+    """The live sequences: those that run, and those that wait in order of arrival."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        """Starts empty."""
+        self._options = options
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._prefixes = PrefixCache(options.block_size, options.num_gpu_blocks_override)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The sequences in the batch."""
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many sequences wait."""
+        return len(self._waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of the KV blocks that running sequences hold, in [0, 1]."""
+        size = self._options.block_size
+        blocks = sum(-(-s.num_tokens // size) for s in self._running)
+        return min(1.0, blocks / self._options.num_gpu_blocks_override)
+
+    def live(self) -> Iterator[Sequence]:
+        """Every sequence that runs or waits."""
+        yield from self._running
+        yield from self._waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Puts a sequence at the queue's end."""
+        self._waiting.append(sequence)
+
+    def discard(self, sequence: Sequence) -> bool:
+        """Takes a sequence out; False if it was out already."""
+        for place in (self._running, self._waiting):
+            if sequence in place:
+                place.remove(sequence)
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Takes all out."""
+        self._running.clear()
+        self._waiting.clear()
+
+    def admit(self, now_s: float) -> None:
+        """Moves waiting sequences into the batch while there is room."""
+        while self._waiting and len(self._running) < self._options.max_num_seqs:
+            sequence = self._waiting.popleft()
+            sequence.times.admitted_s = now_s
+            sequence.num_cached_tokens = self._prefixes.read(sequence.request.prompt_token_ids)
+            self._running.append(sequence)

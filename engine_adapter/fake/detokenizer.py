@@ -1,0 +1,71 @@
+"""Tokens to text, one at a time, with stop strings."""
+
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from engine_adapter.interface import SamplingOptions
+
+
+class Detokenizer:
+    """The text of one sequence.
+
+    A character appears once its last byte is there. Text that could be the beginning of a stop
+    string is held back until it is not.
+    """
+
+    def __init__(
+        self, tokenizer: Any, prompt_token_ids: tuple[int, ...], sampling: SamplingOptions
+    ) -> None:
+        """`tokenizer`: a `tokenizers.Tokenizer`; the prompt decides on a leading space."""
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._stream = DecodeStream(
+            ids=list(prompt_token_ids), skip_special_tokens=sampling.skip_special_tokens
+        )
+        self._text = ""
+        self._shown = 0
+
+    def add(self, token_id: int, *, may_stop: bool) -> str | None:
+        """Appends a token. Returns the stop string that it completed, if `may_stop`."""
+        before = len(self._text)
+        self._text += self._stream.step(self._tokenizer, token_id) or ""
+        if not may_stop or len(self._text) == before:
+            return None
+        return self._match(before)
+
+    def take(self, *, finished: bool) -> str:
+        """The text that is new since the last call and sure to stay."""
+        held = 0 if finished else self._held()
+        end = max(len(self._text) - held, self._shown)
+        text = self._text[self._shown : end]
+        self._shown = end
+        return text
+
+    def _match(self, before: int) -> str | None:
+        """Cuts the text at the stop string that ends first in [before, end)."""
+        found: tuple[int, str] | None = None
+        for stop in self._sampling.stop:
+            at = self._text.find(stop, max(0, before - len(stop) + 1))
+            if at >= 0 and (found is None or at + len(stop) < found[0]):
+                found = (at + len(stop), stop)
+        if found is None:
+            return None
+        end, stop = found
+        self._text = self._text[
+            : end if self._sampling.include_stop_str_in_output else end - len(stop)
+        ]
+        return stop
+
+    def _held(self) -> int:
+        if self._sampling.include_stop_str_in_output:
+            return 0
+        return max(
+            (
+                n
+                for stop in self._sampling.stop
+                for n in range(1, min(len(stop), len(self._text) + 1))
+                if self._text.endswith(stop[:n])
+            ),
+            default=0,
+        )

@@ -1,0 +1,258 @@
+"""`FakeEngine`: an `Engine` without a model."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.errors import (
+    EngineConfigError,
+    EngineDead,
+    EngineNotReady,
+    EngineStartError,
+    InvalidRequest,
+)
+from engine_adapter.factory import EngineConfig
+from engine_adapter.fake.admission import check_method, check_request
+from engine_adapter.fake.batch import Batch
+from engine_adapter.fake.metrics import FakeMetrics
+from engine_adapter.fake.options import read_options
+from engine_adapter.fake.sequence import Sequence
+from engine_adapter.fake.stepper import InjectedDeath, Stepper
+from engine_adapter.fake.vocabulary import Vocabulary, load_vocabulary, model_context
+from engine_adapter.interface import (
+    Delta,
+    EngineInfo,
+    EngineObserver,
+    GenerationRequest,
+    ProposerInfo,
+    SpecMethod,
+)
+
+_DEFAULT_CONTEXT = 2048
+_LEAST_CAPACITY = 5
+
+
+class FakeEngine:
+    """Says deterministic nonsense with the tokens of a real tokenizer.
+
+    The text depends on the prompt, and at a temperature above 0 on the seed; never on the
+    proposer. `FakeOptions` tells how `EngineConfig.arguments` tunes speed, acceptance and
+    failures. Sampling fields that only shape a distribution (`top_p`, penalties) are accepted
+    and change nothing.
+    """
+
+    def __init__(
+        self, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
+    ) -> None:
+        """Checks the settings; loads nothing. Raises `EngineConfigError`."""
+        self._config = config
+        self._options = read_options(config.arguments)
+        self._specs = {spec.name: spec for spec in config.proposers}
+        self._capacity = _capacity(config)
+        self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
+        self._batch = Batch(self._options)
+        self._stepper = Stepper(self._batch, self._options, self._metrics, observer)
+        self._loop_task: asyncio.Task[None] | None = None
+        self._info: EngineInfo | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._overtaking: tuple[int, SpecMethod] | None = None
+        self._seeds = itertools.count()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was started. Raises `EngineNotReady` before `start` has returned."""
+        if self._info is None:
+            raise EngineNotReady("the engine has not started yet")
+        return self._info
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine is dead, or `None`."""
+        return self._failure
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._batch.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place in the batch."""
+        return self._batch.waiting
+
+    async def start(self, on_progress: Callable[[str], None]) -> None:
+        """Loads the tokenizer and begins to step."""
+        model = self._config.model
+        on_progress(f"Reading the tokenizer of {model}")
+        vocabulary = await asyncio.to_thread(load_vocabulary, model)
+        on_progress("Starting the fake engine")
+        await asyncio.sleep(self._options.fake_start_s)
+        if self._options.fake_fail_start:
+            raise EngineStartError(self._options.fake_fail_start)
+        self._vocabulary = vocabulary
+        self._info = self._describe(vocabulary)
+        self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Generates one sequence; closing the iterator aborts it at once."""
+        sequence = self._admit(request)
+        try:
+            while True:
+                item = await sequence.outbox.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            self._abort(sequence)
+
+    async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
+        """Changes what drafts; see `Engine.switch`."""
+        self._enter("switch")
+        check_method(method, self._specs)
+        if not running:
+            return
+        self._overtaking = (generation, method)
+        for sequence in self._batch.live():
+            if not sequence.request.spec_decode.pinned:
+                sequence.method = method
+
+    async def proposers(self) -> tuple[ProposerInfo, ...]:
+        """The proposers, with the draft latency of those that have drafted."""
+        self._enter("proposers")
+        return self._proposers()
+
+    async def stop(self) -> None:
+        """Ends every sequence with `EngineDead`."""
+        self._stopped = True
+        task, self._loop_task = self._loop_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._end_all(EngineDead("the engine was stopped"))
+
+    def die(self, reason: str = "killed") -> None:
+        """Kills the engine, as a crash of its process would."""
+        if self._failure is None:
+            self._failure = InjectedDeath(reason)
+            self._end_all(EngineDead(f"the engine died: {reason}"))
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            await self._stepper.run()
+        except Exception as error:
+            self._failure = error
+            self._end_all(EngineDead(f"the engine died: {error}"))
+
+    def _enter(self, call: str) -> None:
+        if self._info is None:
+            raise EngineNotReady("the engine has not started yet")
+        if self._options.fake_die_at_call == call and self._failure is None:
+            self.die(f"died at {call}, as fake_die_at_call asks")
+        if self._failure is not None:
+            raise EngineDead(f"the engine died: {self._failure}")
+        if self._stopped:
+            raise EngineDead("the engine was stopped")
+
+    def _admit(self, request: GenerationRequest) -> Sequence:
+        self._enter("generate")
+        check_request(request, self.info, self._specs)
+        if any(s.request.request_id == request.request_id for s in self._batch.live()):
+            raise InvalidRequest("request_id", f"{request.request_id!r} is in use")
+        assert self._vocabulary is not None
+        sequence = Sequence(
+            request,
+            self._vocabulary,
+            method=self._method_for(request),
+            seed=self._seed_for(request),
+            length=self._options.fake_length,
+            max_model_len=self.info.max_model_len,
+            now_s=asyncio.get_running_loop().time(),
+        )
+        sequence.trouble = self._trouble_for(request)
+        self._batch.add(sequence)
+        self._stepper.show_load()
+        self._stepper.wake()
+        return sequence
+
+    def _method_for(self, request: GenerationRequest) -> SpecMethod:
+        asked = request.spec_decode
+        overtaken = self._overtaking is not None and asked.generation < self._overtaking[0]
+        if self._overtaking is not None and overtaken and not asked.pinned:
+            return self._overtaking[1]
+        return asked.method
+
+    def _seed_for(self, request: GenerationRequest) -> int | None:
+        if request.sampling.temperature == 0:
+            return None
+        seed = request.sampling.seed
+        return next(self._seeds) + (1 << 64) if seed is None else seed
+
+    def _trouble_for(self, request: GenerationRequest) -> str:
+        options = self._options
+        if not (options.fake_fail_prompt or options.fake_hang_prompt):
+            return ""
+        assert self._vocabulary is not None
+        text = self._vocabulary.tokenizer.decode(list(request.prompt_token_ids))
+        if options.fake_fail_prompt and options.fake_fail_prompt in text:
+            return "fail"
+        hangs = options.fake_hang_prompt and options.fake_hang_prompt in text
+        return "hang" if hangs else ""
+
+    def _abort(self, sequence: Sequence) -> None:
+        if self._batch.discard(sequence):
+            self._metrics.on_end(sequence, "abort", asyncio.get_running_loop().time())
+            self._stepper.show_load()
+
+    def _end_all(self, error: Exception) -> None:
+        for sequence in self._batch.live():
+            sequence.outbox.put_nowait(error)
+        self._batch.clear()
+        self._stepper.show_load()
+
+    def _describe(self, vocabulary: Vocabulary) -> EngineInfo:
+        context = self._options.max_model_len or model_context(self._config.model)
+        return EngineInfo(
+            engine="fake",
+            version="1",
+            model=self._config.model,
+            tokenizer=self._config.model,
+            max_model_len=context or _DEFAULT_CONTEXT,
+            vocab_size=vocabulary.size,
+            max_logprobs=self._options.max_logprobs,
+            max_speculative_tokens=self._capacity,
+            proposers=self._proposers(),
+        )
+
+    def _proposers(self) -> tuple[ProposerInfo, ...]:
+        latency = self._stepper.draft_ms
+        return tuple(
+            ProposerInfo(
+                spec.name,
+                spec.method,
+                spec.model,
+                spec.num_speculative_tokens,
+                draft_latency_ms=latency.get(spec.name),
+            )
+            for spec in self._config.proposers
+        )
+
+
+def _capacity(config: EngineConfig) -> int:
+    """The largest k that any proposer may have. Raises `EngineConfigError`."""
+    largest = max((s.num_speculative_tokens for s in config.proposers), default=0)
+    capacity = config.max_speculative_tokens
+    if capacity is None:
+        return max(largest, _LEAST_CAPACITY)
+    if largest > capacity:
+        raise EngineConfigError(
+            "max_speculative_tokens", f"{capacity} is below the largest k, {largest}"
+        )
+    return capacity

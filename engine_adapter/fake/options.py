@@ -1,0 +1,113 @@
+"""The fake engine's settings, read from `EngineConfig.arguments`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from engine_adapter.errors import EngineConfigError
+
+_SETTING = "engine_args"
+CALLS = ("generate", "switch", "proposers")
+"""The calls at which `fake_die_at_call` can kill the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeOptions:
+    """How the fake engine behaves; every `fake_*` name is a key of `--engine-args`.
+
+    vLLM's own names that mean something here are honoured (`max_model_len`, `max_num_seqs`,
+    `max_logprobs`, `block_size`, `num_gpu_blocks_override`); its others are accepted and change
+    nothing, so that a configuration can be tried on the fake engine as it stands. An unknown
+    `fake_*` name is an error.
+
+    Attributes:
+        max_model_len: context in tokens; `None` is the model's own, or 2048.
+        max_num_seqs: sequences that run at once; the others wait.
+        max_logprobs: most alternatives per token.
+        block_size: tokens in a KV block.
+        num_gpu_blocks_override: KV blocks, for `vllm:kv_cache_usage_perc` and the prefix cache.
+        fake_step_ms: milliseconds that every step takes.
+        fake_prefill_token_ms: milliseconds added for each prompt token read in the step.
+        fake_draft_token_ms: milliseconds added for each drafted token of the longest draft.
+        fake_acceptance: chance in [0, 1] that a draft token is kept if those before it were:
+            one number for all proposers, or a mapping from names; 0.7 for a name left out.
+        fake_length: a text ends by itself after this many tokens at the earliest, and before
+            twice as many.
+        fake_start_s: seconds that the start takes.
+        fake_fail_start: if not empty, the start fails with this message.
+        fake_die_after_steps: the engine dies in the step after this many; 0 is never.
+        fake_die_at_call: the engine dies in its next `generate`, `switch` or `proposers`.
+        fake_hang_after_steps: after this many steps no further one ends; 0 is never.
+        fake_fail_prompt: a sequence whose prompt contains this text fails, alone.
+        fake_hang_prompt: a sequence whose prompt contains this text stops emitting.
+        fake_trouble_after_tokens: tokens that such a sequence still emits.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_logprobs: int = 20
+    block_size: int = 16
+    num_gpu_blocks_override: int = 4096
+    fake_step_ms: float = 1.0
+    fake_prefill_token_ms: float = 0.0
+    fake_draft_token_ms: float = 0.0
+    fake_acceptance: float | Mapping[str, float] = field(default_factory=dict)
+    fake_length: int = 128
+    fake_start_s: float = 0.0
+    fake_fail_start: str = ""
+    fake_die_after_steps: int = 0
+    fake_die_at_call: str = ""
+    fake_hang_after_steps: int = 0
+    fake_fail_prompt: str = ""
+    fake_hang_prompt: str = ""
+    fake_trouble_after_tokens: int = 1
+
+    def acceptance(self, proposer: str) -> float:
+        """The chance that the proposer's next draft token is kept."""
+        if isinstance(self.fake_acceptance, Mapping):
+            return self.fake_acceptance.get(proposer, 0.7)
+        return self.fake_acceptance
+
+
+def read_options(arguments: Mapping[str, Any]) -> FakeOptions:
+    """Picks and checks what the fake engine knows. Raises `EngineConfigError`."""
+    known = {f.name for f in fields(FakeOptions)}
+    for name in arguments:
+        if name.startswith("fake_") and name not in known:
+            names = ", ".join(sorted(n for n in known if n.startswith("fake_")))
+            raise EngineConfigError(_SETTING, f"{name} is unknown; the fake engine has {names}")
+    given = {k: v for k, v in arguments.items() if k in known and v is not None}
+    options = FakeOptions(**given)
+    for name, value in given.items():
+        _check_type(name, value)
+    _check_ranges(options)
+    return options
+
+
+def _check_type(name: str, value: Any) -> None:
+    if name == "fake_acceptance":
+        rates = list(value.values()) if isinstance(value, Mapping) else [value]
+        if not all(_is_number(rate) and 0 <= rate <= 1 for rate in rates):
+            raise EngineConfigError(_SETTING, f"{name}: rates are in [0, 1], got {value!r}")
+    elif name in ("fake_fail_start", "fake_die_at_call", "fake_fail_prompt", "fake_hang_prompt"):
+        if not isinstance(value, str):
+            raise EngineConfigError(_SETTING, f"{name}: must be a string, got {value!r}")
+    elif name.endswith(("_ms", "_s")):
+        if not _is_number(value) or value < 0:
+            raise EngineConfigError(_SETTING, f"{name}: must be at least 0, got {value!r}")
+    elif type(value) is not int or value < 0:
+        raise EngineConfigError(_SETTING, f"{name}: must be an integer of at least 0: {value!r}")
+
+
+def _check_ranges(options: FakeOptions) -> None:
+    for name in ("max_num_seqs", "block_size", "num_gpu_blocks_override", "fake_length"):
+        if getattr(options, name) < 1:
+            raise EngineConfigError(_SETTING, f"{name}: must be at least 1")
+    if options.max_model_len is not None and options.max_model_len < 2:
+        raise EngineConfigError("max_model_len", "must be at least 2")
+    if options.fake_die_at_call and options.fake_die_at_call not in CALLS:
+        raise EngineConfigError(_SETTING, f"fake_die_at_call: must be one of {', '.join(CALLS)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,112 @@
+"""Deterministic tokens: a function of the prompt, the seed and the position alone.
+
+The proposer is no argument, so a text is the same whoever drafts it; what a proposer guesses
+right is drawn apart, from the proposer's name too.
+"""
+
+import hashlib
+import math
+from array import array
+from collections.abc import Sequence, Set
+
+from engine_adapter.fake.vocabulary import Vocabulary
+from engine_adapter.interface import Alternative, TokenLogprob
+
+_MASK = (1 << 64) - 1
+_CHARACTER_EVERY = 16
+
+
+def text_key(prompt_token_ids: Sequence[int], seed: int | None) -> int:
+    """The number that stands for a text: 64 bits of the prompt and the seed."""
+    digest = hashlib.blake2b(array("q", prompt_token_ids).tobytes(), digest_size=8)
+    digest.update(repr(seed).encode())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def draw(*numbers: int) -> int:
+    """64 bits that look random, from integers (SplitMix64: Steele et al., OOPSLA 2014)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def accepted_drafts(key: int, position: int, proposer: str, drafted: int, rate: float) -> int:
+    """How many of the drafts for [position, position + drafted) the target keeps."""
+    name = int.from_bytes(hashlib.blake2b(proposer.encode(), digest_size=8).digest(), "little")
+    for i in range(drafted):
+        if draw(key, position + i, name) >= rate * (1 << 64):
+            return i
+    return drafted
+
+
+class TokenSource:
+    """The tokens of one text, one after the other."""
+
+    def __init__(self, vocabulary: Vocabulary, key: int, length: int) -> None:
+        """`length`: the text ends by itself at a position in [length, 2 * length)."""
+        self._vocabulary = vocabulary
+        self._key = key
+        self._end = length + draw(key) % length
+        self._position = 0
+        self._rest: list[int] = []
+
+    def next(self, banned: Set[int]) -> int:
+        """The next token; none of `banned`, as long as the vocabulary has another word."""
+        position = self._position
+        self._position += 1
+        token = self._wanted(position)
+        for retry in range(64):
+            if token not in banned:
+                return token
+            self._rest.clear()
+            token = self._word(draw(self._key, position, retry))
+        return token
+
+    def _wanted(self, position: int) -> int:
+        if self._rest:
+            return self._rest.pop(0)
+        eos = self._vocabulary.eos
+        if position >= self._end and eos is not None:
+            return eos
+        number = draw(self._key, position)
+        characters = self._vocabulary.characters
+        if characters and number % _CHARACTER_EVERY == 0:
+            first, *self._rest = characters[(number >> 8) % len(characters)]
+            return first
+        return self._word(number >> 8)
+
+    def _word(self, number: int) -> int:
+        return self._vocabulary.words[number % len(self._vocabulary.words)]
+
+
+def token_logprob(
+    vocabulary: Vocabulary, key: int, position: int, token_id: int, count: int, greedy: bool
+) -> TokenLogprob:
+    """A distribution that holds `token_id`: best if `greedy`, else among the three best.
+
+    The chances halve from one candidate to the next and sum to less than 1.
+    """
+    rank = 0 if greedy else draw(key, position, 1) % 3
+    best = 0.5 + draw(key, position, 2) % 1000 / 2500
+    ids = _candidates(vocabulary, key, position, token_id, max(count, rank + 1))
+    ids.insert(rank, token_id)
+    ranked = [
+        Alternative(i, vocabulary.text(i), math.log(best if r == 0 else (1 - best) * 0.5**r))
+        for r, i in enumerate(ids)
+        if r < count or r == rank
+    ]
+    chosen = next(a for a in ranked if a.token_id == token_id)
+    return TokenLogprob(chosen, tuple(ranked[:count]))
+
+
+def _candidates(
+    vocabulary: Vocabulary, key: int, position: int, token_id: int, count: int
+) -> list[int]:
+    start = draw(key, position, 3)
+    words = vocabulary.words
+    picked = (words[(start + i) % len(words)] for i in range(min(count + 1, len(words))))
+    return [i for i in picked if i != token_id][:count]

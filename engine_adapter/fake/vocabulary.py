@@ -1,0 +1,65 @@
+"""What the fake engine can say: the tokens of a real tokenizer, sorted by use."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine_adapter.errors import EngineConfigError
+
+_CHARACTERS = ("é", "ß", "→", "漢", "語", "🙂")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A tokenizer and the parts of it that texts are made of.
+
+    Attributes:
+        tokenizer: a `tokenizers.Tokenizer`.
+        size: token ids are in [0, size).
+        eos: the token that ends a text, or `None`.
+        words: ids that decode to whole characters.
+        characters: encodings of characters that take several tokens.
+    """
+
+    tokenizer: Any
+    size: int
+    eos: int | None
+    words: tuple[int, ...]
+    characters: tuple[tuple[int, ...], ...]
+
+    def text(self, token_id: int) -> str:
+        """The token alone, as `logprobs` shows it."""
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+def load_vocabulary(model: str) -> Vocabulary:
+    """Reads the tokenizer of a model's folder or id. Raises `EngineConfigError`."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise EngineConfigError("model", f"no tokenizer at {model!r}: {error}") from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise EngineConfigError("model", f"the tokenizer of {model!r} is not a fast one")
+    special = set(loaded.all_special_ids)
+    words = tuple(i for i in range(len(loaded)) if i not in special and _is_whole(backend, i))
+    encoded = (tuple(backend.encode(c, add_special_tokens=False).ids) for c in _CHARACTERS)
+    characters = tuple(ids for ids in encoded if len(ids) > 1)
+    return Vocabulary(backend, len(loaded), loaded.eos_token_id, words, characters)
+
+
+def model_context(model: str) -> int | None:
+    """The context that the model's `config.json` states, if there is one."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return None
+    value = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
+    return value if isinstance(value, int) else None
+
+
+def _is_whole(backend: Any, token_id: int) -> bool:
+    text = backend.decode([token_id], skip_special_tokens=False)
+    return bool(text) and "�" not in text and (text.isprintable() or text == "\n")
