@@ -1,0 +1,39 @@
+"""Small models trained for this project, with the recipe that makes them again.
+
+`target` is what a server serves; `draft` and `draft-small` are distilled on it and draft for it.
+All three share one tokenizer of 2,048 entries. Importing this package loads no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODELS: tuple[str, ...] = ("target", "draft", "draft-small")
+
+_FOLDER = Path(__file__).resolve().parent
+
+
+def model_path(name: str = "target") -> Path:
+    """The folder of a demo model, in Hugging Face format.
+
+    Args:
+        name: one of `MODELS`.
+
+    Raises:
+        ValueError: no such model.
+        FileNotFoundError: the package was installed without its weights.
+    """
+    if name not in MODELS:
+        raise ValueError(f"no demo model {name!r}; there are {', '.join(MODELS)}")
+    folder = _FOLDER / "models" / name
+    if not (folder / "model.safetensors").is_file():
+        raise FileNotFoundError(f"demo model {name!r} has no weights in {folder}")
+    return folder
+
+
+def prompts_path() -> Path:
+    """The file with the measured prompts; `demo.prompts.load_prompts` reads it."""
+    return _FOLDER / "prompts.json"
+
+
+__all__ = ["MODELS", "model_path", "prompts_path"]

@@ -1,0 +1,214 @@
+"""The drafts: first trained on the corpus, then distilled on the target.
+
+Distillation minimises KL(target || draft) over the whole vocabulary at every position (Hinton et
+al., arXiv:1503.02531), on corpus documents and on the target's own answers, because a draft is
+judged on what the target writes (Zhou et al., DistillSpec, arXiv:2310.08461). Both drafts learn
+from one forward pass of the target.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo.corpus import Piece
+from demo.documents import can_quote, can_request, free_chat, quoting_chat
+from demo.packing import IGNORED, Rows, Stream, Tokenized, pack
+from demo.pretrain import ROW_TOKENS, SEED, new_model, optimizers, token_loss
+from demo.tokenizer import encode, render_chat
+
+DRAFTS = ("draft", "draft-small")
+STEP_TOKENS = 4096
+WARMUP_STEPS = 30
+PLAIN_CHUNK, DISTIL_CHUNK = 20_000, 30_000
+TEMPERATURES = (0.7, 1.0)
+SAMPLE_BATCH, SAMPLE_TOKENS, PROMPT_TOKENS = 64, 160, 320
+# Of every SAMPLE_EVERY batches in distillation one holds the target's own answers.
+SAMPLE_EVERY = 3
+
+
+class Learner:
+    """A draft with its optimizers and schedule."""
+
+    def __init__(self, model: LlamaForCausalLM, steps: int, peak: float = 1.0) -> None:
+        self.model, self._steps, self._peak, self._done = model.train(), steps, peak, 0
+        self._optims = optimizers(model)
+        self._groups = [group for optim in self._optims for group in optim.param_groups]
+        self._bases = [float(group["lr"]) for group in self._groups]
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, length, vocabulary] of int64 `inputs` [rows, length]."""
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.as_tensor(self.model(input_ids=inputs, use_cache=False).logits)
+
+    def step(self, loss: torch.Tensor) -> float:
+        """One update; the rate warms up, then falls linearly to zero. Returns the loss."""
+        warm = min(1.0, (self._done + 1) / WARMUP_STEPS)
+        factor = self._peak * min(warm, 1 - self._done / self._steps)
+        for group, base in zip(self._groups, self._bases, strict=True):
+            group["lr"] = base * factor
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optim in self._optims:
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        self._done += 1
+        return float(loss.detach())
+
+
+def pretrain_drafts(stream: Stream, tokens: int) -> dict[str, LlamaForCausalLM]:
+    """Both drafts, trained on `tokens` tokens of the corpus without the target."""
+    steps = tokens // STEP_TOKENS
+    learners = {name: Learner(new_model(name), steps) for name in DRAFTS}
+    batches = _corpus_batches(stream, PLAIN_CHUNK)
+    began = time.monotonic()
+    for step in range(1, steps + 1):
+        rows = next(batches)
+        inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
+        losses = {
+            name: learner.step(token_loss(learner.logits(inputs), labels))
+            for name, learner in learners.items()
+        }
+        _print_step("plain", step, steps, losses, began)
+    return {name: learner.model for name, learner in learners.items()}
+
+
+def distil_drafts(
+    target: LlamaForCausalLM,
+    drafts: dict[str, LlamaForCausalLM],
+    stream: Stream,
+    samples: Sequence[Sequence[int]],
+    tokens: int,
+) -> None:
+    """Distil the target into `drafts`, which are changed in place.
+
+    Args:
+        target: the finished target.
+        drafts: models by name, as `pretrain_drafts` returns them.
+        stream: documents of the training split.
+        samples: token ids of the target's own chats, as `sample_chats` returns them.
+        tokens: total tokens, padding included.
+    """
+    steps = tokens // STEP_TOKENS
+    learners = {name: Learner(model, steps, 0.5) for name, model in drafts.items()}
+    target.train(False)
+    corpus, own = _corpus_batches(stream, DISTIL_CHUNK), _sample_batches(samples)
+    began = time.monotonic()
+    for step in range(1, steps + 1):
+        rows = next(own) if step % SAMPLE_EVERY == 0 else next(corpus)
+        inputs = torch.from_numpy(rows.inputs)
+        wanted = torch.from_numpy(rows.labels) != IGNORED
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            goal = target(input_ids=inputs, use_cache=False).logits[wanted].float().softmax(-1)
+        losses = {
+            name: learner.step(divergence(goal, learner.logits(inputs)[wanted]))
+            for name, learner in learners.items()
+        }
+        _print_step("distil", step, steps, losses, began)
+
+
+def divergence(goal: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Mean KL(goal || softmax(logits)) in nats.
+
+    Args:
+        goal: probabilities, fp32 [positions, vocabulary].
+        logits: the draft's logits, any float dtype [positions, vocabulary].
+    """
+    return F.kl_div(logits.float().log_softmax(-1), goal, reduction="batchmean")
+
+
+@torch.inference_mode()
+def sample_chats(
+    target: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    pieces: Sequence[Piece],
+    count: int,
+) -> list[list[int]]:
+    """Token ids of `count` chats: prompts of the training split, answers sampled by the target.
+
+    Half of the prompts are free, half are quoting ones; temperatures take turns by batch.
+    """
+    rng = random.Random(f"samples:{SEED}")
+    torch.manual_seed(SEED)
+    target.train(False)
+    prompts = _sample_prompts(tokenizer, pieces, count, rng)
+    chats: list[list[int]] = []
+    for number, at in enumerate(range(0, count, SAMPLE_BATCH)):
+        part = prompts[at : at + SAMPLE_BATCH]
+        width = max(len(ids) for ids in part)
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in part])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part])
+        with torch.autocast("cpu", torch.bfloat16):
+            out = target.generate(  # type: ignore[misc]
+                input_ids=ids, attention_mask=mask, do_sample=True, top_k=0,
+                temperature=TEMPERATURES[number % len(TEMPERATURES)],
+                max_new_tokens=SAMPLE_TOKENS, pad_token_id=0, eos_token_id=2,
+            )
+        assert isinstance(out, torch.Tensor)
+        chats += [[token for token in row if token != 0] for row in out.tolist()]
+        print(f"sampled {len(chats)}/{count}", flush=True)
+    return chats
+
+
+def _sample_prompts(
+    tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece], count: int, rng: random.Random
+) -> list[list[int]]:
+    quotable = [piece for piece in pieces if can_quote(piece)]
+    free = [piece for piece in pieces if can_request(piece)]
+    prompts: list[list[int]] = []
+    while len(prompts) < count:
+        quote = len(prompts) % 2 == 0
+        chat = (quoting_chat(rng.choice(quotable), quotable, rng) if quote
+                else free_chat(rng.choice(free), rng))
+        ids = encode(tokenizer, render_chat(tokenizer, chat.prompt, answer_next=True))
+        if len(ids) <= PROMPT_TOKENS:
+            prompts.append(ids)
+    # Equal lengths together, so that batches hold little padding; batches in random order.
+    prompts.sort(key=len)
+    batches = [prompts[at : at + SAMPLE_BATCH] for at in range(0, count, SAMPLE_BATCH)]
+    rng.shuffle(batches)
+    return [ids for batch in batches for ids in batch]
+
+
+def save_samples(samples: Sequence[Sequence[int]], path: Path) -> None:
+    """Keep samples as JSON, so that distillation can be repeated without sampling again."""
+    path.write_text(json.dumps([list(ids) for ids in samples]), encoding="utf-8")
+
+
+def load_samples(path: Path) -> list[list[int]]:
+    """Read what `save_samples` wrote."""
+    return [list(map(int, ids)) for ids in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _corpus_batches(stream: Stream, chunk: int) -> Iterator[Rows]:
+    for rows in stream.rows(ROW_TOKENS, chunk):
+        yield from _slices(rows)
+
+
+def _sample_batches(samples: Sequence[Sequence[int]]) -> Iterator[Rows]:
+    documents = [Tokenized(list(ids)) for ids in samples]
+    rng = random.Random(f"pack-samples:{SEED}")
+    while True:
+        yield from _slices(pack(documents, ROW_TOKENS, rng))
+
+
+def _slices(rows: Rows) -> Iterator[Rows]:
+    size = STEP_TOKENS // ROW_TOKENS
+    for at in range(0, len(rows.inputs) - size + 1, size):
+        yield Rows(rows.inputs[at : at + size], rows.labels[at : at + size])
+
+
+def _print_step(
+    stage: str, step: int, steps: int, losses: dict[str, float], began: float
+) -> None:
+    if step % 20 == 0 or step == steps:
+        figures = " ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+        print(f"{stage} {step}/{steps} {figures} s {time.monotonic() - began:.0f}", flush=True)

@@ -1,0 +1,86 @@
+"""Figures on the held-out split: plain text, quoted answers and free answers apart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo.corpus import Piece
+from demo.documents import Chat, can_quote, can_request, free_chat, quoting_chat
+from demo.tokenizer import BOS, EOS, encode, render_chat
+
+MAX_TOKENS = 512
+BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Token ids of a document and where the scored part begins."""
+
+    ids: list[int]
+    start: int
+
+
+class HeldOut:
+    """Fixed held-out documents, scored the same way at every report."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], tokenizer: PreTrainedTokenizerFast, count: int = 64
+    ) -> None:
+        rng = random.Random("held-out")
+        chosen = list(pieces)
+        rng.shuffle(chosen)
+        quotable = [piece for piece in chosen if can_quote(piece)]
+        free = [piece for piece in chosen if can_request(piece)]
+        self._tokenizer = tokenizer
+        self._sets = {
+            "plain": [self._plain(piece) for piece in chosen[:count]],
+            "quote": [self._chat(quoting_chat(p, quotable, rng)) for p in quotable[:count]],
+            "free": [self._chat(free_chat(piece, rng)) for piece in free[:count]],
+        }
+
+    def report(self, model: LlamaForCausalLM) -> dict[str, float]:
+        """Mean loss in nats per token of each set, and the share of quoted tokens guessed."""
+        model.train(False)
+        figures: dict[str, float] = {}
+        for name, documents in self._sets.items():
+            loss, hits = _score(model, [doc for doc in documents if len(doc.ids) <= MAX_TOKENS])
+            figures[name] = round(loss, 4)
+            if name == "quote":
+                figures["quote_accuracy"] = round(hits, 4)
+        return figures
+
+    def _plain(self, piece: Piece) -> Scored:
+        return Scored(encode(self._tokenizer, f"{BOS}{piece.text}{EOS}"), 1)
+
+    def _chat(self, chat: Chat) -> Scored:
+        whole = render_chat(self._tokenizer, chat.messages, answer_next=False)
+        prompt = render_chat(self._tokenizer, chat.prompt, answer_next=True)
+        return Scored(encode(self._tokenizer, whole), len(encode(self._tokenizer, prompt)))
+
+
+@torch.inference_mode()
+def _score(model: LlamaForCausalLM, documents: Sequence[Scored]) -> tuple[float, float]:
+    """(nats per scored token, share of them that are the model's first choice)."""
+    loss = hits = count = 0.0
+    ordered = sorted(documents, key=lambda doc: len(doc.ids))
+    for at in range(0, len(ordered), BATCH):
+        part = ordered[at : at + BATCH]
+        width = max(len(doc.ids) for doc in part)
+        ids = torch.zeros(len(part), width, dtype=torch.int64)
+        wanted = torch.zeros(len(part), width, dtype=torch.bool)
+        for row, doc in enumerate(part):
+            ids[row, : len(doc.ids)] = torch.tensor(doc.ids)
+            wanted[row, doc.start : len(doc.ids)] = True
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=ids, use_cache=False).logits
+        picked, gold = logits[:, :-1][wanted[:, 1:]].float(), ids[:, 1:][wanted[:, 1:]]
+        loss += float(F.cross_entropy(picked, gold, reduction="sum"))
+        hits += float((picked.argmax(-1) == gold).sum())
+        count += len(gold)
+    return loss / count, hits / count

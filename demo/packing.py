@@ -1,0 +1,136 @@
+"""The training stream: documents of every kind, tokenized and packed into rows without cuts.
+
+The stream is a pure function of (pieces, tokenizer, seed, row length), so a run that resumes sees
+the rows it would have seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerFast
+
+from demo.corpus import Piece
+from demo.documents import can_quote, can_request, copy_chat, free_chat, quoting_chat
+from demo.tokenizer import BOS, EOS, Message, render_chat
+
+IGNORED = -100
+CHUNKS_PER_EPOCH = 8
+# Shares of the pieces of a chunk that also appear as a chat; by tokens the mixture is about
+# 35 % plain, 45 % quoting and 20 % free.
+QUOTE_SHARE = 0.75
+FREE_SHARE = 0.75
+# Meaningless passages teach copying early; later a few keep it from leaning on memory.
+COPY_CHATS_EARLY, COPY_CHATS_LATE, EARLY_CHUNKS = 600, 120, 2
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """One document: token ids, and how many leading ones carry no loss."""
+
+    ids: list[int]
+    masked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Packed rows: inputs and labels, both int64 of shape [rows, length]; labels are shifted."""
+
+    inputs: IntArray
+    labels: IntArray
+
+
+class Stream:
+    """Documents of the training split, chunk by chunk, without end."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], tokenizer: PreTrainedTokenizerFast, seed: int
+    ) -> None:
+        self._pieces = list(pieces)
+        self._quotable = [piece for piece in pieces if can_quote(piece)]
+        self._words = sorted({p.name for p in pieces if 3 <= len(p.name) <= 12})
+        self._tokenizer = tokenizer
+        self._seed = seed
+
+    def rows(self, length: int, start: int = 0) -> Iterator[Rows]:
+        """Packed rows of one chunk after another, beginning at chunk `start`."""
+        chunk = start
+        while True:
+            rng = random.Random(f"pack:{self._seed}:{chunk}")
+            yield pack(self.documents(chunk), length, rng)
+            chunk += 1
+
+    def documents(self, chunk: int) -> list[Tokenized]:
+        """Chunk number `chunk`: an eighth of the pieces, as plain text and as chats."""
+        epoch, part = divmod(chunk, CHUNKS_PER_EPOCH)
+        order = list(self._pieces)
+        random.Random(f"epoch:{self._seed}:{epoch}").shuffle(order)
+        rng = random.Random(f"chunk:{self._seed}:{chunk}")
+        texts: list[str] = []
+        chats: list[str] = []
+        for piece in order[part::CHUNKS_PER_EPOCH]:
+            texts.append(f"{BOS}{piece.text}{EOS}")
+            if can_quote(piece) and rng.random() < QUOTE_SHARE:
+                chats.append(self._render(quoting_chat(piece, self._quotable, rng).messages))
+            if can_request(piece) and rng.random() < FREE_SHARE:
+                chats.append(self._render(free_chat(piece, rng).messages))
+        documents = [Tokenized(ids) for ids in self._encode(texts + chats)]
+        count = COPY_CHATS_EARLY if chunk < EARLY_CHUNKS else COPY_CHATS_LATE
+        return documents + self._copies(count, rng)
+
+    def _copies(self, count: int, rng: random.Random) -> list[Tokenized]:
+        chats = [copy_chat(self._words, rng) for _ in range(count)]
+        prompts = self._encode([self._render(chat.prompt, answer_next=True) for chat in chats])
+        whole = self._encode([self._render(chat.messages) for chat in chats])
+        return [
+            Tokenized(ids, len(prompt)) for ids, prompt in zip(whole, prompts, strict=True)
+        ]
+
+    def _render(self, messages: Sequence[Message], *, answer_next: bool = False) -> str:
+        return render_chat(self._tokenizer, messages, answer_next=answer_next)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return [list(ids) for ids in encoded]
+
+
+def pack(documents: Sequence[Tokenized], length: int, rng: random.Random) -> Rows:
+    """Pack documents into rows of `length + 1` tokens, best fit first, none cut.
+
+    Longer documents are left out. Rows are shuffled with `rng`; gaps are padded and carry no loss.
+    A document sees those before it in its row, which costs nothing and keeps the mask causal.
+    """
+    room = length + 1
+    bins: list[list[Tokenized]] = []
+    open_bins: dict[int, list[int]] = {}
+    fitting = [item for item in documents if len(item.ids) <= room]
+    for item in sorted(fitting, key=lambda doc: -len(doc.ids)):
+        size = len(item.ids)
+        left = next((gap for gap in range(size, room + 1) if open_bins.get(gap)), None)
+        if left is None:
+            bins.append([])
+            index, left = len(bins) - 1, room
+        else:
+            index = open_bins[left].pop()
+        bins[index].append(item)
+        open_bins.setdefault(left - size, []).append(index)
+    rng.shuffle(bins)
+    ids = np.zeros((len(bins), room), dtype=np.int64)
+    targets = np.full((len(bins), room), IGNORED, dtype=np.int64)
+    for row, items in enumerate(bins):
+        rng.shuffle(items)
+        at = 0
+        for item in items:
+            end = at + len(item.ids)
+            ids[row, at:end] = item.ids
+            targets[row, at + max(1, item.masked) : end] = item.ids[max(1, item.masked) :]
+            at = end
+    return Rows(inputs=ids[:, :-1], labels=targets[:, 1:])

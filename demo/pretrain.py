@@ -1,0 +1,174 @@
+"""Training the target: Muon for the matrices, AdamW for the rest, warm-up, stable rate, decay.
+
+Muon: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
+Schedule: trapezoidal (warm-up, stable, decay), Haegele et al., arXiv:2405.18392; the stable part
+does not depend on the total, so a run can be shortened or lengthened while it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from demo.architecture import llama_config
+from demo.packing import IGNORED, Rows, Stream
+
+SEED = 7
+ROW_TOKENS, LONG_ROW_TOKENS = 512, 1024
+STEP_TOKENS = 8192
+WARMUP_STEPS = 30
+DECAY_SHARE = 0.25
+MUON_RATE, ADAM_RATE, FINAL_RATE = 0.02, 3e-3, 0.02
+LONG_CHUNK = 10_000
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved in checkpoints."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+def new_model(name: str, seed: int = SEED) -> LlamaForCausalLM:
+    """A randomly initialised fp32 model of shape `name`, the same for the same seed."""
+    torch.manual_seed(seed)
+    config = llama_config(name)
+    config._attn_implementation = "sdpa"
+    return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+
+
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the 2-D matrices inside the layers, AdamW for the embedding and the norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
+    others = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "layers." in n)]
+    return [
+        torch.optim.Muon(matrices, lr=MUON_RATE, momentum=0.95, weight_decay=0.05),
+        torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def rate(step: int, total: int) -> float:
+    """Factor on the learning rates at `step` of `total`."""
+    decay = max(1, int(total * DECAY_SHARE))
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    left = min(1.0, (total - step) / decay)
+    return min(warm, FINAL_RATE + (1 - FINAL_RATE) * left)
+
+
+def batches(stream: Stream, length: int, first_chunk: int, skip: int) -> Iterator[Rows]:
+    """Batches of `STEP_TOKENS` tokens as rows of `length`, the first `skip` of them passed over."""
+    size, seen = STEP_TOKENS // length, 0
+    for rows in stream.rows(length, first_chunk):
+        for at in range(0, len(rows.inputs) - size + 1, size):
+            seen += 1
+            if seen > skip:
+                yield Rows(rows.inputs[at : at + size], rows.labels[at : at + size])
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy in nats of logits [rows, length, vocabulary] and int64 labels."""
+    flat = logits.float().flatten(0, 1)
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED)
+
+
+def train_target(
+    stream: Stream, tokens: int, out: Path, report: Callable[[LlamaForCausalLM], dict[str, float]],
+    every_s: float = 600.0,
+) -> LlamaForCausalLM:
+    """Train the target on `tokens` tokens and return it; resumes from `out/target.pt`.
+
+    Args:
+        stream: documents of the training split.
+        tokens: total tokens of the run, padding included.
+        out: folder of the checkpoint and of `target.jsonl`, one line of figures per report.
+        report: held-out figures of the model as it is.
+        every_s: seconds between checkpoints.
+    """
+    model, total = new_model("target"), tokens // STEP_TOKENS
+    optims = optimizers(model)
+    bases = [group["lr"] for optim in optims for group in optim.param_groups]
+    progress = _resume(out / "target.pt", model, optims)
+    long_from = total - int(total * DECAY_SHARE)
+    saved = time.monotonic()
+    for step, rows in _schedule(stream, progress.step, long_from, total):
+        began = time.monotonic()
+        factor = rate(step, total)
+        groups = [group for optim in optims for group in optim.param_groups]
+        for group, base in zip(groups, bases, strict=True):
+            group["lr"] = base * factor
+        loss = _step(model, optims, rows)
+        progress.step, progress.seconds = step + 1, progress.seconds + time.monotonic() - began
+        done = progress.step == total
+        if progress.step % 10 == 0:
+            print(f"step {step + 1}/{total} loss {loss:.3f} s {progress.seconds:.0f}", flush=True)
+        if progress.step % 100 == 0 or done:
+            _log(out / "target.jsonl", progress, loss, report(model))
+        if done or time.monotonic() - saved > every_s:
+            _save(out / "target.pt", model, optims, progress)
+            saved = time.monotonic()
+    return model
+
+
+def _schedule(
+    stream: Stream, start: int, long_from: int, total: int
+) -> Iterator[tuple[int, Rows]]:
+    """Step numbers with their batches: short rows first, long ones during the decay."""
+    if start < long_from:
+        short = batches(stream, ROW_TOKENS, 0, start)
+        yield from ((step, next(short)) for step in range(start, long_from))
+    long = batches(stream, LONG_ROW_TOKENS, LONG_CHUNK, max(0, start - long_from))
+    yield from ((step, next(long)) for step in range(max(start, long_from), total))
+
+
+def _step(model: LlamaForCausalLM, optims: list[torch.optim.Optimizer], rows: Rows) -> float:
+    inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
+    model.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=inputs, use_cache=False).logits
+    loss = token_loss(logits, labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optim in optims:
+        optim.step()
+        optim.zero_grad(set_to_none=True)
+    return float(loss.detach())
+
+
+def _resume(path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]) -> Progress:
+    if not path.exists():
+        return Progress()
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optim, saved in zip(optims, state["optims"], strict=True):
+        optim.load_state_dict(saved)
+    return Progress(state["step"], state["seconds"])
+
+
+def _save(
+    path: Path, model: nn.Module, optims: list[torch.optim.Optimizer], progress: Progress
+) -> None:
+    part = path.with_suffix(".part")
+    torch.save(
+        {"model": model.state_dict(), "optims": [optim.state_dict() for optim in optims],
+         "step": progress.step, "seconds": progress.seconds},
+        part,
+    )
+    part.replace(path)
+
+
+def _log(path: Path, progress: Progress, loss: float, figures: dict[str, float]) -> None:
+    line = {"step": progress.step, "tokens": progress.step * STEP_TOKENS,
+            "seconds": round(progress.seconds), "loss": round(loss, 4), **figures}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    print(line, flush=True)

@@ -1,0 +1,83 @@
+"""The measured prompts: 40 quoting and 40 free chats from the held-out split.
+
+They are shipped as `demo/prompts.json`, because another Python version has another standard
+library and so other prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from demo import prompts_path
+from demo.corpus import Piece
+from demo.documents import Chat, can_quote, free_chat, quoting_chat
+from demo.tokenizer import Message
+
+COUNT = 40
+QUOTED_CHARS = (160, 600)
+
+PromptKind = Literal["quote", "free"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One measured prompt.
+
+    Attributes:
+        id: `quote-00` to `quote-39` and `free-00` to `free-39`.
+        kind: whether the answer repeats a passage of the prompt.
+        group: held-out group of the answer; `demo.corpus.is_held_out` is true of it.
+        messages: the chat to send.
+        reference: the answer as the corpus has it.
+    """
+
+    id: str
+    kind: PromptKind
+    group: str
+    messages: list[Message]
+    reference: str
+
+
+def load_prompts(path: Path | None = None) -> list[Prompt]:
+    """The shipped prompts, quoting ones first."""
+    entries = json.loads((path or prompts_path()).read_text(encoding="utf-8"))
+    return [Prompt(**entry) for entry in entries]
+
+
+def save_prompts(prompts: Sequence[Prompt], path: Path) -> None:
+    """Write prompts as JSON."""
+    entries = [asdict(prompt) for prompt in prompts]
+    path.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def build_prompts(held_out: Sequence[Piece], seed: int) -> list[Prompt]:
+    """Draw the prompts from held-out pieces, one per group; deterministic for equal pieces."""
+    rng = random.Random(f"prompts:{seed}")
+    quotable = [piece for piece in held_out if can_quote(piece)]
+    low, high = QUOTED_CHARS
+    quoted = _one_per_group([p for p in quotable if low <= len(p.text) <= high], rng)
+    wanted = _one_per_group(
+        [p for p in held_out if p.kind in ("function", "method") and p.summary], rng
+    )
+    quotes = [quoting_chat(piece, quotable, rng) for piece in quoted]
+    frees = [free_chat(piece, rng) for piece in wanted]
+    return [*_number("quote", quotes), *_number("free", frees)]
+
+
+def _one_per_group(pieces: Sequence[Piece], rng: random.Random) -> list[Piece]:
+    by_group: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_group.setdefault(piece.group, []).append(piece)
+    return [rng.choice(by_group[group]) for group in rng.sample(sorted(by_group), COUNT)]
+
+
+def _number(kind: PromptKind, chats: Sequence[Chat]) -> list[Prompt]:
+    return [
+        Prompt(f"{kind}-{index:02d}", kind, chat.group, chat.prompt, chat.answer)
+        for index, chat in enumerate(chats)
+    ]

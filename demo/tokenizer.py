@@ -1,0 +1,92 @@
+"""The one tokenizer of all demo models: byte-level BPE with 2,048 entries, trained on the corpus.
+
+The vocabulary is small so that the embeddings, and heads such as Medusa's that carry one
+vocabulary projection each, stay small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+VOCAB_SIZE = 2048
+MAX_LENGTH = 2048
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
+# Their order is their id: pad 0, bos 1, eos 2, then the role markers.
+SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT)
+
+CHAT_TEMPLATE = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{{- '<|assistant|>' + (message['content'] or '') + eos_token }}"
+    "{%- elif message['role'] in ('system', 'developer') %}"
+    "{{- '<|system|>' + (message['content'] or '') }}"
+    "{%- else %}"
+    "{{- '<|user|>' + (message['content'] or '') }}"
+    "{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+
+
+class Message(TypedDict):
+    """One chat message, as the OpenAI API has it."""
+
+    role: str
+    content: str
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on `texts` (the training split alone); deterministic for equal input."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    # Completions begin with bos as chats do; the chat template writes its own.
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))]
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Load the tokenizer from a model folder or from the tokenizer stage's output."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    return tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of `text`, nothing added; special tokens written out in it count as such."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, answer_next: bool
+) -> str:
+    """The chat as text; `answer_next` opens the assistant's turn at the end."""
+    rows = [{"role": message["role"], "content": message["content"]} for message in messages]
+    return str(
+        tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=answer_next)
+    )

@@ -1,0 +1,115 @@
+"""`python -m demo.train`: the whole recipe, from the standard library's sources to the weights.
+
+Stages, each from what the one before left in `--out`: `tokenizer` (and the measured prompts),
+`target` (resumes from its last checkpoint), `drafts`, `export`. `all` runs them in this order.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo import MODELS
+from demo.corpus import Piece, is_held_out, load_pieces
+from demo.distil import (
+    DRAFTS,
+    distil_drafts,
+    load_samples,
+    pretrain_drafts,
+    sample_chats,
+    save_samples,
+)
+from demo.export import export_model
+from demo.heldout import HeldOut
+from demo.packing import Stream
+from demo.pretrain import SEED, new_model, train_target
+from demo.prompts import build_prompts, save_prompts
+from demo.tokenizer import load_tokenizer, train_tokenizer
+
+STAGES = ("tokenizer", "target", "drafts", "export")
+TARGET_TOKENS = 20_000_000
+PLAIN_DRAFT_TOKENS = 4_000_000
+DISTILLED_TOKENS = 3_000_000
+SAMPLED_CHATS = 2048
+
+
+def split() -> tuple[list[Piece], list[Piece]]:
+    """(training pieces, held-out pieces) of the running interpreter's standard library."""
+    pieces = load_pieces()
+    return (
+        [piece for piece in pieces if not is_held_out(piece.group)],
+        [piece for piece in pieces if is_held_out(piece.group)],
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the stages asked for."""
+    options = _parser().parse_args(argv)
+    torch.set_num_threads(options.threads)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    stages = STAGES if options.stage == "all" else (options.stage,)
+    training, held_out = split()
+    if "tokenizer" in stages:
+        train_tokenizer(piece.text for piece in training).save_pretrained(out / "tokenizer")
+        save_prompts(build_prompts(held_out, SEED), out / "prompts.json")
+    tokenizer = load_tokenizer(out / "tokenizer")
+    stream = Stream(training, tokenizer, SEED)
+    if "target" in stages:
+        train_target(stream, options.tokens, out, HeldOut(held_out, tokenizer).report)
+    if "drafts" in stages:
+        _train_drafts(out, options, stream, tokenizer, training)
+    if "export" in stages:
+        for name in MODELS:
+            model = _trained(out, name)
+            print(name, HeldOut(held_out, tokenizer).report(model), flush=True)
+            export_model(model, tokenizer, out / "models" / name)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m demo.train", description=__doc__)
+    parser.add_argument("--stage", choices=(*STAGES, "all"), default="all")
+    parser.add_argument("--out", type=Path, default=Path("demo-training"))
+    parser.add_argument("--tokens", type=int, default=TARGET_TOKENS, help="of the target")
+    parser.add_argument("--plain-draft-tokens", type=int, default=PLAIN_DRAFT_TOKENS)
+    parser.add_argument("--distilled-tokens", type=int, default=DISTILLED_TOKENS)
+    parser.add_argument("--sampled-chats", type=int, default=SAMPLED_CHATS)
+    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
+    return parser
+
+
+def _train_drafts(
+    out: Path, options: argparse.Namespace, stream: Stream,
+    tokenizer: PreTrainedTokenizerFast, training: list[Piece],
+) -> None:
+    """Corpus, then samples, then distillation; the first two are kept and not done twice."""
+    plain = {name: out / f"{name}.plain.pt" for name in DRAFTS}
+    if not all(path.exists() for path in plain.values()):
+        for name, model in pretrain_drafts(stream, options.plain_draft_tokens).items():
+            torch.save({"model": model.state_dict()}, plain[name])
+    drafts = {name: _loaded(path, name) for name, path in plain.items()}
+    target = _trained(out, "target")
+    if not (out / "samples.json").exists():
+        samples = sample_chats(target, tokenizer, training, options.sampled_chats)
+        save_samples(samples, out / "samples.json")
+    samples = load_samples(out / "samples.json")
+    distil_drafts(target, drafts, stream, samples, options.distilled_tokens)
+    for name, model in drafts.items():
+        torch.save({"model": model.state_dict()}, out / f"{name}.pt")
+
+
+def _trained(out: Path, name: str) -> LlamaForCausalLM:
+    return _loaded(out / f"{name}.pt", name)
+
+
+def _loaded(path: Path, name: str) -> LlamaForCausalLM:
+    model = new_model(name)
+    model.load_state_dict(torch.load(path, weights_only=True)["model"])
+    return model
+
+
+if __name__ == "__main__":
+    main()
