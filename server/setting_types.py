@@ -1,0 +1,78 @@
+"""How settings read what flags, variables and YAML give them: text or structure, one or many."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, SecretStr
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers import catalog
+from engine_adapter.proposers.contract import ProposerSpec
+
+
+class SettingError(ValueError):
+    """A setting that cannot work, where a check concerns more than one field.
+
+    Attributes:
+        setting: the field's name.
+    """
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+def _list(value: Any) -> Any:
+    """Comma-separated text, as a variable holds it, to a list."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _parsed(value: Any) -> Any:
+    """JSON text to what it means."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error.msg} at character {error.pos})") from None
+
+
+def _json_object(value: Any) -> Any:
+    """JSON text or a mapping; a dash in a key is an underscore."""
+    given = _parsed(value)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"must be a JSON object, got {given!r}")
+    return {str(key).replace("-", "_"): item for key, item in given.items()}
+
+
+def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
+    """JSON text, mappings or specs, one or several, to specs."""
+    value = _parsed(value)
+    items = [_parsed(item) for item in (value if isinstance(value, list | tuple) else [value])]
+    if all(isinstance(item, ProposerSpec) for item in items):
+        return tuple(items)
+    for item in items:
+        if not isinstance(item, Mapping):
+            example = '{"name": "ngram", "num_speculative_tokens": 5}'
+            raise ValueError(f"must be a JSON object such as {example}, got {item!r}")
+    try:
+        return catalog.parse_specs(items)
+    except EngineConfigError as error:
+        raise ValueError(str(error).removeprefix(f"{error.setting}: ")) from None
+
+
+Count = Annotated[int, Field(ge=1)]
+"""A number of things, at least one."""
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_list)]
+"""Texts; as one text, separated by commas."""
+
+Secrets = Annotated[tuple[Annotated[SecretStr, Field(min_length=1)], ...], BeforeValidator(_list)]
+"""Texts that no message and no log shows."""
+
+Proposers = Annotated[tuple[ProposerSpec, ...], BeforeValidator(_proposers)]
+"""Proposers; as text, a JSON object or a JSON list of them."""
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
+"""A mapping; as text, a JSON object."""
