@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from engine_adapter.interface import ProposerCounts
 
+WINDOW_S = 60
+"""How far back the sums reach, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class RollingFigures:
@@ -42,7 +45,9 @@ class _Second:
 class RollingCounts:
     """One proposer's counts over the last `window_s` seconds, in one bucket a second."""
 
-    def __init__(self, window_s: int = 60, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, window_s: int = WINDOW_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._window_s = window_s
         self._clock = clock
         self._seconds: deque[_Second] = deque()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from engine_adapter.factory import EngineConfig
-from engine_adapter.interface import NONE, ProposerInfo
+from engine_adapter.interface import NONE, ProposerInfo, SpecMethod
 from server.control.selection import Asked, ProposerCatalog, SelectionError, resolve
 from server.setting_types import Count, JsonObject, Proposers, Secrets, SettingError, Texts
 
@@ -161,7 +161,7 @@ class Settings(EngineArguments):
             if name is not None and name not in self.proposer_names:
                 raise SettingError(role, f"there is no proposer {name!r} (proposers: {names})")
         try:
-            resolve(Asked(self.spec_method, None, True, "spec_method"), self._catalog())
+            self._initial_method()
         except SelectionError as error:
             raise SettingError("spec_method", error.message.removeprefix("spec_method: ")) from None
         capacity = self.max_speculative_tokens
@@ -175,11 +175,18 @@ class Settings(EngineArguments):
             if spec.model is not None:
                 _check_model("proposer", spec.model, f"{spec.name}: model: ")
 
-    def _catalog(self) -> ProposerCatalog:
-        infos = (
+    def _initial_method(self) -> SpecMethod:
+        """Raises `SelectionError`, as a switch to `spec_method` would."""
+        infos = tuple(
             ProposerInfo(s.name, s.method, s.model, s.num_speculative_tokens) for s in self.proposer
         )
-        return ProposerCatalog(tuple(infos), self.primary, self.backup)
+        known = ProposerCatalog(infos, self.primary, self.backup)
+        return resolve(Asked(self.spec_method, None, True, "spec_method"), known)
+
+    @property
+    def initial_proposer(self) -> str:
+        """The proposer that `spec_method` stands for, or `none`."""
+        return self._initial_method().proposer
 
     @property
     def proposer_names(self) -> tuple[str, ...]:

