@@ -13,12 +13,13 @@ from engine_adapter.interface import SpecMethod
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A request that will emit tokens in the step, so that drafts can follow them.
+    """A request of the step that drafts can follow.
 
     Attributes:
         method: what the request has: pinned, routed or by the active method; never plain.
-        room: the most draft tokens that the row's context and `max_tokens` leave room for,
-            at least 1.
+        room: the most draft tokens that the row's context and `max_tokens` leave room for; 0
+            where the step ends in the middle of the prompt, so that a proposer with KV can
+            read along.
     """
 
     request_id: str
@@ -34,7 +35,7 @@ class StepView:
 
 
 StepPlan = Mapping[str, SpecMethod]
-"""Request id -> who drafts for it after this step, with k >= 1; absent means nobody."""
+"""Request id -> who drafts for it at the step's end; absent means nobody, k = 0 read only."""
 
 
 class Policy(Protocol):

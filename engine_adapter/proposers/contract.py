@@ -56,7 +56,10 @@ class DraftBatch:
         request_ids: the R requests' ids.
         num_tokens: int array [R]: committed tokens of each row, the newest included.
         num_prompt_tokens: int array [R]: how many of them are the prompt's.
-        k: int array [R]: the most tokens to draft for each row, at least 1.
+        num_computed: int array [R]: how many the target had read before this step; what a
+            proposer lacks of these is its lag.
+        k: int array [R]: the most tokens to draft for each row. 0 is a row in the middle of its
+            prompt, to be read only; methods without draft KV never see one.
         token_ids: int32 array [B, max_model_len], the whole batch's tokens; row `rows[i]` is
             valid in [0, num_tokens[i]).
     """
@@ -65,6 +68,7 @@ class DraftBatch:
     request_ids: Sequence[str]
     num_tokens: npt.NDArray[np.int64]
     num_prompt_tokens: npt.NDArray[np.int64]
+    num_computed: npt.NDArray[np.int64]
     k: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int32]
 
@@ -74,7 +78,14 @@ class DraftBatch:
 
 
 class Proposer(Protocol):
-    """A loaded proposer. Lives in the engine's process; called once a step at most."""
+    """A loaded proposer. Lives in the engine's process; called once a step at most.
+
+    Attributes:
+        catchup_tokens: the lag, in tokens over all rows, that the last `propose` removed.
+    """
+
+    @property
+    def catchup_tokens(self) -> int: ...
 
     def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
         """Drafts for every row of the batch.
@@ -90,10 +101,17 @@ class Proposer(Protocol):
 
 
 class DraftModel(Protocol):
-    """A draft model that the engine runs for a proposer, with KV that the engine keeps."""
+    """A draft model that the engine runs for a proposer, with KV that the engine keeps.
+
+    Attributes:
+        catchup_tokens: the lag, in tokens over all rows, that the last `draft` removed.
+    """
+
+    @property
+    def catchup_tokens(self) -> int: ...
 
     def draft(self, batch: DraftBatch) -> npt.NDArray[np.int64]:
-        """Greedy drafts, int64 [R, max k], column 0 following the newest committed token.
+        """Greedy drafts, int64 [R, max k]; column 0 follows the row's end.
 
         Committed tokens whose draft KV is missing are read first, so a row drafts as well
         after a switch, a prefix-cache hit or a preemption as if it had never been away.
@@ -103,9 +121,6 @@ class DraftModel(Protocol):
 
 class DraftHost(Protocol):
     """What an engine lends to the proposers that it creates."""
-
-    max_model_len: int
-    max_num_seqs: int
 
     def draft_model(self, spec: ProposerSpec) -> DraftModel:
         """The runner of the spec's draft model, loaded with the engine."""

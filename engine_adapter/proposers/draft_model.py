@@ -22,6 +22,11 @@ class DraftModelProposer:
     def __init__(self, model: DraftModel) -> None:
         self._model = model
 
+    @property
+    def catchup_tokens(self) -> int:
+        """As the draft model counted them."""
+        return self._model.catchup_tokens
+
     def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
         """The draft model's greedy continuation of each row."""
         drafts = self._model.draft(batch).tolist()

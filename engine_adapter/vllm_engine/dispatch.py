@@ -1,0 +1,184 @@
+"""Rows -> proposers -> merged drafts. vLLM sees one drafter; inside, each row has its own.
+
+vLLM creates the class by its dotted path (`speculative_config.method = "custom_class"`, a public
+setting) and calls it after the step's tokens are known on the CPU.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_adapter.interface import SpecMethod
+from engine_adapter.proposers.catalog import method
+from engine_adapter.proposers.contract import DraftBatch, DraftModel, Proposer, ProposerSpec
+from engine_adapter.vllm_engine.draft_model import PagedDraftModel
+from engine_adapter.vllm_engine.extension import Extension
+from engine_adapter.vllm_engine.progress import ProgressWriter
+from engine_adapter.vllm_engine.stats import DraftReport
+
+
+class ProposerDispatch:
+    """Every loaded proposer of a rank, and who drafts for which row.
+
+    Args:
+        vllm_config: the engine's configuration; its `additional_config` names the proposers.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._vllm_config = vllm_config
+        extension = Extension.of(vllm_config)
+        self._specs = extension.proposers
+        self._progress = ProgressWriter(extension.progress_pipe)
+        self._proposers: dict[str, Proposer] = {}
+        self._draft_models: dict[str, PagedDraftModel] = {}
+        self._limits: dict[str, int] = {}
+        self._runner: Any = None
+        self._report: DraftReport | None = None
+
+    def bind(self, runner: Any) -> None:
+        """Takes the runner whose batch it drafts for; it exists only after this class does."""
+        self._runner = runner
+
+    def load_model(self, target: torch.nn.Module) -> None:
+        """Creates every proposer; vLLM calls it when the target is loaded."""
+        for spec in self._specs:
+            with self._progress.stage(f"loading proposer {spec.name} ({spec.method})"):
+                self._proposers[spec.name] = method(spec.method).create(spec, self)
+                if spec.name in self._draft_models:
+                    self._draft_models[spec.name].load(target)
+
+    def draft_model(self, spec: ProposerSpec) -> DraftModel:
+        """The runner of a proposer's draft model; loaded with the rest."""
+        model = PagedDraftModel(spec, self._vllm_config, self._runner.device, self._runner)
+        self._draft_models[spec.name] = model
+        self._limits[spec.name] = model.max_model_len
+        return model
+
+    @property
+    def draft_models(self) -> Mapping[str, PagedDraftModel]:
+        """The proposers that keep KV, by name."""
+        return self._draft_models
+
+    # -- following the batch -----------------------------------------------------------------
+
+    def observe(self, scheduler_output: Any) -> None:
+        """Notes which requests ended and which KV blocks changed hands. Called first in a step."""
+        if ended := list(scheduler_output.finished_req_ids):
+            for proposer in self._proposers.values():
+                proposer.forget(ended)
+        if not self._draft_models:
+            return
+        fresh = self._fresh_blocks(scheduler_output)
+        copies = scheduler_output.kv_cache_block_copies or []
+        ended.extend(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+        for model in self._draft_models.values():
+            if fresh or copies:
+                model.blocks_changed(fresh, copies)
+            model.forget(ended)
+
+    def _fresh_blocks(self, scheduler_output: Any) -> list[int]:
+        """Ids of the blocks that requests got in this step without content."""
+        size = self._vllm_config.cache_config.block_size
+        fresh: list[int] = []
+        for new in scheduler_output.scheduled_new_reqs:
+            fresh.extend(new.block_ids[0][-(-new.num_computed_tokens // size) :])
+        cached = scheduler_output.scheduled_cached_reqs
+        for i, blocks in enumerate(cached.new_block_ids):
+            if blocks is not None:
+                resumed = cached.req_ids[i] in cached.resumed_req_ids
+                held = -(-cached.num_computed_tokens[i] // size) if resumed else 0
+                fresh.extend(blocks[0][held:])
+        return fresh
+
+    # -- drafting ----------------------------------------------------------------------------
+
+    def propose(
+        self, plan: Mapping[str, SpecMethod], scheduled: Mapping[str, int], sampled: Sequence[Any]
+    ) -> list[list[int]]:
+        """Drafts for the rows of the plan.
+
+        Args:
+            plan: request id -> proposer and k.
+            scheduled: request id -> tokens that the target read in this step.
+            sampled: for each row of the batch, the tokens it emitted; none in mid-prompt.
+
+        Returns:
+            The drafts of each row of the batch, `[]` for a row without.
+        """
+        self._report = DraftReport()
+        drafts: list[list[int]] = [[] for _ in sampled]
+        for name, rows in self._group(plan, sampled).items():
+            began = time.perf_counter()
+            batch = self._batch(name, rows, plan, scheduled, sampled)
+            if batch is None:
+                continue
+            proposed = self._proposers[name].propose(batch)
+            for row, tokens in zip(batch.rows.tolist(), proposed, strict=True):
+                drafts[row] = list(tokens)
+            self._note(name, time.perf_counter() - began, sum(map(len, proposed)))
+        return drafts
+
+    def _group(
+        self, plan: Mapping[str, SpecMethod], sampled: Sequence[Any]
+    ) -> Mapping[str, list[int]]:
+        """Proposer -> its rows. Rows in mid-prompt are for those with KV to read along."""
+        index = self._runner.input_batch.req_id_to_index
+        rows: defaultdict[str, list[int]] = defaultdict(list)
+        for request_id, chosen in plan.items():
+            row = index[request_id]
+            reads_only = not chosen.num_speculative_tokens or not sampled[row]
+            if not reads_only or chosen.proposer in self._draft_models:
+                rows[chosen.proposer].append(row)
+        return rows
+
+    def _batch(
+        self,
+        name: str,
+        rows: list[int],
+        plan: Mapping[str, SpecMethod],
+        scheduled: Mapping[str, int],
+        sampled: Sequence[Any],
+    ) -> DraftBatch | None:
+        """The proposer's rows; those that its context cannot hold are left out."""
+        batch = self._runner.input_batch
+        index = np.asarray(rows)
+        request_ids = [batch.req_ids[row] for row in rows]
+        k = np.array(
+            [
+                plan[request_id].num_speculative_tokens if sampled[row] else 0
+                for request_id, row in zip(request_ids, rows, strict=True)
+            ]
+        )
+        computed = batch.num_computed_tokens_cpu[index].astype(np.int64)
+        read = computed + np.array([scheduled[request_id] for request_id in request_ids])
+        num_tokens = np.where(k > 0, batch.num_tokens_no_spec[index], read).astype(np.int64)
+        limit = min(self._runner.max_model_len, self._limits.get(name, self._runner.max_model_len))
+        room = limit - num_tokens
+        kept = np.flatnonzero((room >= 0) & ((room > 0) | (k == 0)))
+        if not kept.size:
+            return None
+        return DraftBatch(
+            rows=index[kept],
+            request_ids=[request_ids[i] for i in kept],
+            num_tokens=num_tokens[kept],
+            num_prompt_tokens=batch.num_prompt_tokens[index[kept]].astype(np.int64),
+            num_computed=computed[kept],
+            k=np.minimum(k, room)[kept].astype(np.int64),
+            token_ids=batch.token_ids_cpu,
+        )
+
+    def take_report(self) -> DraftReport | None:
+        """What the last drafting took, once; `None` if nothing drafted since."""
+        report, self._report = self._report, None
+        return report
+
+    def _note(self, name: str, seconds: float, drafted: int) -> None:
+        assert self._report is not None
+        self._report.seconds[name] = seconds
+        self._report.drafted[name] = drafted
+        if caught_up := self._proposers[name].catchup_tokens:
+            self._report.catchup[name] = caught_up

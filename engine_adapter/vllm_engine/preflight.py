@@ -1,0 +1,130 @@
+"""What can be known to fail before anything loads: each with the setting and the remedy."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.factory import EngineConfig
+from engine_adapter.proposers.catalog import method
+from engine_adapter.vllm_engine import compat
+
+MIN_CAPACITY = 5
+"""The draft capacity where no proposer asks for more, so that proposers can come later."""
+
+
+def check_libraries() -> str:
+    """The installed vLLM's version.
+
+    Raises:
+        EngineConfigError: there is none, or it is not supported, or a torchvision is installed
+            that breaks the import of transformers.
+    """
+    version = compat.installed_version()
+    supported = " and ".join(f"{release}.*" for release in compat.SUPPORTED)
+    if version is None:
+        raise EngineConfigError(
+            "engine",
+            "vLLM is not installed; install specgate[cpu] or specgate[vllm] "
+            f"(supported: {supported}), or use --engine fake",
+        )
+    if ".".join(version.split(".")[:2]) not in compat.SUPPORTED:
+        raise EngineConfigError("engine", f"vLLM {version} is not supported; install {supported}")
+    if find_spec("torchvision") is not None:
+        try:
+            import torchvision  # noqa: F401
+        except Exception as error:
+            raise EngineConfigError(
+                "engine",
+                f"the installed torchvision does not fit torch ({error}) and breaks the import of "
+                "transformers; run: pip uninstall -y torchvision torchaudio torchcodec",
+            ) from error
+    return version
+
+
+def draft_capacity(config: EngineConfig) -> int:
+    """The most draft tokens of any step: what is set, or the largest k, at least 5.
+
+    Raises:
+        EngineConfigError: a proposer's k is above what is set.
+    """
+    largest = max((spec.num_speculative_tokens for spec in config.proposers), default=0)
+    capacity = config.max_speculative_tokens
+    if capacity is None:
+        return max(largest, MIN_CAPACITY)
+    for spec in config.proposers:
+        if spec.num_speculative_tokens > capacity:
+            raise EngineConfigError(
+                "proposer",
+                f"{spec.name}: num_speculative_tokens {spec.num_speculative_tokens} is above "
+                f"max_speculative_tokens {capacity}",
+            )
+    return capacity
+
+
+def check_models(config: EngineConfig) -> None:
+    """Checks the target and every proposer with weights, reading configurations only.
+
+    Raises:
+        EngineConfigError: a folder is missing, the target is of a kind that is not proven, or a
+            draft model has another tokenizer.
+    """
+    target = _load_config("model", config.model, config)
+    _refuse_unproven(target)
+    vocabulary: dict[str, int] | None = None
+    for spec in config.proposers:
+        if not method(spec.method).capabilities.model or spec.model is None:
+            continue
+        where = f"proposer {spec.name}: model"
+        _load_config(where, spec.model, config)
+        if vocabulary is None:
+            vocabulary = _vocabulary("tokenizer", str(_tokenizer(config)), config)
+        if _vocabulary(where, spec.model, config) != vocabulary:
+            raise EngineConfigError(
+                "proposer",
+                f"{spec.name}: the tokenizer of {spec.model} is not the target's; a draft model "
+                "must share it",
+            )
+
+
+def _tokenizer(config: EngineConfig) -> Any:
+    return config.arguments.get("tokenizer") or config.model
+
+
+def _load_config(setting: str, model: str, config: EngineConfig) -> Any:
+    from transformers import AutoConfig
+
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise EngineConfigError(setting, f"there is no folder {model}")
+    try:
+        return AutoConfig.from_pretrained(
+            model, trust_remote_code=bool(config.arguments.get("trust_remote_code"))
+        )
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise EngineConfigError(setting, f"{model}: {error}") from error
+
+
+def _refuse_unproven(target: Any) -> None:
+    text = target.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or ())
+    slides = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    if layers - {"full_attention"} or (slides and not layers):
+        raise EngineConfigError(
+            "model",
+            f"{target.model_type} has layers that are not full attention (sliding window or "
+            "hybrid); their KV is not proven to survive switching, so it is refused",
+        )
+
+
+def _vocabulary(setting: str, model: str, config: EngineConfig) -> dict[str, int]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, trust_remote_code=bool(config.arguments.get("trust_remote_code"))
+        )
+    except (OSError, ValueError) as error:
+        raise EngineConfigError(setting, f"{model}: {error}") from error
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return vocabulary

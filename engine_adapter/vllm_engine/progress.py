@@ -1,0 +1,62 @@
+"""Progress lines from the engine's processes to the gateway, through a named pipe."""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+
+class ProgressWriter:
+    """Writes lines to the pipe; silent without one."""
+
+    def __init__(self, pipe: str | None) -> None:
+        self._pipe = pipe
+
+    def say(self, line: str) -> None:
+        """Sends one line. A gateway that no longer listens is no reason to fail."""
+        if self._pipe is None:
+            return
+        try:
+            descriptor = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Says what begins, and how long it took."""
+        self.say(what)
+        began = time.perf_counter()
+        yield
+        self.say(f"{what}: {time.perf_counter() - began:.1f} s")
+
+
+@asynccontextmanager
+async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
+    """Makes a named pipe, hands `on_line` every line written to it; yields the pipe's path."""
+    with tempfile.TemporaryDirectory(prefix="specgate-") as folder:
+        path = Path(folder) / "progress"
+        os.mkfifo(path, 0o600)
+        # Open for writing too, so that it does not end when the first writer closes it.
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        loop = asyncio.get_running_loop()
+        pending = b""
+
+        def read() -> None:
+            nonlocal pending
+            *lines, pending = (pending + os.read(descriptor, 65536)).split(b"\n")
+            for line in lines:
+                on_line(line.decode())
+
+        loop.add_reader(descriptor, read)
+        try:
+            yield str(path)
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)

@@ -1,0 +1,76 @@
+"""The workers that vLLM's processes load by their dotted paths."""
+
+from contextlib import contextmanager
+from collections.abc import Iterator
+from typing import Any
+
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.extension import Extension
+from engine_adapter.vllm_engine.progress import ProgressWriter
+from engine_adapter.vllm_engine.runner import cpu_runner, gpu_runner
+
+
+class WorkerHooks:
+    """Mixed into a vLLM worker: progress while loading, and answers to the gateway."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's, saying what is being loaded."""
+        with self._stage(f"loading target {self.vllm_config.model_config.model}"):
+            super().load_model(*args, **kwargs)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """vLLM's, saying how large the KV cache is."""
+        blocks = kv_cache_config.num_blocks
+        tokens = blocks * self.vllm_config.cache_config.block_size
+        with self._stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
+            super().initialize_from_config(kv_cache_config)
+
+    def specgate_memory(self) -> dict[str, tuple[int, int]]:
+        """Proposer -> bytes of weights and of KV that it holds on this rank."""
+        models = self.model_runner.drafter.draft_models
+        return {name: model.memory() for name, model in models.items()}
+
+    @contextmanager
+    def _stage(self, what: str) -> Iterator[None]:
+        pipe = Extension.of(self.vllm_config).progress_pipe
+        with ProgressWriter(pipe if self.rank == 0 else None).stage(what):
+            yield
+
+
+def cpu_worker_class() -> type:
+    """The worker for CPU; made on first use, for the same reason as the runners."""
+
+    class SpecgateCPUWorker(WorkerHooks, compat.CPUWorker):
+        """vLLM's CPU worker with Specgate's runner."""
+
+        def init_device(self) -> None:
+            """vLLM's, with the runner class that it names exchanged while it runs."""
+            original = compat.cpu_worker.CPUModelRunner
+            compat.cpu_worker.CPUModelRunner = cpu_runner()
+            try:
+                super().init_device()
+            finally:
+                compat.cpu_worker.CPUModelRunner = original
+
+    return SpecgateCPUWorker
+
+
+def gpu_worker_class() -> type:
+    """The worker for GPU."""
+
+    class SpecgateGPUWorker(WorkerHooks, compat.GPUWorker):
+        """vLLM's GPU worker with Specgate's runner."""
+
+        def _make_model_runner(self) -> Any:
+            return gpu_runner()(self.vllm_config, self.device)
+
+    return SpecgateGPUWorker
+
+
+def __getattr__(name: str) -> Any:
+    """`CPUWorker` and `GPUWorker`, as `worker_cls` names them."""
+    makers = {"CPUWorker": cpu_worker_class, "GPUWorker": gpu_worker_class}
+    if name not in makers:
+        raise AttributeError(name)
+    globals()[name] = makers[name]()
+    return globals()[name]
