@@ -129,14 +129,18 @@ class Settings(EngineArguments):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Without a model, the demo; without a method at start, the primary proposer.
+        """What follows from what is given: the demo without a model, and so on.
 
-        Whoever names a primary proposer expects it to work, so it does from the start.
+        The method at start is the primary proposer: whoever names one expects it to work.
         """
         given = {key: value for key, value in data.items() if value is not None}
         if not given.get("model"):
             given = {**_demo(given), **given}
-        return {"spec_method": given.get("primary", NONE), **given}
+        derived = {
+            "served_model_name": (str(given["model"]),),
+            "spec_method": given.get("primary", NONE),
+        }
+        return {**derived, **given}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -193,11 +197,6 @@ class Settings(EngineArguments):
         """The configured proposers' names, in order."""
         return tuple(spec.name for spec in self.proposer)
 
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """What requests may give as `model`; the first one is shown in responses."""
-        return self.served_model_name or (self.model,)
-
     def engine_config(self) -> EngineConfig:
         """What the engine is built from: set arguments only, plain types only."""
         arguments: dict[str, Any] = {}
@@ -207,7 +206,7 @@ class Settings(EngineArguments):
                 arguments[name] = int(value) if isinstance(value, ByteSize) else value
         return EngineConfig(
             model=self.model,
-            served_model_name=self.model_names[0],
+            served_model_name=self.served_model_name[0],
             proposers=self.proposer,
             max_speculative_tokens=self.max_speculative_tokens,
             arguments={**arguments, **self.engine_args},

@@ -50,7 +50,7 @@ class Progress:
             log.info("ready", url=url, spec_method=self._settings.spec_method, model=info.model)
             return
         self.close()
-        name = self._settings.model_names[0]
+        name = self._settings.served_model_name[0]
         self._print(f"\nSpecgate {__version__} serves {name} on {url}")
         self._print(f"ready after {self.elapsed_s:.1f} s with {info.engine} {info.version}\n")
         self._console.print(_proposers(info, self._settings))
@@ -91,7 +91,7 @@ def _proposers(info: EngineInfo, settings: Settings) -> Table:
 
 
 def _completion(url: str, settings: Settings) -> str:
-    body: dict[str, object] = {"model": settings.model_names[0], "prompt": "def fibonacci(n):"}
+    body: dict[str, object] = {"model": settings.served_model_name[0], "prompt": "def fibonacci(n):"}
     body["max_tokens"] = 64
     return _curl(f"{url}/v1/completions", body, "SPECGATE_API_KEY" if settings.api_key else None)
 
