@@ -1,0 +1,220 @@
+"""One switch at a time; what is published is what the engine has."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.errors import EngineDead
+from engine_adapter.interface import PLAIN, ProposerInfo, SpecMethod
+from server.control.selection import Asked, ProposerCatalog, SelectionError
+from server.control.switcher import HISTORY, Switcher, SwitchInProgress
+from server.metrics import Metrics
+
+CATALOG = ProposerCatalog(
+    (ProposerInfo("ngram", "ngram", None, 5), ProposerInfo("draft", "draft_model", "/d", 4)),
+    primary="draft",
+)
+NGRAM = Asked("ngram", None, True)
+
+
+class RecordingEngine:
+    """The part of `Engine` that a switcher calls: it can be held up, and it can fail."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[SpecMethod, int, bool]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.during: Callable[[], None] = lambda: None
+
+    async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
+        self.calls.append((method, generation, running))
+        self.during()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Bench:
+    """A switcher on a recording engine and a registry of its own."""
+
+    def __init__(self, initial: str = "none") -> None:
+        self.engine = RecordingEngine()
+        self.registry = CollectorRegistry()
+        engine: Any = self.engine
+        self.switcher = Switcher(engine, CATALOG, Metrics(self.registry), initial)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize(
+    ("initial", "expected"),
+    [("none", PLAIN), ("ngram", SpecMethod("ngram", 5)), ("primary", SpecMethod("draft", 4))],
+)
+async def test_it_begins_with_the_initial_method(initial: str, expected: SpecMethod) -> None:
+    active = Bench(initial).switcher.active
+    assert (active.method, active.name, active.generation) == (expected, expected.proposer, 0)
+
+
+async def test_an_unknown_initial_method_is_refused() -> None:
+    with pytest.raises(SelectionError) as caught:
+        Bench("backup")
+    assert caught.value.param == "spec_method"
+
+
+@pytest.mark.parametrize(("mode", "running"), [("immediate", True), ("new_requests", False)])
+async def test_a_switch_reaches_the_engine_and_is_published(
+    bench: Bench, mode: str, running: bool
+) -> None:
+    result = await bench.switcher.switch(NGRAM, mode)
+    assert bench.engine.calls == [(SpecMethod("ngram", 5), 1, running)]
+    assert (result.previous, result.active) == (PLAIN, SpecMethod("ngram", 5))
+    assert (result.mode, result.generation) == (mode, 1)
+    assert bench.switcher.active.method == SpecMethod("ngram", 5)
+    assert bench.switcher.active.generation == 1
+
+
+async def test_the_engine_has_a_generation_before_a_request_can(bench: Bench) -> None:
+    seen: list[int] = []
+    bench.engine.during = lambda: seen.append(bench.switcher.active.generation)
+    await bench.switcher.switch(NGRAM)
+    await bench.switcher.switch(Asked(None, None, True))
+    assert seen == [0, 1]
+
+
+async def test_of_fifty_switches_at_once_one_wins(bench: Bench) -> None:
+    bench.engine.gate.clear()
+    switches = [asyncio.create_task(bench.switcher.switch(NGRAM)) for _ in range(50)]
+    await asyncio.sleep(0)
+    bench.engine.gate.set()
+    results = await asyncio.gather(*switches, return_exceptions=True)
+    refused = [r for r in results if isinstance(r, SwitchInProgress)]
+    assert len(refused) == 49
+    assert len(bench.engine.calls) == 1
+    assert bench.switcher.active.generation == 1
+    labels = {"mode": "immediate", "outcome": "refused"}
+    assert bench.value("specgate_spec_method_switches_total", **labels) == 49
+
+
+async def test_one_after_another_all_win_with_growing_generations(bench: Bench) -> None:
+    for i in range(50):
+        await bench.switcher.switch(NGRAM if i % 2 else Asked("draft", 1 + i % 4, True))
+    assert [generation for _, generation, _ in bench.engine.calls] == list(range(1, 51))
+    assert bench.switcher.active.generation == 50
+
+
+async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(bench: Bench) -> None:
+    bench.engine.error = EngineDead("gone")
+    with pytest.raises(EngineDead):
+        await bench.switcher.switch(NGRAM)
+    assert (bench.switcher.active.method, bench.switcher.active.generation) == (PLAIN, 0)
+    assert bench.value("specgate_spec_method_info", spec_method="none") == 1
+    assert bench.value("specgate_spec_method_info", spec_method="ngram") is None
+    bench.engine.error = None
+    assert (await bench.switcher.switch(NGRAM)).generation == 2
+
+
+async def test_a_caller_that_leaves_does_not_stop_the_switch(bench: Bench) -> None:
+    bench.engine.gate.clear()
+    caller = asyncio.create_task(bench.switcher.switch(NGRAM))
+    await asyncio.sleep(0.01)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert bench.switcher.active.name == "none"
+    bench.engine.gate.set()
+    await asyncio.sleep(0.01)
+    assert bench.switcher.active.name == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode", "param"),
+    [
+        (Asked("nobody", None, True), "immediate", "spec_decode.proposer"),
+        (Asked("ngram", 6, True), "immediate", "spec_decode.num_speculative_tokens"),
+        (NGRAM, "drain", "mode"),
+        (NGRAM, "", "mode"),
+    ],
+)
+async def test_what_cannot_be_switched_to_changes_nothing(
+    bench: Bench, asked: Asked, mode: str, param: str
+) -> None:
+    with pytest.raises(SelectionError) as caught:
+        await bench.switcher.switch(asked, mode)
+    assert caught.value.param == param
+    assert bench.engine.calls == []
+    assert bench.switcher.history == ()
+
+
+async def test_the_message_for_an_unknown_mode_names_those_that_exist(bench: Bench) -> None:
+    with pytest.raises(SelectionError, match="immediate, new_requests"):
+        await bench.switcher.switch(NGRAM, "drain")
+
+
+async def test_requests_in_flight_are_counted_by_proposer(bench: Bench) -> None:
+    with bench.switcher.admitted("none"), bench.switcher.admitted("draft", pinned=True):
+        assert bench.switcher.in_flight == {"none": 1, "draft": 1}
+        result = await bench.switcher.switch(NGRAM)
+        assert result.in_flight == 2
+    assert bench.switcher.in_flight == {}
+
+
+async def test_a_request_that_fails_is_no_longer_in_flight(bench: Bench) -> None:
+    with pytest.raises(EngineDead), bench.switcher.admitted("none"):
+        raise EngineDead("gone")
+    assert bench.switcher.in_flight == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("immediate", {"ngram": 2, "draft": 1}), ("new_requests", {"none": 2, "draft": 1})],
+)
+async def test_an_immediate_switch_moves_what_is_not_pinned(
+    bench: Bench, mode: str, expected: dict[str, int]
+) -> None:
+    admitted = bench.switcher.admitted
+    with admitted("none"), admitted("none"), admitted("draft", pinned=True):
+        await bench.switcher.switch(NGRAM, mode)
+        assert bench.switcher.in_flight == expected
+
+
+async def test_the_history_holds_the_last_switches_newest_first(bench: Bench) -> None:
+    await bench.switcher.switch(NGRAM, "new_requests", "nightly batch")
+    bench.engine.error = EngineDead("gone")
+    with pytest.raises(EngineDead):
+        await bench.switcher.switch(Asked("draft", 2, True))
+    failed, switched = bench.switcher.history
+    assert (switched.previous, switched.to) == (PLAIN, SpecMethod("ngram", 5))
+    assert (switched.outcome, switched.reason, switched.error) == (
+        "switched",
+        "nightly batch",
+        None,
+    )
+    assert (failed.previous, failed.to) == (SpecMethod("ngram", 5), SpecMethod("draft", 2))
+    assert (failed.outcome, failed.error, failed.generation) == ("failed", "gone", 2)
+
+
+async def test_the_history_is_bounded(bench: Bench) -> None:
+    for _ in range(HISTORY + 5):
+        await bench.switcher.switch(NGRAM)
+    assert len(bench.switcher.history) == HISTORY
+    assert bench.switcher.history[0].generation == HISTORY + 5
+
+
+async def test_switches_are_measured(bench: Bench) -> None:
+    await bench.switcher.switch(NGRAM)
+    name = "specgate_spec_method_switches_total"
+    assert bench.value(name, mode="immediate", outcome="switched") == 1
+    assert bench.value(name, mode="new_requests", outcome="switched") == 0
+    assert bench.value("specgate_spec_method_switch_seconds_count", mode="immediate") == 1
+    assert bench.value("specgate_spec_method_info", spec_method="ngram") == 1
+    assert bench.value("specgate_spec_method_info", spec_method="none") is None
