@@ -1,6 +1,7 @@
 """Typed access to what the lifespan holds. The one object that routes take things from."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,12 +19,17 @@ from server.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What can only be made once the engine has started."""
+    """What can only be made once the engine has started.
+
+    Attributes:
+        at: Unix time in seconds of that moment.
+    """
 
     info: EngineInfo
     catalog: ProposerCatalog
     switcher: Switcher
     renderer: Renderer
+    at: float = field(default_factory=time.time)
 
 
 @dataclass(slots=True)
@@ -70,6 +76,11 @@ class State:
     def renderer(self) -> Renderer:
         """Raises `EngineNotReady`, which is a 503, before the engine has started."""
         return self._require().renderer
+
+    @property
+    def loaded_at(self) -> float:
+        """Unix time in seconds at which serving began. Raises `EngineNotReady` before."""
+        return self._require().at
 
     def _require(self) -> Loaded:
         if self.loaded is None:

@@ -46,9 +46,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = _encodable(message)
         self.type = type
-        self.param = param
+        self.param = param if param is None else _cut(_encodable(param))
         self.code = code
         self.headers: Mapping[str, str] = headers or {}
 
@@ -84,7 +84,15 @@ class ClientDisconnected(ApiError):
 
 def clip(value: object) -> str:
     """`value` as a message may repeat it: its repr, cut to `MAX_ECHO` characters."""
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _encodable(text: str) -> str:
+    """Half a surrogate pair, which JSON can carry and UTF-8 cannot, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"
 
 
@@ -158,9 +166,7 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     """The error that lies deepest in the body: of a union's branches, the one that was meant."""
     found = [(_path(e["loc"][1:], error.body), e) for e in error.errors()]
     path, detail = max(found, key=lambda pair: len(pair[0]))
-    param = ".".join(map(str, path)) or None
-    if param is not None and len(param) > MAX_ECHO:
-        param = param[: MAX_ECHO - 1] + "…"
+    param = _cut(".".join(map(str, path)))
     kind = detail["type"]
     if kind == "json_invalid":
         at = detail["loc"][-1]

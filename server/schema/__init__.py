@@ -1,1 +1,1 @@
-"""Request bodies, one file per family of endpoints. Pydantic lives here and in the settings alone."""
+"""Request bodies, one file per family of endpoints; pydantic lives here and in the settings."""

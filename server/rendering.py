@@ -1,0 +1,128 @@
+"""Text and chat messages -> prompt token ids, and back.
+
+The tokenizer is the target's own, through transformers. Torch is not imported here; where it
+is installed, transformers may import it.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from server.errors import InvalidField
+
+LONG_TEXT_CHARS = 8_192
+"""Longer text is tokenized in a thread: it would hold up every stream for milliseconds."""
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text can be encoded: JSON can carry half a surrogate pair, UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Renderer:
+    """The target's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        # What `apply_chat_template` takes itself cannot be a variable of the template.
+        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
+
+    @classmethod
+    def load(
+        cls,
+        tokenizer: str,
+        *,
+        chat_template: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> "Renderer":
+        """Reads the tokenizer from a folder or the hub, and the template from its file.
+
+        Blocks for seconds. Raises `OSError` or `ValueError` where either cannot be read.
+        """
+        template = Path(chat_template).read_text("utf-8") if chat_template is not None else None
+        loaded = AutoTokenizer.from_pretrained(
+            tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+        return cls(loaded, template)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be rendered at all."""
+        return self._chat_template is not None or bool(self._tokenizer.chat_template)
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> tuple[int, ...]:
+        """The token ids of a text. Raises `InvalidField`, naming `param`, for half characters."""
+        if not is_unicode(text):
+            raise InvalidField(param, f"{param} holds half of a surrogate pair.")
+        if len(text) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return self._encode(text, add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The token ids of a chat, as the template writes it.
+
+        `variables` are the template's own, such as `enable_thinking`. Raises `InvalidField`
+        where there is no template or where the template refuses the messages.
+        """
+        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        if not self.has_chat_template:
+            message = "The model has no chat template; the server takes one with --chat-template."
+            raise InvalidField("messages", message, "no_chat_template")
+        for name in variables or {}:
+            if name in self._reserved:
+                param = f"chat_template_kwargs.{name}"
+                raise InvalidField(param, f"{param} is not a variable of the template.")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=self._chat_template,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(variables or {}),
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            message = f"The chat template refuses these messages: {str(error)[:200]}"
+            raise InvalidField("messages", message) from error
+        return str(text)

@@ -1,0 +1,134 @@
+"""What all bodies share: strict types, fields that are refused, fields that are ignored.
+
+Types are strict ("5" is no integer, true is no number). A field that is declared here or in a
+subclass is honoured. Of the others, `REFUSED` cannot be honoured and may only hold a neutral
+value; `WITHOUT_EFFECT` carries nothing that could be honoured; the rest is unknown.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from server.errors import InvalidField, clip
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    # Sampling that the engine cannot do while it verifies drafts, or that is not built.
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "logit_processors": ([],),
+    "watermarking": (),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+    "vllm_xargs": ({},),
+    # Structured output.
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    # Tools and what models do besides text.
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": ([], ["text"]),
+    "audio": (),
+    "prediction": (),
+    "reasoning": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "documents": ([],),
+    "moderation": (),
+    # Other ways to give a prompt, or to read the answer; some belong to the other endpoint.
+    "suffix": ("",),
+    "echo": (False,),
+    "best_of": (1,),
+    "top_logprobs": (0,),
+    "max_completion_tokens": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
+    "chat_template": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    # What a server would have to keep or to schedule.
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "priority": (0,),
+    "cache_salt": (),
+    "lora_request": (),
+    "lora_path": (),
+    "lora_name": (),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+}
+"""Known fields that are not honoured, with the values that ask for nothing; so does null."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "include_reasoning",
+        "session_id",
+        "request_id",
+        "truncation_side",
+    }
+)
+"""Known fields that say who asks, or that shape something which a text answer has not."""
+
+
+class Strict(BaseModel):
+    """A body, or a part of one, of which every field is known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Body(BaseModel):
+    """A body of OpenAI's: fields beyond the declared ones are kept in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: str | None = None
+
+    def ignored_fields(self, *, strict: bool) -> tuple[str, ...]:
+        """The unknown fields, which are ignored.
+
+        Raises `InvalidField` for a known field that cannot be honoured and, with `strict`,
+        for an unknown one.
+        """
+        ignored = []
+        for name, value in (self.model_extra or {}).items():
+            if name in REFUSED:
+                _check_neutral(name, value)
+            elif name not in WITHOUT_EFFECT:
+                ignored.append(name)
+        if ignored and strict:
+            name = ignored[0]
+            raise InvalidField(name, f"{clip(name)} is not a known field.", "unknown_parameter")
+        return tuple(ignored)
+
+
+def _check_neutral(name: str, value: Any) -> None:
+    if value is not None and value not in REFUSED[name]:
+        message = f"{name} is not supported by this server, so {clip(value)} cannot be honoured."
+        raise InvalidField(name, message, "unsupported_parameter")

@@ -1,0 +1,73 @@
+"""The body of `/v1/chat/completions`, and the messages that `/tokenize` takes too."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from server.schema.generation import GenerationBody
+
+
+def _text_only(value: Any) -> Any:
+    if value != "text":
+        message = "only text parts are supported"
+        raise PydanticCustomError("content_part", "{reason}", {"reason": message})
+    return value
+
+
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a chat; fields that are not declared go to the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: its content one string.
+
+        `developer` is OpenAI's newer name of `system`; templates know the older.
+        """
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        return {**(self.model_extra or {}), "role": role, "content": content}
+
+
+def _has_content(message: Message) -> Message:
+    if message.content is None and message.role != "assistant":
+        raise ValueError(f"a message of role {message.role} needs content")
+    return message
+
+
+Messages = Annotated[list[Annotated[Message, AfterValidator(_has_content)]], Field(min_length=1)]
+"""At least one message."""
+
+
+class ChatPromptFields(BaseModel):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(GenerationBody, ChatPromptFields):
+    """A chat completion."""
+
+    messages: Messages
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)

@@ -1,0 +1,54 @@
+"""The body of `/v1/completions`."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from server.schema.generation import GenerationBody
+
+MAX_PROMPTS = 2048
+"""OpenAI's limit of prompts in one request."""
+
+Prompt = str | list[int]
+"""One prompt: a text, or token ids."""
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """The prompts of a request, whichever of the four forms it used."""
+    if _is_prompt(value):
+        return [value]
+    if not isinstance(value, list) or not all(isinstance(p, str | list) for p in value):
+        raise _error("must be a string, a list of strings, token ids or a list of token ids")
+    if not value:
+        raise _error("must not be empty")
+    if len(value) > MAX_PROMPTS:
+        raise _error(f"holds {len(value)} prompts, and {MAX_PROMPTS} are the most")
+    if len({type(p) for p in value}) > 1:
+        raise _error("mixes texts and token ids")
+    for i, prompt in enumerate(value):
+        if not _is_prompt(prompt):
+            raise _error(f"its entry {i} must be a string or a list of token ids, and not empty")
+    return value
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    # `type` and not `isinstance`: true is an int.
+    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
+
+
+def _error(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("prompt", "{reason}", {"reason": reason})
+
+
+class CompletionRequest(GenerationBody):
+    """A text completion. `prompt` is always a list here."""
+
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    max_tokens: int | None = Field(None, ge=0)
+    best_of: int | None = Field(None, ge=1)
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    logprobs: int | None = Field(None, ge=0)

@@ -1,0 +1,125 @@
+"""`/v1/completions`: from the body to an answer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine_adapter.interface import Delta, EngineInfo, FinishReason, SamplingOptions, TokenLogprob
+from server.dependencies import State
+from server.errors import InvalidField
+from server.schema.completions import CompletionRequest, Prompt
+from server.serving.admission import Job, accept, admit, check_max_tokens, check_prompt
+from server.serving.answer import Answer
+from server.serving.logprobs import CompletionLogprobs
+from server.serving.prompts import text_prompt
+from server.serving.sampling import check_logprobs, sampling_options
+from server.serving.tally import Tally
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, shortened where the context ends before."""
+
+
+async def prepare_completion(state: State, body: CompletionRequest) -> "CompletionAnswer":
+    """Checks, renders and admits a completion. Raises `ApiError`."""
+    accepted = accept(state, body)
+    info = state.info
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidField("best_of", "best_of is supported only where it equals n.")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
+    check_logprobs(info, body.logprobs, "logprobs")
+    prompts = [await _encode(state, body, prompt) for prompt in body.prompt]
+    for prompt in prompts:
+        check_prompt(info, prompt, "prompt")
+    options = [_options(body, info, len(prompt)) for prompt in prompts]
+    job = admit(state, body, accepted, "cmpl", prompts, options)
+    echoes = [_text(state, prompt) for prompt in body.prompt] if body.echo else None
+    return CompletionAnswer(state, job, body, echoes)
+
+
+class CompletionAnswer(Answer):
+    """The answer to a completion.
+
+    `echoes` holds each prompt as text, where the request asks for it back.
+    """
+
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(
+        self, state: State, job: Job, body: CompletionRequest, echoes: Sequence[str] | None
+    ) -> None:
+        self._renderer = state.renderer
+        self._asked_logprobs = body.logprobs is not None
+        self._logprobs = [CompletionLogprobs(body.logprobs or 0) for _ in job.requests]
+        self._only_echo = body.max_tokens == 0
+        self._echoing = echoes is not None
+        self._echoes = echoes or ()
+        super().__init__(state, job, body)
+
+    def _seen(self, delta: Delta) -> Delta:
+        if not self._only_echo:
+            return delta
+        # The engine generates one token at least; the request asked for none.
+        reason = None if delta.finish_reason is None else FinishReason.LENGTH
+        return replace(
+            delta, text="", token_ids=(), logprobs=None, finish_reason=reason, stop_reason=None
+        )
+
+    def _part(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
+        prompt_logprobs = delta.prompt_logprobs if echo else None
+        return self._text_choice(
+            index, delta.text, prompt_logprobs, delta.logprobs or (), echo=echo
+        )
+
+    def _choice(self, index: int, tally: Tally) -> dict[str, Any]:
+        return self._text_choice(
+            index, tally.text, tally.prompt_logprobs, tally.logprobs, echo=self._echoing
+        )
+
+    def _text_choice(
+        self,
+        index: int,
+        text: str,
+        prompt_logprobs: Sequence[TokenLogprob | None] | None,
+        logprobs: Sequence[TokenLogprob],
+        *,
+        echo: bool,
+    ) -> dict[str, Any]:
+        if echo:
+            text = self._echoes[index // self.job.n] + text
+        shaped = None
+        if self._asked_logprobs and (logprobs or echo or prompt_logprobs is not None):
+            tokens = [*(prompt_logprobs or ()), *logprobs]
+            shaped = self._logprobs[index].shape(tokens, self._first_token(index))
+        return {"index": index, "text": text, "logprobs": shaped, "finish_reason": None}
+
+    def _first_token(self, index: int) -> str:
+        """The text of the prompt's first token, which has no log probability to bring it."""
+        return self._renderer.decode(self.job.requests[index].prompt_token_ids[:1])
+
+
+def _options(body: CompletionRequest, info: EngineInfo, prompt_tokens: int) -> SamplingOptions:
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        max_tokens = min(DEFAULT_MAX_TOKENS, info.max_model_len - prompt_tokens)
+    check_max_tokens(info, prompt_tokens, max_tokens, "max_tokens")
+    return sampling_options(
+        body,
+        info,
+        max_tokens=max(max_tokens, 1),
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+
+
+async def _encode(state: State, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    if not prompt:
+        raise InvalidField("prompt", "prompt must not be empty.")
+    return await text_prompt(state.renderer, prompt, body.add_special_tokens)
+
+
+def _text(state: State, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else state.renderer.decode(prompt)

@@ -1,0 +1,67 @@
+"""Log probabilities in the two shapes of OpenAI's API."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine_adapter.interface import Alternative, TokenLogprob
+
+LEAST_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON does not have; vLLM's choice too."""
+
+_REPLACEMENT = "\ufffd"
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
+    """The `logprobs` of a chat choice: one entry per token."""
+    content = [
+        {
+            **_alternative(token.chosen),
+            "top_logprobs": [_alternative(top) for top in token.top[:num_top]],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _alternative(token: Alternative) -> dict[str, Any]:
+    # A part of a character has no text of its own, and its bytes are not known here.
+    partial = _REPLACEMENT in token.token
+    return {
+        "token": token.token,
+        "logprob": max(token.logprob, LEAST_LOGPROB),
+        "bytes": None if partial else list(token.token.encode()),
+    }
+
+
+class CompletionLogprobs:
+    """Builds the `logprobs` of a completion's choice, whose offsets run through the text."""
+
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
+        self._offset = 0
+
+    def shape(
+        self, tokens: Sequence[TokenLogprob | None], first_token: str = ""
+    ) -> dict[str, list[Any]]:
+        """The object for the next tokens. A prompt's first one has no entry but a text."""
+        texts = [first_token if t is None else t.chosen.token for t in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if t is None else _clamped(t.chosen) for t in tokens],
+            "top_logprobs": [None if t is None else self._top(t) for t in tokens],
+            "text_offset": [self._advance(text) for text in texts],
+        }
+
+    def _top(self, token: TokenLogprob) -> dict[str, float]:
+        """The best alternatives and the token itself: one more than asked for, at most."""
+        best = {top.token: _clamped(top) for top in token.top[: self._num_top]}
+        return best | {token.chosen.token: _clamped(token.chosen)}
+
+    def _advance(self, text: str) -> int:
+        offset = self._offset
+        self._offset += len(text)
+        return offset
+
+
+def _clamped(token: Alternative) -> float:
+    return max(token.logprob, LEAST_LOGPROB)

@@ -1,0 +1,58 @@
+"""A body's sampling fields -> `SamplingOptions`."""
+
+from engine_adapter.interface import EngineInfo, SamplingOptions
+from server.errors import InvalidField
+from server.schema.generation import GenerationBody
+
+_DEFAULTS = SamplingOptions()
+
+
+def sampling_options(
+    body: GenerationBody,
+    info: EngineInfo,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingOptions:
+    """How the request is sampled; what it leaves out has OpenAI's default.
+
+    Raises `InvalidField` for what only the engine's figures show to be wrong.
+    """
+    min_tokens = body.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        message = f"min_tokens is {min_tokens}, more than max_tokens, which is {max_tokens}."
+        raise InvalidField("min_tokens", message)
+    for token_id in body.stop_token_ids or ():
+        if not 0 <= token_id < info.vocab_size:
+            message = f"stop_token_ids holds {token_id}; ids are from 0 to {info.vocab_size - 1}."
+            raise InvalidField("stop_token_ids", message)
+    return SamplingOptions(
+        temperature=_or(body.temperature, _DEFAULTS.temperature),
+        top_p=_or(body.top_p, _DEFAULTS.top_p),
+        # -1 is vLLM's older spelling of "all".
+        top_k=max(body.top_k or 0, 0),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        seed=body.seed,
+        presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
+        frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
+        repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        ignore_eos=bool(body.ignore_eos),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+    )
+
+
+def check_logprobs(info: EngineInfo, logprobs: int | None, param: str) -> None:
+    """Raises `InvalidField` for more alternatives per token than the engine gives."""
+    if logprobs is not None and logprobs > info.max_logprobs:
+        raise InvalidField(param, f"{param} can be at most {info.max_logprobs}, not {logprobs}.")
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,142 @@
+"""Server-sent events: framing, keep-alive, errors in mid-stream, and clients that go away.
+
+A stream's status is not sent before its first event, so that what fails by then is an
+ordinary error response. An engine that stays silent longer than `keepalive_s` gets its 200
+and comments until it speaks: proxies close silent connections. 0 sends no comments.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.errors import ClientDisconnected, error_body, to_api_error
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+"""The event that ends every stream."""
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients ignore."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+log = structlog.get_logger(__name__)
+
+
+def json_text(value: Any) -> str:
+    """Compact JSON on one line, also for clients that split lines as `str.splitlines` does."""
+    text = _encode(value)
+    if not text.isascii():
+        for character in "\x85\u2028\u2029":
+            text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def event(value: Any) -> bytes:
+    """A data event that holds `value` as JSON."""
+    return f"data: {json_text(value)}\n\n".encode()
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work`, and cancels it as soon as the client is gone.
+
+    `receive` must be past the request's body. Raises `ClientDisconnected`.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnected
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Sends the encoded events of an async generator, and closes it whatever happens."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        keepalive_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
+        # Its length is not known; Response counted an empty body.
+        del self.headers["content-length"]
+        self._events = events
+        self._keepalive_s = keepalive_s
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises what the generator raises before its first event."""
+        self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        async with aclosing(self._events):
+            try:
+                await until_disconnect(receive, self._run(send))
+            except ClientDisconnected:
+                if not self._started:
+                    raise
+                log.info("stream_disconnected")
+
+    async def _run(self, send: Send) -> None:
+        keeping_alive = asyncio.ensure_future(self._keep_alive(send))
+        try:
+            await self._pump(send)
+        finally:
+            keeping_alive.cancel()
+            await asyncio.gather(keeping_alive, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            async for data in self._events:
+                await self._write(send, data)
+        except Exception as error:
+            if not self._started:
+                raise
+            mapped = to_api_error(error)
+            log.error("stream_failed", code=mapped.code, exc_info=error)
+            await self._write(send, event(error_body(mapped)) + DONE)
+
+    async def _keep_alive(self, send: Send) -> None:
+        while self._keepalive_s:
+            silent_s = self._loop.time() - self._last
+            if silent_s < self._keepalive_s:
+                await asyncio.sleep(self._keepalive_s - silent_s)
+            else:
+                await self._write(send, KEEP_ALIVE)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        async with self._lock:
+            if not self._started:
+                self._started = True
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._last = self._loop.time()
