@@ -1,0 +1,45 @@
+"""Batches as an engine would lend them, from plain lists of tokens."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from engine_adapter.proposers.contract import DraftBatch
+
+WIDTH = 512
+"""Columns of the batch's token array: longer than any row of these tests."""
+
+JUNK = 7
+"""Fills what lies behind a row's end; a proposer that reads it gives itself away."""
+
+
+def batch(
+    rows: Mapping[str, Sequence[int]],
+    k: int | Sequence[int] = 4,
+    prompt: int | Sequence[int] = 1,
+    computed: Sequence[int] | None = None,
+    scattered: bool = False,
+) -> DraftBatch:
+    """One row per request id.
+
+    Args:
+        rows: request id -> its committed tokens.
+        k, prompt: of every row, or of each.
+        computed: what the target had read before the step; all but the newest by default.
+        scattered: put every row at an index of its own, with other rows in between.
+    """
+    count, lengths = len(rows), [len(tokens) for tokens in rows.values()]
+    index = np.arange(count) * (2 if scattered else 1) + (1 if scattered else 0)
+    table = np.full((int(index.max()) + 2, WIDTH), JUNK, np.int32)
+    for i, tokens in zip(index, rows.values(), strict=True):
+        table[i, : len(tokens)] = tokens
+    num_computed = [length - 1 for length in lengths] if computed is None else list(computed)
+    return DraftBatch(
+        rows=index,
+        request_ids=list(rows),
+        num_tokens=np.array(lengths, np.int64),
+        num_prompt_tokens=np.broadcast_to(np.array(prompt, np.int64), count),
+        num_computed=np.array(num_computed, np.int64),
+        k=np.broadcast_to(np.array(k, np.int64), count),
+        token_ids=table,
+    )

@@ -1,0 +1,139 @@
+"""What every proposer must do, for every entry of the catalog."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_adapter.proposers.catalog import METHODS, parse_spec
+from engine_adapter.proposers.contract import DraftBatch, Method, Proposer, ProposerSpec
+from tests.engine_adapter.proposers.batches import JUNK, batch
+
+ROWS: Mapping[str, Sequence[int]] = {
+    "repeats": [1, 2, 3, 4] * 4,
+    "short": [5],
+    "varied": list(range(20, 60)),
+    "long": [6, 6, 8, 9] * 20,
+}
+
+
+class LastTokens:
+    """A draft model for these tests: repeats the row's last tokens, newest first."""
+
+    catchup_tokens = 0
+
+    def draft(self, batch: DraftBatch) -> np.ndarray:
+        width = int(batch.k.max())
+        drafts = np.zeros((len(batch.rows), width), np.int64)
+        for i in range(len(batch.rows)):
+            tokens = batch.context(i)[::-1][:width]
+            drafts[i, : len(tokens)] = tokens
+        return drafts
+
+
+class Host:
+    """Lends `LastTokens`."""
+
+    def draft_model(self, spec: ProposerSpec) -> LastTokens:
+        return LastTokens()
+
+
+@pytest.fixture(params=METHODS, ids=lambda method: method.name)
+def method(request: pytest.FixtureRequest) -> Method:
+    """Each method in turn."""
+    chosen: Method = request.param
+    if chosen.name == "suffix":
+        pytest.importorskip("arctic_inference.suffix_decoding")
+    return chosen
+
+
+def spec_of(method: Method) -> ProposerSpec:
+    model = {"model": "a/b"} if method.capabilities.model else {}
+    return parse_spec({"name": "x", "method": method.name, **model})
+
+
+def create(method: Method) -> Proposer:
+    return method.create(spec_of(method), Host())
+
+
+def propose(proposer: Proposer, rows: Mapping[str, Sequence[int]], **how: Any) -> list[list[int]]:
+    return [list(row) for row in proposer.propose(batch(rows, **how))]
+
+
+def test_the_default_spec_is_valid_and_of_this_method(method: Method) -> None:
+    spec = spec_of(method)
+    method.validate(spec)
+    assert spec.method == method.name
+    assert method.default_k >= 1
+
+
+def test_draft_kv_comes_with_weights(method: Method) -> None:
+    assert method.capabilities.model or not method.capabilities.draft_kv
+
+
+@pytest.mark.parametrize("k", [1, 2, 8, 100])
+def test_every_row_gets_at_most_k_plain_tokens(method: Method, k: int) -> None:
+    drafts = propose(create(method), ROWS, k=k)
+    assert len(drafts) == len(ROWS)
+    for row in drafts:
+        assert len(row) <= k
+        assert all(type(token) is int and token >= 0 for token in row)
+
+
+def test_a_row_of_one_pattern_is_drafted_for(method: Method) -> None:
+    assert propose(create(method), {"r": ROWS["repeats"]})[0]
+
+
+def test_each_row_keeps_to_its_own_k(method: Method) -> None:
+    drafts = propose(create(method), ROWS, k=[1, 3, 5, 2])
+    assert all(len(row) <= k for row, k in zip(drafts, [1, 3, 5, 2], strict=True))
+
+
+def test_a_rows_drafts_depend_on_that_row_alone(method: Method) -> None:
+    together = propose(create(method), ROWS, k=[4, 2, 3, 4])
+    for i, ((name, tokens), k) in enumerate(zip(ROWS.items(), [4, 2, 3, 4], strict=True)):
+        assert propose(create(method), {name: tokens}, k=k) == [together[i]]
+
+
+def test_where_a_row_stands_in_the_batch_does_not_matter(method: Method) -> None:
+    assert propose(create(method), ROWS) == propose(create(method), ROWS, scattered=True)
+
+
+def test_nothing_behind_a_rows_end_is_read(method: Method) -> None:
+    drafts = propose(create(method), {"r": ROWS["repeats"], "s": [1, 2, 1]})
+    assert JUNK not in [token for row in drafts for token in row]
+
+
+def test_the_batch_is_left_as_it_was(method: Method) -> None:
+    given = batch(ROWS)
+    before = {name: np.array(getattr(given, name)) for name in given.__slots__}
+    create(method).propose(given)
+    for name, value in before.items():
+        np.testing.assert_array_equal(getattr(given, name), value)
+
+
+def test_the_lag_is_a_count_and_none_for_rows_never_left(method: Method) -> None:
+    proposer, tokens = create(method), list(ROWS["long"])
+    for length in range(4, 30):
+        propose(
+            proposer, {"r": tokens[:length]}, prompt=4, computed=[length - 1 if length > 4 else 0]
+        )
+        assert proposer.catchup_tokens == 0
+
+
+def test_forget_takes_known_and_unknown_ids_again_and_again(method: Method) -> None:
+    proposer = create(method)
+    proposer.forget(["unknown"])
+    propose(proposer, ROWS)
+    proposer.forget(list(ROWS))
+    proposer.forget(list(ROWS))
+    proposer.forget([])
+
+
+def test_a_forgotten_id_can_be_another_request(method: Method) -> None:
+    proposer = create(method)
+    propose(proposer, {"r": ROWS["varied"]})
+    proposer.forget(["r"])
+    again = propose(proposer, {"r": ROWS["repeats"]}, prompt=16)
+    assert again == propose(create(method), {"r": ROWS["repeats"]}, prompt=16)

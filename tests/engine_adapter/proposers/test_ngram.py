@@ -1,0 +1,115 @@
+"""Prompt lookup against a brute-force reference, and against vLLM's own."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from engine_adapter.proposers.catalog import parse_spec
+from engine_adapter.proposers.ngram import NgramProposer, continuation
+from tests.engine_adapter.proposers.batches import batch
+
+BOUNDS = st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda p: (p[0], p[0] + p[1]))
+
+
+def reference(tokens: list[int], min_n: int, max_n: int, k: int) -> list[int]:
+    """The definition, word for word: longest n-gram first, then the earliest match."""
+    for n in range(max_n, min_n - 1, -1):
+        for end in range(n, len(tokens)):
+            if tokens[end - n : end] == tokens[-n:]:
+                return tokens[end : end + k]
+    return []
+
+
+def drafts(tokens: list[int], min_n: int, max_n: int, k: int) -> list[int]:
+    return continuation(np.array(tokens, np.int32), min_n, max_n, k).tolist()
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), BOUNDS, st.integers(1, 9))
+@example([1], (1, 1), 3)
+@example([1, 1], (1, 5), 3)
+@example([1, 1, 1], (2, 2), 3)
+@example([1, 2, 1, 2, 1, 2], (2, 4), 1)
+def test_drafts_are_those_of_the_definition(
+    tokens: list[int], bounds: tuple[int, int], k: int
+) -> None:
+    assert drafts(tokens, *bounds, k) == reference(tokens, *bounds, k)
+
+
+def test_drafts_are_those_of_the_definition_over_thousands_of_rows() -> None:
+    rng = np.random.default_rng(0)
+    matched = 0
+    for _ in range(5000):
+        tokens = rng.integers(0, rng.integers(1, 6), rng.integers(1, 60)).tolist()
+        min_n = int(rng.integers(1, 5))
+        max_n, k = min_n + int(rng.integers(0, 4)), int(rng.integers(1, 9))
+        expected = reference(tokens, min_n, max_n, k)
+        assert drafts(tokens, min_n, max_n, k) == expected
+        matched += bool(expected)
+    assert 1000 < matched < 4900, "the cases must hold matches and misses"
+
+
+def test_the_longest_ngram_wins_over_an_earlier_short_one() -> None:
+    assert drafts([5, 9, 1, 2, 5, 7, 2, 5], 1, 3, 1) == [7]
+
+
+def test_the_earliest_of_equal_matches_wins() -> None:
+    assert drafts([1, 2, 3, 1, 2, 4, 1, 2], 2, 2, 1) == [3]
+
+
+def test_no_draft_lies_behind_the_rows_end() -> None:
+    assert drafts([8, 8, 8], 1, 5, 5) == [8]
+    assert drafts([1, 2, 1, 2], 1, 2, 8) == [1, 2]
+
+
+@pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3, 4]])
+def test_a_row_without_a_repetition_gets_nothing(tokens: list[int]) -> None:
+    assert drafts(tokens, 1, 5, 5) == []
+
+
+def test_a_match_below_the_minimum_is_none() -> None:
+    assert drafts([3, 1, 4, 1], 2, 5, 5) == []
+
+
+def test_the_continuation_is_an_int32_view_of_the_row() -> None:
+    tokens = np.array([1, 2, 3, 1, 2], np.int32)
+    found, missed = continuation(tokens, 2, 2, 2), continuation(tokens[:3], 2, 2, 2)
+    assert np.shares_memory(found, tokens)
+    assert found.dtype == missed.dtype == np.int32
+
+
+def test_rows_are_looked_up_in_themselves_alone_and_each_to_its_own_k() -> None:
+    rows = {"a": [1, 2, 3, 4, 1, 2], "b": [3, 4], "c": [5, 6, 5, 6, 5, 6]}
+    proposed = NgramProposer(2, 5).propose(batch(rows, k=[1, 4, 3], scattered=True))
+    assert [list(row) for row in proposed] == [[3], [], [5, 6]]
+
+
+def test_proposed_tokens_are_plain_integers() -> None:
+    (row,) = NgramProposer(1, 2).propose(batch({"a": [1, 2, 1]}))
+    assert all(type(token) is int for token in row)
+
+
+def test_its_options_reach_the_proposer() -> None:
+    spec = parse_spec({"name": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 3})
+    from engine_adapter.proposers.ngram import METHOD
+
+    proposer = METHOD.create(spec, None)  # type: ignore[arg-type]
+    rows = {"two": [1, 2, 3, 1, 2], "three": [9, 1, 2, 3, 9, 1, 2]}
+    assert [list(row) for row in proposer.propose(batch(rows, k=1))] == [[], [3]]
+
+
+@pytest.mark.vllm
+def test_drafts_are_vllms() -> None:
+    from vllm.v1.spec_decode.ngram_proposer import (
+        _find_longest_matched_ngram_and_propose_tokens as theirs,
+    )
+
+    rng = np.random.default_rng(1)
+    for _ in range(3000):
+        tokens = rng.integers(0, rng.integers(1, 5), rng.integers(1, 50)).astype(np.int32)
+        min_n = int(rng.integers(1, 5))
+        max_n, k = min_n + int(rng.integers(0, 4)), int(rng.integers(1, 9))
+        assert (
+            continuation(tokens, min_n, max_n, k).tolist()
+            == theirs(tokens, min_n, max_n, 1 << 20, k).tolist()
+        )

@@ -1,0 +1,145 @@
+"""Suffix decoding: late feeding, lag, and the life of a request's trees."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_adapter.proposers.catalog import parse_spec
+from engine_adapter.proposers.suffix import METHOD, SuffixProposer
+from tests.engine_adapter.proposers.batches import batch
+
+pytest.importorskip("arctic_inference.suffix_decoding")
+
+PATTERN = [11, 12, 13, 14, 15, 16]
+
+
+def proposer(**options: Any) -> SuffixProposer:
+    return METHOD.create(parse_spec({"name": "suffix", **options}), None)  # type: ignore[arg-type]
+
+
+def step(
+    suffix: SuffixProposer, tokens: Sequence[int], k: int = 8, prompt: int = 4, name: str = "r"
+) -> list[int]:
+    """One row, alone in its batch."""
+    (row,) = suffix.propose(batch({name: tokens}, k=k, prompt=prompt))
+    return list(row)
+
+
+def growing_row(rng: np.random.Generator, steps: int, prompt: int) -> list[list[int]]:
+    """A row's committed tokens at the end of each step: repetitive, 1 to 4 tokens a step."""
+    tokens = rng.integers(0, 4, prompt).tolist()
+    lengths = []
+    for _ in range(steps):
+        tokens = tokens + rng.integers(0, 4, rng.integers(1, 5)).tolist()
+        lengths.append(tokens)
+    return lengths
+
+
+def test_a_repeated_pattern_is_drafted() -> None:
+    assert step(proposer(), PATTERN * 3 + PATTERN[:2], k=3) == [13, 14, 15]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_fed_late_drafts_as_one_fed_all_along(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = growing_row(rng, steps=12, prompt=6)
+    here = sorted(rng.choice(12, 5, replace=False).tolist())
+    steady, switched = proposer(), proposer()
+    drafted = 0
+    for i, tokens in enumerate(rows):
+        expected = step(steady, tokens, prompt=6)
+        if i in here:
+            assert step(switched, tokens, prompt=6) == expected
+            drafted += len(expected)
+    assert drafted, "rows that draft nothing would compare nothing"
+
+
+def test_what_a_row_gained_meanwhile_reaches_the_trees_of_others() -> None:
+    suffix = proposer()
+    step(suffix, [1, 2, 3, 4, 5], name="author")
+    step(suffix, [1, 2, 3, 4, 5, *PATTERN], name="author")
+    assert step(suffix, [9, 8, 7, 6, 11, 12], k=2, name="reader") == [13, 14]
+
+
+def test_a_lag_is_counted_once_and_only_when_there_is_one() -> None:
+    suffix, lags = proposer(), []
+    tokens = list(range(1, 40))
+    for length, computed in ((5, 0), (7, 4), (8, 6), (20, 18), (21, 19)):
+        suffix.propose(batch({"r": tokens[:length]}, prompt=4, computed=[computed]))
+        lags.append(suffix.catchup_tokens)
+    # Between the third and the fourth step another proposer drafted: 10 tokens were read.
+    assert lags == [0, 0, 0, 10, 0]
+
+
+def test_a_lag_is_summed_over_rows() -> None:
+    suffix = proposer()
+    suffix.propose(batch({"a": range(5), "b": range(6)}, prompt=4, computed=[0, 0]))
+    suffix.propose(batch({"a": range(9), "b": range(12)}, prompt=4, computed=[8, 11]))
+    assert suffix.catchup_tokens == (8 - 5) + (11 - 6)
+
+
+def test_a_row_taken_over_from_another_proposer_lags_by_what_was_generated() -> None:
+    suffix = proposer()
+    suffix.propose(batch({"r": range(10)}, prompt=4, computed=[9]))
+    assert suffix.catchup_tokens == 5
+
+
+def test_each_row_keeps_to_its_own_k() -> None:
+    rows = {name: PATTERN * 3 for name in "abc"}
+    proposed = proposer().propose(batch(rows, k=[1, 5, 3], prompt=4, scattered=True))
+    assert [len(row) for row in proposed] == [1, 5, 3]
+    assert [list(row) for row in proposed] == [PATTERN[:1], PATTERN[:5], PATTERN[:3]]
+
+
+def test_a_large_k_is_bounded_by_the_match() -> None:
+    drafts = step(proposer(suffix_decoding_max_tree_depth=8), PATTERN * 8, k=200)
+    assert 0 < len(drafts) <= 8
+
+
+def test_the_spec_factor_bounds_drafts_by_the_matched_length() -> None:
+    row = [1, 2, 11, 12, 13, 14, 15, 16, 3, 11, 12]
+    assert len(step(proposer(suffix_decoding_max_spec_factor=2.0), row)) == 4
+    assert len(step(proposer(suffix_decoding_max_spec_factor=1.0), row)) == 2
+
+
+def test_a_high_probability_threshold_leaves_unsure_tokens_out() -> None:
+    row = [1, 2, 1, 3, 1, 4, 1]
+    assert step(proposer(suffix_decoding_min_token_prob=0.9), row, prompt=2) == []
+    assert step(proposer(suffix_decoding_min_token_prob=0.1), row, prompt=2) != []
+
+
+def test_forget_frees_the_rows_own_trees_and_may_be_repeated() -> None:
+    suffix = proposer()
+    step(suffix, PATTERN * 2)
+    assert list(suffix._cache.active_requests) == ["r"]
+    suffix.forget(["r", "never seen"])
+    suffix.forget(["r"])
+    assert not suffix._cache.active_requests
+    assert not suffix._fed
+
+
+def test_outputs_of_ended_requests_still_help_new_ones() -> None:
+    suffix = proposer()
+    step(suffix, [1, 2, 3, 4, *PATTERN], name="ended")
+    suffix.forget(["ended"])
+    assert step(suffix, [9, 8, 7, 6, 11, 12], k=2, name="new") == [13, 14]
+
+
+def test_without_a_shared_tree_requests_do_not_see_each_other() -> None:
+    suffix = proposer(suffix_decoding_max_cached_requests=0)
+    step(suffix, [1, 2, 3, 4, *PATTERN], name="ended")
+    assert step(suffix, [9, 8, 7, 6, 11, 12], name="new") == []
+
+
+def test_a_request_id_used_again_starts_from_its_new_prompt() -> None:
+    suffix = proposer(suffix_decoding_max_cached_requests=0)
+    step(suffix, PATTERN * 3)
+    suffix.forget(["r"])
+    again = [21, 22, 23, 24, 21, 22]
+    assert step(suffix, again, k=2) == step(proposer(), again, k=2) == [23, 24]
+
+
+def test_proposed_tokens_are_plain_integers() -> None:
+    assert all(type(token) is int for token in step(proposer(), PATTERN * 3))
