@@ -5,6 +5,7 @@ are parsed, never executed; those inside functions count too, unless a check say
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,12 +164,19 @@ def engines_imported_past_the_factory(root: Path) -> list[str]:
 
 
 def private_vllm_outside_compat(root: Path) -> list[str]:
-    """vLLM's names beyond `PUBLIC_VLLM` are used through compat.py alone."""
-    return [
-        str(i)
-        for i in imports(root)
-        if _in(i.target, "vllm") and i.importer != COMPAT and i.target not in PUBLIC_VLLM
+    """vLLM's names beyond `PUBLIC_VLLM` are used through compat.py alone, strings included."""
+    named = [i for i in imports(root) if _in(i.target, "vllm")]
+    named += [
+        Import(module, node.value, node.lineno, False)
+        for module, path in sources(root)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Constant) and _is_vllm_path(node.value)
     ]
+    return [str(i) for i in named if i.importer != COMPAT and i.target not in PUBLIC_VLLM]
+
+
+def _is_vllm_path(value: object) -> bool:
+    return isinstance(value, str) and bool(re.fullmatch(r"vllm(\.\w+)+(:\w+)?", value))
 
 
 def cycles(root: Path) -> list[str]:

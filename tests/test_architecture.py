@@ -125,6 +125,11 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         "engine_adapter.vllm_engine.a:2 imports vllm.v1",
     ),
     (
+        architecture.private_vllm_outside_compat,
+        {"engine_adapter/vllm_engine/a.py": "x = load('vllm.v1.core:Scheduler')"},
+        "engine_adapter.vllm_engine.a:1 imports vllm.v1.core:Scheduler",
+    ),
+    (
         architecture.cycles,
         {
             "server/__init__.py": "",

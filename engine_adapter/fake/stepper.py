@@ -115,11 +115,17 @@ class Stepper:
         verified = tallies.counts()
         self._metrics.on_step(verified)
         self.show_load()
-        drafted = {row.proposer: row.drafted for row in rows if row.drafted}
-        draft_s = self._options.fake_draft_token_ms / 1000
-        self.draft_ms |= dict.fromkeys(drafted, self._options.fake_draft_token_ms)
-        seconds = {name: draft_s * k for name, k in drafted.items()}
+        seconds = self._draft_seconds(rows)
         self._observer.on_step(StepReport(kind, now_s - began_s, verified, seconds, {}))
+
+    def _draft_seconds(self, rows: Rows[Row]) -> dict[str, float]:
+        longest: dict[str, int] = {}
+        for row in rows:
+            if row.drafted:
+                longest[row.proposer] = max(row.drafted, longest.get(row.proposer, 0))
+        token_ms = self._options.fake_draft_token_ms
+        self.draft_ms |= dict.fromkeys(longest, token_ms)
+        return {name: token_ms * k / 1000 for name, k in longest.items()}
 
     def _advance(self, row: Row, tallies: Tallies, now_s: float) -> None:
         sequence = row.sequence
