@@ -5,7 +5,7 @@ from dataclasses import asdict
 from fastapi import APIRouter
 
 from engine_adapter.interface import SpecMethod
-from server.control.selection import Asked, SelectionError
+from server.control.selection import SelectionError
 from server.control.switcher import SwitchInProgress
 from server.dependencies import ReadyState
 from server.errors import ApiError, InvalidField, NotFound
@@ -27,15 +27,8 @@ router = APIRouter()
 @router.post("/v1/switch_spec_method")
 async def switch_spec_method(body: SwitchRequest, state: ReadyState) -> SwitchResponse:
     """Makes another proposer, or none, the active method."""
-    asked = Asked(
-        body.name,
-        body.num_speculative_tokens,
-        given=True,
-        proposer_param=body.name_field,
-        k_param="num_speculative_tokens",
-    )
     try:
-        result = await state.switcher.switch(asked, body.mode, body.reason)
+        result = await state.switcher.switch(body.asked(), body.mode, body.reason)
     except SelectionError as error:
         kind = NotFound if error.code == "proposer_not_found" else InvalidField
         raise kind(message=error.message, param=error.param, code=error.code) from None

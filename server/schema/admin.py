@@ -1,8 +1,9 @@
 """Bodies of the admin routes. Unknown fields and loose types are refused."""
 
-from typing import Self
+from pydantic import BaseModel, ConfigDict, Field
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from server.control.selection import Asked
+from server.errors import InvalidField
 
 
 class SwitchRequest(BaseModel):
@@ -21,28 +22,27 @@ class SwitchRequest(BaseModel):
         None, ge=0, description="most tokens to draft in a step; the proposer's k if left out"
     )
     mode: str = Field("immediate", description="which requests change: see docs/api.md")
-    timeout_s: float = Field(30.0, gt=0, description="seconds that a mode which waits may wait")
+    timeout_s: float = Field(
+        30.0, gt=0, allow_inf_nan=False, description="seconds that a mode which waits may wait"
+    )
     reason: str | None = Field(None, max_length=200, description="kept with the switch's record")
 
-    @model_validator(mode="after")
-    def _one_name(self) -> Self:
-        given = self.model_fields_set & {"speculative_model", "proposer"}
+    def asked(self) -> Asked:
+        """What the body names. Raises `InvalidField` where it names nothing, or two things."""
+        given = [n for n in ("speculative_model", "proposer") if n in self.model_fields_set]
         if not given:
-            raise ValueError("speculative_model is required; null or none is plain decoding")
+            message = "speculative_model is required; null or none is plain decoding."
+            raise InvalidField("speculative_model", message, "missing_required_parameter")
         if len(given) == 2 and self.speculative_model != self.proposer:
-            raise ValueError("speculative_model and proposer mean the same, but differ")
-        return self
-
-    @property
-    def name_field(self) -> str:
-        """The field that names the proposer, as the client wrote it."""
-        given = "speculative_model" in self.model_fields_set
-        return "speculative_model" if given else "proposer"
-
-    @property
-    def name(self) -> str | None:
-        """What it says."""
-        return self.speculative_model if self.name_field == "speculative_model" else self.proposer
+            message = "speculative_model and proposer mean the same but differ; send one of them."
+            raise InvalidField("proposer", message)
+        return Asked(
+            getattr(self, given[0]),
+            self.num_speculative_tokens,
+            given=True,
+            proposer_param=given[0],
+            k_param="num_speculative_tokens",
+        )
 
 
 class Method(BaseModel):

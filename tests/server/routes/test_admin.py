@@ -1,0 +1,237 @@
+"""The admin routes over HTTP, on the fake engine."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from engine_adapter.interface import SpecMethod
+from tests.server.conftest import StartGateway
+from tests.server.gateway import Gateway, eventually
+
+COMPLETION = {"model": "specgate-demo", "prompt": "def f():", "max_tokens": 8}
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> httpx.AsyncClient:
+    return gateway.client
+
+
+async def switch(client: httpx.AsyncClient, **body: Any) -> httpx.Response:
+    return await client.post("/v1/switch_spec_method", json=body)
+
+
+async def test_a_switch_answers_what_was_and_what_is(client: httpx.AsyncClient) -> None:
+    response = await switch(
+        client, speculative_model="[ngram]", num_speculative_tokens=3, timeout_s=30, reason="test"
+    )
+    assert response.status_code == 200
+    body = response.json()
+    assert body.pop("waited_ms") >= 0
+    assert body == {
+        "previous": {"spec_method": "draft", "num_speculative_tokens": 4},
+        "active": {"spec_method": "ngram", "num_speculative_tokens": 3},
+        "mode": "immediate",
+        "generation": 1,
+        "in_flight": 0,
+    }
+
+
+async def test_the_next_request_uses_what_was_switched_to(client: httpx.AsyncClient) -> None:
+    for name in ("suffix", "none", "draft-small"):
+        await switch(client, speculative_model=name)
+        response = await client.post("/v1/completions", json=COMPLETION)
+        assert response.headers["x-specgate-spec-method"] == name
+
+
+@pytest.mark.parametrize("field", ["speculative_model", "proposer"])
+@pytest.mark.parametrize("name", [None, "none", "None", "disable"])
+async def test_null_and_none_are_plain_decoding(
+    client: httpx.AsyncClient, field: str, name: str | None
+) -> None:
+    response = await switch(client, **{field: name})
+    active = response.json()["active"]
+    assert active == {"spec_method": "none", "num_speculative_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        ({"speculative_model": "nobody"}, 404, "speculative_model", "proposer_not_found"),
+        ({"proposer": "nobody"}, 404, "proposer", "proposer_not_found"),
+        ({"speculative_model": "auto"}, 404, "speculative_model", "proposer_not_found"),
+        ({"speculative_model": "[draft_model]"}, 400, "speculative_model", "proposer_ambiguous"),
+        (
+            {"speculative_model": "ngram", "num_speculative_tokens": 6},
+            400,
+            "num_speculative_tokens",
+            "num_speculative_tokens_too_large",
+        ),
+        ({"speculative_model": "ngram", "mode": "drain"}, 400, "mode", "unknown_mode"),
+        ({"speculative_model": "ngram", "mode": "later"}, 400, "mode", "unknown_mode"),
+        ({"speculative_model": "ngram", "mode": None}, 400, "mode", None),
+        ({"speculative_model": 7}, 400, "speculative_model", None),
+        ({"speculative_model": ["ngram"]}, 400, "speculative_model", None),
+        (
+            {"speculative_model": "ngram", "num_speculative_tokens": "4"},
+            400,
+            "num_speculative_tokens",
+            None,
+        ),
+        (
+            {"speculative_model": "ngram", "num_speculative_tokens": -1},
+            400,
+            "num_speculative_tokens",
+            None,
+        ),
+        (
+            {"speculative_model": "ngram", "num_speculative_tokens": True},
+            400,
+            "num_speculative_tokens",
+            None,
+        ),
+        ({"speculative_model": "ngram", "timeout_s": 0}, 400, "timeout_s", None),
+        ({"speculative_model": "ngram", "reason": "x" * 201}, 400, "reason", None),
+        ({"speculative_model": "ngram", "k": 4}, 400, "k", "unknown_parameter"),
+        ({"speculative_model": "ngram", "proposer": "draft"}, 400, "proposer", None),
+        ({}, 400, "speculative_model", "missing_required_parameter"),
+    ],
+)
+async def test_a_bad_switch_names_its_field_and_changes_nothing(
+    gateway: Gateway,
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    status: int,
+    param: str,
+    code: str | None,
+) -> None:
+    response = await switch(client, **body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+    assert error["message"]
+    assert gateway.state.switcher.active.generation == 0
+
+
+@pytest.mark.parametrize("content", [b'{"speculative_model"', b"", b"[]", b"null", b'"ngram"'])
+async def test_what_is_no_json_object_is_refused(client: httpx.AsyncClient, content: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = await client.post("/v1/switch_spec_method", content=content, headers=headers)
+    assert response.status_code == 400
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_of_fifty_switches_at_once_one_wins_at_a_time(
+    gateway: Gateway, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running_now = most_at_once = 0
+    engine = gateway.state.engine
+
+    async def slow(method: SpecMethod, generation: int, *, running: bool) -> None:
+        nonlocal running_now, most_at_once
+        running_now += 1
+        most_at_once = max(most_at_once, running_now)
+        await asyncio.sleep(0.02)
+        running_now -= 1
+
+    monkeypatch.setattr(engine, "switch", slow)
+    names = ("ngram", "suffix", "draft", "draft-small", "none")
+    responses = await asyncio.gather(
+        *(switch(client, speculative_model=names[i % 5]) for i in range(50))
+    )
+    won = [r for r in responses if r.status_code == 200]
+    lost = [r for r in responses if r.status_code == 409]
+    assert most_at_once == 1
+    assert won
+    assert len(won) + len(lost) == 50
+    assert {r.json()["error"]["code"] for r in lost} == {"switch_in_progress"}
+    assert sorted(r.json()["generation"] for r in won) == list(range(1, len(won) + 1))
+    assert gateway.state.switcher.active.generation == len(won)
+
+
+async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_die_at_call": "switch"})
+    response = await switch(gateway.client, speculative_model="ngram")
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_dead"
+    assert "retry-after" in response.headers
+    assert gateway.state.switcher.active.name == "draft"
+    assert gateway.state.switcher.history[0].outcome == "failed"
+
+
+async def test_the_active_method_is_shown_with_its_past(client: httpx.AsyncClient) -> None:
+    await switch(client, speculative_model="suffix", mode="new_requests", reason="nightly")
+    await switch(client, speculative_model="ngram", num_speculative_tokens=2)
+    body = (await client.get("/v1/spec_method")).json()
+    assert (body["spec_method"], body["num_speculative_tokens"]) == ("ngram", 2)
+    assert body["generation"] == 2
+    newest, oldest = body["switches"]
+    assert newest["from"] == {"spec_method": "suffix", "num_speculative_tokens": 8}
+    assert newest["to"] == {"spec_method": "ngram", "num_speculative_tokens": 2}
+    assert newest["when"] <= body["since"]
+    assert (oldest["mode"], oldest["reason"], oldest["outcome"]) == (
+        "new_requests",
+        "nightly",
+        "switched",
+    )
+
+
+async def test_the_figures_are_those_of_the_requests(client: httpx.AsyncClient) -> None:
+    request = {**COMPLETION, "max_tokens": 200, "spec_decode": {"proposer": "ngram"}}
+    completion = (await client.post("/v1/completions", json=request)).json()
+    counts = completion["metrics"]["speculative_decoding"]["by_proposer"]["ngram"]
+    figures = (await client.get("/v1/spec_method")).json()["proposers"]
+    assert {key: figures["ngram"][key] for key in counts} == counts
+    assert figures["ngram"]["acceptance_rate"] == pytest.approx(
+        counts["accepted"] / counts["drafted"]
+    )
+    assert figures["suffix"]["acceptance_rate"] is None
+
+
+async def test_requests_in_flight_move_with_an_immediate_switch_unless_pinned(
+    start: StartGateway,
+) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 20})
+    long = {**COMPLETION, "max_tokens": 500, "ignore_eos": True}
+    exchanges = [
+        gateway.exchange("/v1/completions", body)
+        for body in (long, long, {**long, "spec_decode": {"proposer": "suffix"}})
+    ]
+    tasks = [exchange.begin() for exchange in exchanges]
+    await eventually(lambda: sum(gateway.state.switcher.in_flight.values()) == 3)
+    before = (await gateway.client.get("/v1/spec_method")).json()["in_flight"]
+    result = (await switch(gateway.client, speculative_model="ngram")).json()
+    after = (await gateway.client.get("/v1/spec_method")).json()["in_flight"]
+    for exchange in exchanges:
+        exchange.leave()
+    await asyncio.gather(*tasks)
+    assert before == {"draft": 2, "suffix": 1}
+    assert after == {"ngram": 2, "suffix": 1}
+    assert result["in_flight"] == 3
+    assert gateway.state.switcher.in_flight == {}
+
+
+async def test_the_proposers_are_shown_in_their_order(client: httpx.AsyncClient) -> None:
+    body = (await client.get("/v1/proposers")).json()
+    assert body["object"] == "list"
+    shown = [(p["name"], p["method"], p["num_speculative_tokens"]) for p in body["data"]]
+    assert shown == [
+        ("ngram", "ngram", 5),
+        ("suffix", "suffix", 8),
+        ("draft", "draft_model", 4),
+        ("draft-small", "draft_model", 4),
+    ]
+    assert [p["roles"] for p in body["data"]] == [["backup"], [], ["primary"], []]
+    assert {p["state"] for p in body["data"]} == {"loaded"}
+    for field in ("model", "tensor_parallel_size", "weights_bytes", "kv_bytes", "draft_latency_ms"):
+        assert all(field in p for p in body["data"]), field
+
+
+@pytest.mark.parametrize("path", ["/v1/spec_method", "/v1/proposers"])
+async def test_before_the_start_has_ended_there_is_nothing_to_show(
+    start: StartGateway, path: str
+) -> None:
+    gateway = await start(wait=False, engine_args={"fake_start_s": 60})
+    response = await gateway.client.get(path)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_not_ready"

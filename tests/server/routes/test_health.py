@@ -1,0 +1,44 @@
+"""What probes see while the server loads, serves, and is broken."""
+
+from typing import Any
+
+from tests.server.conftest import StartGateway
+from tests.server.gateway import Gateway, eventually
+
+
+async def status_and_code(gateway: Gateway, path: str) -> tuple[int, Any]:
+    response = await gateway.client.get(path)
+    return response.status_code, response.json().get("error", {}).get("code")
+
+
+async def test_while_loading_it_is_alive_and_not_ready(start: StartGateway) -> None:
+    gateway = await start(wait=False, engine_args={"fake_start_s": 60})
+    assert await status_and_code(gateway, "/health") == (200, None)
+    assert await status_and_code(gateway, "/ready") == (503, "engine_not_ready")
+    assert "retry-after" in (await gateway.client.get("/ready")).headers
+
+
+async def test_once_started_it_is_alive_and_ready(gateway: Gateway) -> None:
+    assert (await gateway.client.get("/health")).json() == {"status": "ok"}
+    assert (await gateway.client.get("/ready")).json() == {"status": "ready"}
+
+
+async def test_a_start_that_failed_is_neither(start: StartGateway) -> None:
+    gateway = await start(wait=False, engine_args={"fake_fail_start": "no memory"})
+    await gateway.state.started.wait()
+    for path in ("/health", "/ready"):
+        assert await status_and_code(gateway, path) == (503, "engine_start_failed")
+
+
+async def test_an_engine_that_died_is_neither(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_die_after_steps": 1})
+    await gateway.complete(max_tokens=50)
+    await eventually(lambda: gateway.engine.failure is not None)
+    for path in ("/health", "/ready"):
+        assert await status_and_code(gateway, path) == (503, "engine_dead")
+
+
+async def test_while_it_stops_it_is_alive_and_not_ready(gateway: Gateway) -> None:
+    gateway.state.draining = True
+    assert await status_and_code(gateway, "/health") == (200, None)
+    assert await status_and_code(gateway, "/ready") == (503, "stopping")
