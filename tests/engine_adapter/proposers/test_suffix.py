@@ -87,7 +87,7 @@ def test_a_row_taken_over_from_another_proposer_lags_by_what_was_generated() -> 
 
 
 def test_each_row_keeps_to_its_own_k() -> None:
-    rows = {name: PATTERN * 3 for name in "abc"}
+    rows = dict.fromkeys("abc", PATTERN * 3)
     proposed = proposer().propose(batch(rows, k=[1, 5, 3], prompt=4, scattered=True))
     assert [len(row) for row in proposed] == [1, 5, 3]
     assert [list(row) for row in proposed] == [PATTERN[:1], PATTERN[:5], PATTERN[:3]]
