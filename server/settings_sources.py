@@ -22,6 +22,10 @@ PREFIX = "SPECGATE_"
 """What the names of the environment variables begin with."""
 
 _SHOWN_CHARS = 100
+_SERVICE_LINK = (
+    " (Kubernetes makes this variable for a service of this name; "
+    "set enableServiceLinks: false in the pod)"
+)
 
 
 class SettingsError(Exception):
@@ -82,6 +86,7 @@ def _make_parser() -> argparse.ArgumentParser:
     """One argument per field; what is not given stays out of the result."""
     parser = _Parser(
         prog="specgate serve",
+        usage="specgate serve [MODEL] [--flag VALUE]...",
         description="Serves MODEL with several speculative-decoding proposers over OpenAI's API.",
         epilog=f"Every flag is also a variable (--max-model-len: {PREFIX}MAX_MODEL_LEN) and a key "
         "of the YAML file (max_model_len). Flags win over variables, those over the file.",
@@ -183,4 +188,5 @@ def _reason(detail: ErrorDetails) -> str:
         return message
     value = repr(detail["input"])
     shown = value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}…"
-    return f"{message[0].lower()}{message[1:]}, got {shown}"
+    hint = _SERVICE_LINK if value.startswith("'tcp://") else ""
+    return f"{message[0].lower()}{message[1:]}, got {shown}{hint}"

@@ -1,0 +1,180 @@
+"""What can be set, what follows from it, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import demo
+from engine_adapter.proposers.contract import ProposerSpec
+from server.settings import OWN_ENGINE_ARGUMENTS, EngineArguments, Settings
+
+NGRAM = {"name": "ngram", "num_speculative_tokens": 5}
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Settings(**given)
+    return str(caught.value)
+
+
+def test_without_a_model_it_is_the_demo_with_four_proposers() -> None:
+    settings = Settings()
+    assert settings.model == str(demo.model_path("target"))
+    assert settings.served_model_name == ("specgate-demo",)
+    assert [(p.name, p.method, p.num_speculative_tokens) for p in settings.proposer] == [
+        ("ngram", "ngram", 5),
+        ("suffix", "suffix", 8),
+        ("draft", "draft_model", 4),
+        ("draft-small", "draft_model", 4),
+    ]
+    assert settings.proposer[0].options == {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    assert (settings.primary, settings.backup, settings.spec_method) == ("draft", "ngram", "draft")
+    assert settings.engine_config().arguments == {
+        "dtype": "float32",
+        "max_model_len": 2048,
+        "kv_cache_memory_bytes": 512 * 2**20,
+    }
+
+
+def test_what_is_given_wins_over_the_demos_defaults() -> None:
+    settings = Settings(dtype="bfloat16", spec_method="none", served_model_name=["a", "b"])
+    assert (settings.dtype, settings.spec_method) == ("bfloat16", "none")
+    assert settings.served_model_name == ("a", "b")
+    assert settings.engine_config().served_model_name == "a"
+
+
+def test_the_demo_takes_other_proposers() -> None:
+    settings = Settings(proposer=[NGRAM])
+    assert settings.proposer_names == ("ngram",)
+    assert (settings.primary, settings.spec_method) == (None, "none")
+    assert settings.max_model_len == 2048
+
+
+def test_with_a_model_nothing_of_the_demo_is_left() -> None:
+    settings = Settings(model="org/model")
+    assert settings.served_model_name == ("org/model",)
+    assert settings.proposer == ()
+    assert (settings.primary, settings.backup, settings.spec_method) == (None, None, "none")
+    config = settings.engine_config()
+    assert (config.model, config.arguments) == ("org/model", {})
+
+
+def test_the_primary_proposer_is_the_method_at_start() -> None:
+    assert Settings(model="org/m", proposer=[NGRAM], primary="ngram").spec_method == "ngram"
+
+
+@pytest.mark.parametrize("name", ["primary", "[ngram]", "ngram"])
+def test_the_method_at_start_may_be_named_as_in_a_switch(name: str) -> None:
+    settings = Settings(model="org/m", proposer=[NGRAM], primary="ngram", spec_method=name)
+    assert settings.initial_proposer == "ngram"
+
+
+def test_engine_arguments_go_on_under_their_names() -> None:
+    settings = Settings(
+        model="org/m",
+        tensor_parallel_size="2",
+        gpu_memory_utilization="0.5",
+        enforce_eager="true",
+        kv_cache_memory_bytes="2GiB",
+        engine_args='{"max-logprobs": 5, "fake_step_ms": 3}',
+    )
+    arguments = settings.engine_config().arguments
+    assert arguments == {
+        "tensor_parallel_size": 2,
+        "gpu_memory_utilization": 0.5,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2 * 2**30,
+        "max_logprobs": 5,
+        "fake_step_ms": 3,
+    }
+    assert type(arguments["kv_cache_memory_bytes"]) is int
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '{"name": "ngram", "num_speculative_tokens": 5}',
+        '[{"name": "ngram", "num_speculative_tokens": 5}]',
+        ['{"name": "ngram", "num_speculative_tokens": 5}'],
+        [NGRAM],
+        NGRAM,
+    ],
+)
+def test_a_proposer_may_be_json_or_a_mapping(given: Any) -> None:
+    (spec,) = Settings(model="org/m", proposer=given).proposer
+    assert isinstance(spec, ProposerSpec)
+    assert (spec.name, spec.num_speculative_tokens) == ("ngram", 5)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings(model="org/m").port = 1
+
+
+def test_keys_are_not_shown() -> None:
+    settings = Settings(model="org/m", api_key="one, two", admin_key=["sk-admin"])
+    assert [key.get_secret_value() for key in settings.api_key] == ["one", "two"]
+    assert "sk-admin" not in repr(settings)
+    assert "two" not in str(settings)
+
+
+@pytest.mark.parametrize("name", sorted(OWN_ENGINE_ARGUMENTS))
+def test_what_specgate_sets_itself_cannot_be_set(name: str) -> None:
+    assert f"{name} is set by Specgate itself" in refusal(engine_args={name: None})
+
+
+@pytest.mark.parametrize("name", ["model", "seed", "max-model-len", "served_model_name", "port"])
+def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
+    flag = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+    assert f"has a setting of its own: {flag}" in refusal(engine_args={name: 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"primary": "nobody"}, "there is no proposer 'nobody'"),
+        ({"backup": "nobody"}, "there is no proposer 'nobody'"),
+        ({"spec_method": "nobody"}, "there is no proposer 'nobody'"),
+        ({"spec_method": "auto"}, "no policy is configured"),
+        ({"max_speculative_tokens": 4}, "5, more than max_speculative_tokens, 4"),
+        ({"proposer": [NGRAM, NGRAM]}, "'ngram' is given twice"),
+        ({"proposer": [{"name": "primary", "method": "ngram"}]}, "'primary' is reserved"),
+        ({"proposer": [{"name": "x", "method": "magic"}]}, "'magic' is unknown"),
+        ({"proposer": [{"name": "ngram", "depth": 3}]}, "no such field"),
+        ({"proposer": [{"name": "d", "method": "draft_model"}]}, "needs the path"),
+        ({"proposer": "{"}, "not valid JSON"),
+        ({"proposer": [7]}, "must be a JSON object"),
+        ({"engine_args": "[1]"}, "must be a JSON object"),
+        ({"engine_args": "{"}, "not valid JSON"),
+        ({"api_key": [""]}, "at least 1"),
+        ({"port": 65536}, "less than or equal to 65535"),
+        ({"model": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
+        ({"model": "./models/none"}, "there is no folder"),
+        ({"chat_template": "/no/template"}, "there is no file '/no/template'"),
+        ({"surprise": 1}, "Extra inputs"),
+    ],
+)
+def test_what_cannot_work_is_refused(given: dict[str, Any], reason: str) -> None:
+    assert reason in refusal(**given)
+
+
+def test_a_draft_models_folder_must_exist() -> None:
+    spec = {"name": "d", "method": "draft_model", "model": "/no/draft"}
+    assert "d: model: there is no folder '/no/draft'" in refusal(model="org/m", proposer=[spec])
+
+
+def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path) -> None:
+    assert "has no config.json" in refusal(model=str(tmp_path))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "org/model", "org/model-1.0_x", "s3://bucket/model"])
+def test_an_id_of_the_hub_is_left_to_the_engine(model: str) -> None:
+    assert Settings(model=model).model == model
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+    assert set(EngineArguments.model_fields) < set(Settings.model_fields)
