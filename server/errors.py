@@ -173,6 +173,8 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         reason = detail["ctx"]["error"]
         message = f"The body is not valid JSON: {reason}, at character {at}."
         return ApiError(400, message, code="invalid_json")
+    if not path and isinstance(error.body, dict):
+        return ApiError(400, f"The body: {detail['msg']}")
     if not path:
         message = "The body must be a JSON object, sent with `Content-Type: application/json`."
         return ApiError(400, message)

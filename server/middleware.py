@@ -79,7 +79,7 @@ class AccessLog:
             log.info(
                 "request",
                 method=method,
-                path=scope["path"],
+                path=shown_path(scope),
                 route=route,
                 status=status,
                 duration_ms=round(seconds * 1e3, 2),
@@ -93,6 +93,12 @@ def route_template(scope: Scope) -> str:
         routes = scope["app"].routes
         route = next((r for r in routes if r.matches(scope)[0] is not Match.NONE), None)
     return str(getattr(route, "path", UNMATCHED))
+
+
+def shown_path(scope: Scope) -> str:
+    """The path as it was sent, still percent-encoded: a log line cannot be forged with it."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+    return raw[:200].decode("ascii", "backslashreplace")
 
 
 class ErrorBoundary:
@@ -115,7 +121,7 @@ class ErrorBoundary:
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
-            log.error("unhandled_exception", path=scope["path"], exc_info=error)
+            log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:
                 # The server cuts the connection, so that the client sees a broken answer.
                 raise

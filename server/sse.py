@@ -109,15 +109,19 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
-        try:
-            async for data in self._events:
-                await self._write(send, data)
-        except Exception as error:
-            if not self._started:
-                raise
-            mapped = to_api_error(error)
-            log.error("stream_failed", code=mapped.code, exc_info=error)
-            await self._write(send, event(error_body(mapped)) + DONE)
+        while True:
+            try:
+                data = await anext(self._events)
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                if not self._started:
+                    raise
+                mapped = to_api_error(error)
+                log.error("stream_failed", code=mapped.code, exc_info=error)
+                await self._write(send, event(error_body(mapped)) + DONE)
+                return
+            await self._write(send, data)
 
     async def _keep_alive(self, send: Send) -> None:
         while self._keepalive_s:

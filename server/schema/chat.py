@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from server.schema.generation import GenerationBody
+from server.schema.generation import MAX_INT, GenerationBody
 
 
 def _text_only(value: Any) -> Any:
@@ -67,7 +67,7 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
     """A chat completion."""
 
     messages: Messages
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_INT)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.schema.generation import GenerationBody
+from server.schema.generation import MAX_INT, GenerationBody
 
 MAX_PROMPTS = 2048
 """OpenAI's limit of prompts in one request."""
@@ -47,8 +47,8 @@ class CompletionRequest(GenerationBody):
     """A text completion. `prompt` is always a list here."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
-    max_tokens: int | None = Field(None, ge=0)
-    best_of: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT)
+    best_of: int | None = Field(None, ge=1, le=MAX_INT)
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    logprobs: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_INT)

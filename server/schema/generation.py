@@ -12,6 +12,9 @@ from server.schema.base import Body, Strict
 MAX_CHOICES = 128
 """OpenAI's limit of `n`."""
 
+MAX_INT = 2**31 - 1
+"""The largest number that any other integer field takes: engines count in 32 bits."""
+
 _INT64 = 2**63
 
 
@@ -36,7 +39,7 @@ class SpecDecode(Strict):
     """Who drafts for this request. A `proposer` of null is plain decoding, if it is there."""
 
     proposer: str | None = None
-    num_speculative_tokens: int | None = Field(default=None, ge=0)
+    num_speculative_tokens: int | None = Field(default=None, ge=0, le=MAX_INT)
 
 
 class StreamOptions(Strict):
@@ -55,8 +58,8 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    min_tokens: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT)
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     stop: Stop = None
     stop_token_ids: list[int] | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
@@ -68,7 +71,7 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     spec_decode: SpecDecode | None = None
     speculative_model: str | None = None
-    num_speculative_tokens: int | None = Field(None, ge=0)
+    num_speculative_tokens: int | None = Field(None, ge=0, le=MAX_INT)
 
     @property
     def include_usage(self) -> bool:

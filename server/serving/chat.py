@@ -25,7 +25,7 @@ async def prepare_chat(state: State, body: ChatCompletionRequest) -> "ChatAnswer
     max_tokens, param = _max_tokens(body)
     if max_tokens is not None:
         check_max_tokens(info, len(prompt), max_tokens, param)
-    options = sampling_options(body, info, max_tokens=max_tokens, logprobs=num_top)
+    options = sampling_options(body, info, len(prompt), max_tokens=max_tokens, logprobs=num_top)
     job = admit(state, body, accepted, "chatcmpl", [prompt], [options])
     return ChatAnswer(state, job, body, num_top)
 

@@ -7,7 +7,7 @@ from typing import Any
 from engine_adapter.interface import Delta, EngineInfo, FinishReason, SamplingOptions, TokenLogprob
 from server.dependencies import State
 from server.errors import InvalidField
-from server.schema.completions import CompletionRequest, Prompt
+from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
 from server.serving.admission import Job, accept, admit, check_max_tokens, check_prompt
 from server.serving.answer import Answer
 from server.serving.logprobs import CompletionLogprobs
@@ -29,6 +29,8 @@ async def prepare_completion(state: State, body: CompletionRequest) -> "Completi
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
     prompts = [await _encode(state, body, prompt) for prompt in body.prompt]
+    if len(prompts) * (body.n or 1) > MAX_PROMPTS:
+        raise InvalidField("n", f"prompts times n can be at most {MAX_PROMPTS}.")
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
     options = [_options(body, info, len(prompt)) for prompt in prompts]
@@ -86,17 +88,16 @@ class CompletionAnswer(Answer):
         *,
         echo: bool,
     ) -> dict[str, Any]:
+        echoed, first_token = "", ""
         if echo:
-            text = self._echoes[index // self.job.n] + text
+            echoed = self._echoes[index // self.job.n]
+            # It has no log probability, which would have brought its text.
+            first_token = self._renderer.decode(self.job.requests[index].prompt_token_ids[:1])
         shaped = None
-        if self._asked_logprobs and (logprobs or echo or prompt_logprobs is not None):
+        if self._asked_logprobs and (logprobs or echo):
             tokens = [*(prompt_logprobs or ()), *logprobs]
-            shaped = self._logprobs[index].shape(tokens, self._first_token(index))
-        return {"index": index, "text": text, "logprobs": shaped, "finish_reason": None}
-
-    def _first_token(self, index: int) -> str:
-        """The text of the prompt's first token, which has no log probability to bring it."""
-        return self._renderer.decode(self.job.requests[index].prompt_token_ids[:1])
+            shaped = self._logprobs[index].shape(tokens, first_token, echoed)
+        return {"index": index, "text": echoed + text, "logprobs": shaped, "finish_reason": None}
 
 
 def _options(body: CompletionRequest, info: EngineInfo, prompt_tokens: int) -> SamplingOptions:
@@ -107,6 +108,7 @@ def _options(body: CompletionRequest, info: EngineInfo, prompt_tokens: int) -> S
     return sampling_options(
         body,
         info,
+        prompt_tokens,
         max_tokens=max(max_tokens, 1),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,

@@ -41,15 +41,23 @@ class CompletionLogprobs:
         self._offset = 0
 
     def shape(
-        self, tokens: Sequence[TokenLogprob | None], first_token: str = ""
+        self, tokens: Sequence[TokenLogprob | None], first_token: str = "", echo: str = ""
     ) -> dict[str, list[Any]]:
-        """The object for the next tokens. A prompt's first one has no entry but a text."""
+        """The object for the next tokens, which `echo` begins if it is a prompt.
+
+        A prompt's first token has no log probability, so its text comes as `first_token`.
+        """
         texts = [first_token if t is None else t.chosen.token for t in tokens]
+        offsets = [self._advance(text) for text in texts]
+        if first_token and not echo.startswith(first_token):
+            # A special token before a text that was given as such: it is not in the echo.
+            offsets = [max(offset - len(first_token), 0) for offset in offsets]
+            self._offset -= len(first_token)
         return {
             "tokens": texts,
             "token_logprobs": [None if t is None else _clamped(t.chosen) for t in tokens],
             "top_logprobs": [None if t is None else self._top(t) for t in tokens],
-            "text_offset": [self._advance(text) for text in texts],
+            "text_offset": offsets,
         }
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:

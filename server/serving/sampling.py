@@ -1,7 +1,7 @@
 """A body's sampling fields -> `SamplingOptions`."""
 
 from engine_adapter.interface import EngineInfo, SamplingOptions
-from server.errors import InvalidField
+from server.errors import InvalidField, clip
 from server.schema.generation import GenerationBody
 
 _DEFAULTS = SamplingOptions()
@@ -10,6 +10,7 @@ _DEFAULTS = SamplingOptions()
 def sampling_options(
     body: GenerationBody,
     info: EngineInfo,
+    prompt_tokens: int,
     *,
     max_tokens: int | None,
     logprobs: int | None,
@@ -20,12 +21,15 @@ def sampling_options(
     Raises `InvalidField` for what only the engine's figures show to be wrong.
     """
     min_tokens = body.min_tokens or 0
-    if max_tokens is not None and min_tokens > max_tokens:
-        message = f"min_tokens is {min_tokens}, more than max_tokens, which is {max_tokens}."
+    most = info.max_model_len - prompt_tokens if max_tokens is None else max_tokens
+    if min_tokens > most:
+        message = f"min_tokens is {min_tokens}, and {most} are the most that can be generated."
         raise InvalidField("min_tokens", message)
     for token_id in body.stop_token_ids or ():
         if not 0 <= token_id < info.vocab_size:
-            message = f"stop_token_ids holds {token_id}; ids are from 0 to {info.vocab_size - 1}."
+            message = (
+                f"stop_token_ids holds {clip(token_id)}; ids are from 0 to {info.vocab_size - 1}."
+            )
             raise InvalidField("stop_token_ids", message)
     return SamplingOptions(
         temperature=_or(body.temperature, _DEFAULTS.temperature),

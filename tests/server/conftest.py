@@ -1,0 +1,39 @@
+"""Gateways on the fake engine, started and stopped."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from engine_adapter.fake.engine import FakeEngine
+from tests.server.gateway import BASE_URL, Gateway, build
+
+StartGateway = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[StartGateway]:
+    """Starts gateways with the given settings; `wait=False` does not wait for the engine."""
+    async with AsyncExitStack() as stack:
+
+        async def _start(*, wait: bool = True, **settings: Any) -> Gateway:
+            app, engine, registry = build(**settings)
+            await stack.enter_async_context(app.router.lifespan_context(app))
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            client = httpx.AsyncClient(transport=transport, base_url=BASE_URL)
+            await stack.enter_async_context(client)
+            gateway = Gateway(app, cast(FakeEngine, engine), registry, client)
+            if wait:
+                await gateway.state.started.wait()
+                assert gateway.state.startup_error is None
+            return gateway
+
+        yield _start
+
+
+@pytest.fixture
+async def gateway(start: StartGateway) -> Gateway:
+    """The demo's settings on a fake engine that takes no time."""
+    return await start()

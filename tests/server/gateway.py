@@ -1,0 +1,148 @@
+"""A gateway on the fake engine, and ways to talk to it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.factory import create_engine
+from engine_adapter.fake.engine import FakeEngine
+from engine_adapter.interface import Engine
+from server.app import create_app
+from server.dependencies import State
+from server.lifespan import Hooks
+from server.metrics import Metrics
+from server.settings import Settings
+
+MODEL = "specgate-demo"
+BASE_URL = "http://127.0.0.1:8000"
+
+
+@dataclass
+class Gateway:
+    """An application whose lifespan runs, with a client that calls it in process."""
+
+    app: FastAPI
+    engine: FakeEngine
+    registry: CollectorRegistry
+    client: httpx.AsyncClient
+
+    @property
+    def state(self) -> State:
+        """What the routes work with."""
+        state: State = self.app.state.specgate
+        return state
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        """Posts a JSON body, lone surrogates included, which httpx refuses to encode."""
+        headers = {"content-type": "application/json", **kwargs.pop("headers", {})}
+        return await self.client.post(path, content=json.dumps(body), headers=headers, **kwargs)
+
+    async def complete(self, prompt: Any = "def f(x):", **fields: Any) -> httpx.Response:
+        """Asks for a completion."""
+        return await self.post("/v1/completions", {"prompt": prompt, **fields})
+
+    async def chat(self, content: Any = "Say hello.", **fields: Any) -> httpx.Response:
+        """Asks for an answer to one user message."""
+        messages = [{"role": "user", "content": content}]
+        return await self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+    def exchange(self, path: str, body: Any) -> "Exchange":
+        """A POST whose client can go away."""
+        return Exchange(self.app, path, json.dumps(body).encode())
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        """A metric's value."""
+        return self.registry.get_sample_value(name, labels)
+
+
+def build(
+    hooks: Hooks | None = None, engine: Engine | None = None, **settings: Any
+) -> tuple[FastAPI, Engine, CollectorRegistry]:
+    """An application over an engine that has not started."""
+    arguments = {"fake_step_ms": 0, **settings.pop("engine_args", {})}
+    made = Settings(engine="fake", engine_args=arguments, **settings)
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    engine = engine or create_engine("fake", made.engine_config(), registry, metrics)
+    return create_app(made, engine, metrics, registry, hooks), engine, registry
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON events of a whole stream, which must end with [DONE]."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    data = [line.removeprefix("data: ") for line in lines if not line.startswith(":")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(line) for line in data[:-1]]
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 2.0) -> None:
+    """Waits until the condition holds; fails if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.002)
+
+
+@dataclass
+class Exchange:
+    """One raw ASGI exchange: what the server sent so far, and a client that may leave."""
+
+    app: FastAPI
+    path: str
+    body: bytes
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _asked: bool = False
+
+    def begin(self) -> "asyncio.Task[None]":
+        """Starts the exchange."""
+        return asyncio.create_task(self.app(self._scope(), self._receive, self._send))
+
+    @property
+    def status(self) -> int | None:
+        """The response's status, once it has begun."""
+        return self.sent[0]["status"] if self.sent else None
+
+    @property
+    def text(self) -> str:
+        """The response's body so far."""
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+    def leave(self) -> None:
+        """Disconnects."""
+        self.gone.set()
+
+    def _scope(self) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json"), (b"host", b"127.0.0.1:8000")],
+            "client": ("127.0.0.1", 50000),
+            "server": ("127.0.0.1", 8000),
+            "app": self.app,
+        }
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)

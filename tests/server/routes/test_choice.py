@@ -1,0 +1,161 @@
+"""Choosing a proposer in a request, and what the response says of it."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import StartGateway
+from tests.server.gateway import Gateway, events
+
+CHOICES: list[tuple[dict[str, Any], str, int]] = [
+    ({}, "draft", 4),
+    ({"spec_decode": None}, "draft", 4),
+    ({"spec_decode": {}}, "draft", 4),
+    ({"spec_decode": {"proposer": "ngram"}}, "ngram", 5),
+    ({"spec_decode": {"proposer": "[ngram]", "num_speculative_tokens": 2}}, "ngram", 2),
+    ({"spec_decode": {"proposer": "none"}}, "none", 0),
+    ({"spec_decode": {"proposer": None}}, "none", 0),
+    ({"spec_decode": {"num_speculative_tokens": 0}}, "none", 0),
+    ({"spec_decode": {"num_speculative_tokens": 1}}, "draft", 1),
+    ({"speculative_model": "ngram"}, "ngram", 5),
+    ({"speculative_model": "None"}, "none", 0),
+    ({"speculative_model": None}, "draft", 4),
+    ({"speculative_model": None, "num_speculative_tokens": None}, "draft", 4),
+    ({"speculative_model": "ngram", "num_speculative_tokens": 3}, "ngram", 3),
+    ({"speculative_model": "ngram", "spec_decode": {"proposer": "ngram"}}, "ngram", 5),
+    ({"speculative_model": "disable", "spec_decode": {"proposer": None}}, "none", 0),
+    ({"num_speculative_tokens": 2, "spec_decode": {"proposer": "ngram"}}, "ngram", 2),
+]
+"""Fields, and the proposer and k that they mean on the demo's settings."""
+
+NESTED_K = "spec_decode.num_speculative_tokens"
+
+REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"spec_decode": {"proposer": "nope"}}, "spec_decode.proposer", "proposer_not_found"),
+    ({"speculative_model": "nope"}, "speculative_model", "proposer_not_found"),
+    ({"spec_decode": {"proposer": 5}}, "spec_decode.proposer", None),
+    ({"spec_decode": {"proposer": ["ngram"]}}, "spec_decode.proposer", None),
+    ({"spec_decode": {"k": 5}}, "spec_decode.k", "unknown_parameter"),
+    ({"spec_decode": "ngram"}, "spec_decode", None),
+    ({"spec_decode": {"num_speculative_tokens": -1}}, NESTED_K, None),
+    ({"spec_decode": {"num_speculative_tokens": "4"}}, NESTED_K, None),
+    ({"spec_decode": {"num_speculative_tokens": True}}, NESTED_K, None),
+    ({"spec_decode": {"num_speculative_tokens": 1.5}}, NESTED_K, None),
+    (
+        {"spec_decode": {"proposer": "ngram", "num_speculative_tokens": 6}},
+        NESTED_K,
+        "num_speculative_tokens_too_large",
+    ),
+    (
+        {"num_speculative_tokens": 1000},
+        "num_speculative_tokens",
+        "num_speculative_tokens_too_large",
+    ),
+    ({"num_speculative_tokens": -1}, "num_speculative_tokens", None),
+    ({"num_speculative_tokens": "2"}, "num_speculative_tokens", None),
+    ({"speculative_model": 5}, "speculative_model", None),
+    (
+        {"speculative_model": "ngram", "spec_decode": {"proposer": "draft"}},
+        "speculative_model",
+        None,
+    ),
+    ({"speculative_model": "ngram", "spec_decode": {"proposer": None}}, "speculative_model", None),
+    (
+        {"num_speculative_tokens": 1, "spec_decode": {"num_speculative_tokens": 2}},
+        "num_speculative_tokens",
+        None,
+    ),
+]
+"""Fields, and the refusal's `param` and `code`."""
+
+
+async def test_choice_is_told_in_header_and_body(gateway: Gateway) -> None:
+    for fields, name, k in CHOICES:
+        for ask in (gateway.complete, gateway.chat):
+            response = await ask(max_tokens=12, **fields)
+            assert response.status_code == 200, (fields, response.text)
+            assert response.headers["x-specgate-spec-method"] == name, fields
+            told = response.json()["metrics"]["speculative_decoding"]
+            assert (told["proposer"], told["num_spec_tokens"]) == (name, k), fields
+            assert set(told["by_proposer"]) <= {name}, fields
+
+
+async def test_bad_choice_is_a_400_that_names_the_field(gateway: Gateway) -> None:
+    for fields, param, code in REFUSED:
+        for ask in (gateway.complete, gateway.chat):
+            response = await ask(**fields)
+            error = response.json()["error"]
+            assert response.status_code == 400, (fields, error)
+            assert (error["param"], error["code"]) == (param, code), fields
+
+
+async def test_unknown_proposer_learns_the_names(gateway: Gateway) -> None:
+    message = (await gateway.chat(speculative_model="nope")).json()["error"]["message"]
+    for name in ("ngram", "suffix", "draft", "draft-small", "none"):
+        assert name in message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_statistics_of_choices_sum_to_the_roots(gateway: Gateway, stream: bool) -> None:
+    response = await gateway.complete(["a = 1", "b = 2"], n=2, max_tokens=30, stream=stream)
+    chunks = events(response) if stream else [response.json()]
+    parts = [
+        choice["speculative_decoding"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if "speculative_decoding" in choice
+    ]
+    (whole,) = [c["metrics"]["speculative_decoding"] for c in chunks if "metrics" in c]
+    assert len(parts) == 4
+    assert whole["num_draft_tokens"] > 0
+    for key in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        assert whole[key] == sum(part[key] for part in parts)
+    for j, count in enumerate(whole["acceptance_histogram"]):
+        assert count == sum(part["acceptance_histogram"][j] for part in parts)
+    assert set(whole) == {
+        "mean_acceptance_length",
+        "mean_tokens_per_step",
+        "draft_acceptance_rate",
+        "acceptance_histogram",
+        "num_spec_steps",
+        "num_draft_tokens",
+        "num_accepted_draft_tokens",
+        "num_spec_tokens",
+        "proposer",
+        "by_proposer",
+    }
+
+
+async def test_perfect_drafts_show_in_the_figures(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_acceptance": 1})
+    told = (await gateway.complete(max_tokens=41, ignore_eos=True)).json()
+    figures = told["metrics"]["speculative_decoding"]
+    assert figures["draft_acceptance_rate"] == 1.0
+    assert figures["mean_acceptance_length"] == figures["mean_tokens_per_step"] == 5.0
+    assert figures["acceptance_histogram"] == [0, 0, 0, 0, 8]
+
+
+async def test_admission_is_counted_by_who_chose(gateway: Gateway) -> None:
+    await gateway.complete(max_tokens=1)
+    await gateway.complete(["a", "b"], n=2, max_tokens=1, speculative_model="ngram")
+    name = "specgate_requests_total"
+    assert gateway.sample(name, proposer="draft", selected_by="active") == 1
+    assert gateway.sample(name, proposer="ngram", selected_by="request") == 1
+
+
+async def test_switch_changes_what_the_next_request_gets(gateway: Gateway) -> None:
+    response = await gateway.post("/v1/switch_spec_method", {"speculative_model": "suffix"})
+    assert response.status_code == 200, response.text
+    assert (await gateway.chat(max_tokens=1)).headers["x-specgate-spec-method"] == "suffix"
+
+
+async def test_request_is_in_flight_until_it_ends(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_hang_after_steps": 3})
+    exchange = gateway.exchange("/v1/completions", {"prompt": "a", "speculative_model": "ngram"})
+    task = exchange.begin()
+    while not gateway.engine.num_running:
+        await gateway.client.get("/health")
+    assert dict(gateway.state.switcher.in_flight) == {"ngram": 1}
+    exchange.leave()
+    await task
+    assert dict(gateway.state.switcher.in_flight) == {}

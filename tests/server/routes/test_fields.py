@@ -1,0 +1,98 @@
+"""Fields beyond the honoured ones: refused by name, ignored and told, or without effect."""
+
+from typing import Any
+
+from server.schema.base import REFUSED, WITHOUT_EFFECT
+from tests.server.conftest import StartGateway
+from tests.server.gateway import Gateway
+
+HEADER = "x-specgate-ignored-fields"
+
+ASKING: dict[str, Any] = {
+    "min_p": 0.1,
+    "logit_bias": {"5": 10},
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "modalities": ["text", "audio"],
+    "guided_json": {"type": "object"},
+    "structured_outputs": {"regex": "a+"},
+    "use_beam_search": True,
+    "store": True,
+    "service_tier": "priority",
+    "priority": -1,
+    "lora_name": "mine",
+    "reasoning_effort": "high",
+}
+"""Values that ask for something; other fields are tried with a value of no known meaning."""
+
+
+async def test_refused_fields_are_named_unless_they_ask_for_nothing(gateway: Gateway) -> None:
+    own = {"/v1/completions": {"echo", "best_of"}, "/v1/chat/completions": {"top_logprobs"}}
+    own["/v1/chat/completions"].add("max_completion_tokens")
+    for name, neutral in REFUSED.items():
+        for path, ask in (
+            ("/v1/completions", gateway.complete),
+            ("/v1/chat/completions", gateway.chat),
+        ):
+            if name in own[path]:
+                continue
+            value = ASKING.get(name, "what it asks for")
+            error = (await ask(max_tokens=1, **{name: value})).json()["error"]
+            assert (error["param"], error["code"]) == (name, "unsupported_parameter"), error
+            for value in (None, *neutral):
+                response = await ask(max_tokens=1, **{name: value})
+                assert response.status_code == 200, (name, value, response.text)
+                assert HEADER not in response.headers
+
+
+async def test_unknown_fields_are_told_in_a_header(gateway: Gateway) -> None:
+    response = await gateway.complete(max_tokens=1, colour="red", shape=None)
+    assert (response.status_code, response.headers[HEADER]) == (200, "colour, shape")
+    response = await gateway.chat(max_tokens=1, stream=True, colour="red")
+    assert response.headers[HEADER] == "colour"
+    response = await gateway.post("/tokenize", {"prompt": "a", "colour": 1})
+    assert response.headers[HEADER] == "colour"
+
+
+async def test_header_survives_any_name(gateway: Gateway) -> None:
+    names = {"a\r\nx-evil: 1": 1, "ключ": 2, "long" * 500: 4}
+    response = await gateway.complete(max_tokens=1, **names)
+    assert response.status_code == 200
+    assert "x-evil" not in response.headers
+    assert response.headers[HEADER].startswith("a%0D%0Ax-evil%3A%201, %D0%BA")
+    assert (await gateway.complete(**{"half \ud800": 1})).status_code == 400
+    many = {f"unknown{i}": i for i in range(500)}
+    response = await gateway.complete(max_tokens=1, **many)
+    assert len(response.headers[HEADER]) <= 1024
+
+
+async def test_strict_fields_refuse_unknown_ones(start: StartGateway) -> None:
+    gateway = await start(strict_fields=True)
+    error = (await gateway.complete(colour="red")).json()["error"]
+    assert (error["param"], error["code"]) == ("colour", "unknown_parameter")
+    known = dict.fromkeys(WITHOUT_EFFECT, "x")
+    assert (await gateway.complete(max_tokens=1, **known)).status_code == 200
+
+
+async def test_messages_never_echo_more_than_200_characters(gateway: Gateway) -> None:
+    long = "x" * 5000
+    bodies: list[dict[str, Any]] = [
+        {"model": long},
+        {"speculative_model": long},
+        {"spec_decode": {long: 1}},
+        {"min_p": long},
+        {"temperature": long},
+        {"stop": [long, 5]},
+        {"n": long},
+        {"max_tokens": 10**3000},
+        {"min_tokens": 10**3000},
+        {"num_speculative_tokens": 10**3000},
+        {"stop_token_ids": [10**3000]},
+        {"seed": 10**3000},
+        {"prompt": [10**3000]},
+    ]
+    for body in bodies:
+        response = await gateway.post("/v1/completions", {"prompt": "a", **body})
+        assert response.status_code in (400, 404), body.keys()
+        assert len(response.text) < 800, body.keys()
