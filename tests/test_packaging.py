@@ -95,7 +95,9 @@ def test_set_up_names_no_registry(name: str) -> None:
     assert not re.search(r"https?://|index-url|find-links", text)
 
 
-def test_the_wheel_has_the_packages_and_the_demo(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_the_packages_and_the_demo(
+    wheel: zipfile.ZipFile, project: dict[str, Any]
+) -> None:
     names = set(wheel.namelist())
     for path in ROOT.glob("engine_adapter/**/*.py"):
         assert path.relative_to(ROOT).as_posix() in names
@@ -104,12 +106,15 @@ def test_the_wheel_has_the_packages_and_the_demo(wheel: zipfile.ZipFile) -> None
         for part in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
             assert f"demo/models/{model}/{part}" in names
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"server", "engine_adapter", "demo", "specgate-0.1.0.dist-info"}
+    assert tops == {"server", "engine_adapter", "demo", f"specgate-{project['version']}.dist-info"}
 
 
-def test_the_wheel_has_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
-    entry_points = wheel.read("specgate-0.1.0.dist-info/entry_points.txt").decode()
+def test_the_wheel_has_the_command_and_the_licence(
+    wheel: zipfile.ZipFile, project: dict[str, Any]
+) -> None:
+    info = f"specgate-{project['version']}.dist-info"
+    entry_points = wheel.read(f"{info}/entry_points.txt").decode()
     assert "specgate = server.cli:main" in entry_points
-    metadata = wheel.read("specgate-0.1.0.dist-info/METADATA").decode()
+    metadata = wheel.read(f"{info}/METADATA").decode()
     assert "License-Expression: Apache-2.0" in metadata
-    assert "specgate-0.1.0.dist-info/licenses/LICENSE" in wheel.namelist()
+    assert f"{info}/licenses/LICENSE" in wheel.namelist()
