@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from demo import model_path
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.factory import EngineConfig
 from engine_adapter.proposers.catalog import parse_specs
@@ -23,7 +24,8 @@ DEFAULTS = {
 
 
 def config(**arguments: Any) -> EngineConfig:
-    return EngineConfig("a/b", "served", parse_specs([{"name": "ngram"}]), None, arguments)
+    model = str(model_path("target"))
+    return EngineConfig(model, "served", parse_specs([{"name": "ngram"}]), None, arguments)
 
 
 @pytest.fixture
@@ -125,7 +127,7 @@ def test_an_argument_that_vllm_does_not_know_is_named() -> None:
 def test_settings_reach_vllm() -> None:
     given = config(max_model_len=512, max_num_seqs=7, seed=None, dtype="float32")
     args = engine_args(given, 9, "/pipe")
-    assert (args.model, args.served_model_name) == ("a/b", "served")
+    assert (args.model, args.served_model_name) == (given.model, "served")
     assert (args.max_model_len, args.max_num_seqs, args.dtype) == (512, 7, "float32")
     assert args.seed == engine_args(config(), 9, None).seed, "None is what was not set"
     assert args.async_scheduling is False

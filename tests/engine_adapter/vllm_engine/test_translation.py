@@ -112,7 +112,7 @@ def test_a_value_that_vllm_refuses_is_the_requests_fault(bad: dict[str, float]) 
     with pytest.raises(InvalidRequest) as caught:
         translated(SamplingOptions(**bad))  # type: ignore[arg-type]
     (name,) = bad
-    assert caught.value.param == name
+    assert caught.value.param in (name, None), "vLLM does not name every field"
     assert name in str(caught.value)
 
 
