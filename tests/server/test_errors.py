@@ -1,0 +1,93 @@
+"""The one mapping from exceptions to OpenAI's error body."""
+
+import pytest
+
+from engine_adapter.errors import (
+    EngineConfigError,
+    EngineDead,
+    EngineNotReady,
+    EngineStartError,
+    InvalidRequest,
+)
+from server.errors import MAX_ECHO, ApiError, clip, error_body, error_response, to_api_error
+from tests.server.gateway import Gateway
+
+MALFORMED = [
+    (b"", None),
+    (b"{", "invalid_json"),
+    (b'{"prompt": "a"', "invalid_json"),
+    (b"{'prompt': 'a'}", "invalid_json"),
+    (b'{"prompt": "a"} {}', "invalid_json"),
+    (b'"prompt"', None),
+    (b"[]", None),
+    (b"null", None),
+    (b"7", None),
+    (b'\xff\xfe{"prompt"', None),
+    (b'{"a":' * 100_000, None),
+    (b'{"prompt": [' + b"9" * 5000 + b"]}", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "param", "code"),
+    [
+        (ApiError(409, "no", param="mode", code="c"), 409, "invalid_request_error", "mode", "c"),
+        (InvalidRequest("top_p", "no"), 400, "invalid_request_error", "top_p", None),
+        (InvalidRequest(None, "no", "why"), 400, "invalid_request_error", None, "why"),
+        (EngineNotReady("no"), 503, "server_error", None, "engine_not_ready"),
+        (EngineDead("no"), 503, "server_error", None, "engine_dead"),
+        (EngineStartError("no"), 500, "server_error", None, "internal_error"),
+        (EngineConfigError("model", "no"), 500, "server_error", None, "internal_error"),
+        (RuntimeError("a secret"), 500, "server_error", None, "internal_error"),
+    ],
+)
+def test_every_exception_has_a_status_and_four_fields(
+    error: Exception, status: int, kind: str, param: str | None, code: str | None
+) -> None:
+    mapped = to_api_error(error)
+    assert mapped.status == status
+    body = error_body(mapped)["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert (body["type"], body["param"], body["code"]) == (kind, param, code)
+    assert "secret" not in body["message"]
+
+
+def test_retryable_refusals_say_when() -> None:
+    for error in (EngineNotReady("no"), EngineDead("no")):
+        assert int(error_response(to_api_error(error)).headers["retry-after"]) > 0
+
+
+def test_input_is_repeated_in_part_only() -> None:
+    assert clip("short") == "'short'"
+    assert len(clip("x" * 1000)) == MAX_ECHO
+    assert len(ApiError(400, "m", param="p" * 1000).param or "") == MAX_ECHO
+
+
+def test_half_characters_do_not_break_the_body() -> None:
+    error = ApiError(400, "half \ud800", param="\ud800")
+    assert b"half ?" in bytes(error_response(error).body)
+
+
+async def test_malformed_body_is_a_400(gateway: Gateway) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        for content, code in MALFORMED:
+            headers = {"content-type": "application/json"}
+            response = await gateway.client.post(path, content=content, headers=headers)
+            error = response.json()["error"]
+            assert response.status_code == 400, (path, content[:20], error)
+            assert error["code"] == code, (path, content[:20], error)
+            assert len(response.text) < 600
+
+
+async def test_body_of_another_type_says_what_is_expected(gateway: Gateway) -> None:
+    headers = {"content-type": "text/plain"}
+    content = b'{"prompt": "a"}'
+    response = await gateway.client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    assert "application/json" in response.json()["error"]["message"]
+
+
+async def test_missing_field_has_a_code(gateway: Gateway) -> None:
+    for path, param in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
+        error = (await gateway.post(path, {"model": "specgate-demo"})).json()["error"]
+        assert (error["param"], error["code"]) == (param, "missing_required_parameter")
