@@ -5,10 +5,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from server import __version__
+from server.commands import INTERRUPTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the process's exit status (2: a bad flag or setting)."""
+    """Runs a command; returns the process's exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser("specgate", description="Speculative decoding, switchable.")
     parser.add_argument("--version", action="version", version=f"specgate {__version__}")
@@ -17,7 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.add_parser(name, help=text, add_help=False)
     # A command reads its own flags.
     command = parser.parse_args(words[:1]).command
-    return COMMANDS[command][1](words[1:])
+    try:
+        return COMMANDS[command][1](words[1:])
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _serve(argv: Sequence[str]) -> int:

@@ -117,8 +117,8 @@ class Settings(EngineArguments):
     keepalive_s: float = Field(
         15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"
     )
-    shutdown_timeout_s: float = Field(
-        30.0, ge=0, description="seconds that running requests get to finish when stopping"
+    shutdown_timeout_s: int = Field(
+        30, ge=1, description="seconds that running requests get to finish when stopping"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages to log"

@@ -24,7 +24,8 @@ class Progress:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._begun = time.monotonic()
-        self._console = Console(soft_wrap=True, highlight=False)
+        # Paths and curl lines stay whole however narrow the terminal: it wraps them itself.
+        self._console = Console(width=1000, soft_wrap=True, highlight=False)
         self._live: Live | None = None
 
     @property
@@ -91,7 +92,10 @@ def _proposers(info: EngineInfo, settings: Settings) -> Table:
 
 
 def _completion(url: str, settings: Settings) -> str:
-    body: dict[str, object] = {"model": settings.served_model_name[0], "prompt": "def fibonacci(n):"}
+    body: dict[str, object] = {
+        "model": settings.served_model_name[0],
+        "prompt": "def fibonacci(n):",
+    }
     body["max_tokens"] = 64
     return _curl(f"{url}/v1/completions", body, "SPECGATE_API_KEY" if settings.api_key else None)
 

