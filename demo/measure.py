@@ -26,7 +26,7 @@ class Reply:
     """One completion's figures.
 
     Attributes:
-        tokens: completion tokens, eos included where the server counts it.
+        tokens: completion tokens that decode steps emitted: all but the first, eos included.
         tokens_per_step: `mean_tokens_per_step` of the response; 1 without speculation.
         drafted, accepted: draft tokens.
         ended: the generation ended by itself.
@@ -59,7 +59,7 @@ def pool(kind: PromptKind, temperature: float, proposer: str, replies: Sequence[
         kind=kind,
         temperature=temperature,
         proposer=proposer,
-        tokens_per_step=sum(reply.tokens for reply in replies) / steps,
+        tokens_per_step=sum(reply.tokens for reply in replies) / steps if steps else 1.0,
         acceptance_rate=sum(r.accepted for r in replies) / drafted if drafted else None,
         ended=sum(reply.ended for reply in replies) / len(replies),
     )
@@ -69,7 +69,7 @@ def read_reply(body: dict[str, Any]) -> Reply:
     """Take the figures out of a chat completion's body."""
     figures = (body.get("metrics") or {}).get("speculative_decoding") or {}
     return Reply(
-        tokens=int(body["usage"]["completion_tokens"]),
+        tokens=max(0, int(body["usage"]["completion_tokens"]) - 1),
         tokens_per_step=float(figures.get("mean_tokens_per_step") or 1.0),
         drafted=int(figures.get("num_draft_tokens") or 0),
         accepted=int(figures.get("num_accepted_draft_tokens") or 0),

@@ -13,7 +13,7 @@ from demo.prompts import load_prompts
 
 
 def server(seen: list[dict[str, Any]]) -> httpx.Client:
-    """A client whose server answers every chat with ten tokens in four steps."""
+    """A client whose server answers every chat with one token, then ten in four steps."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
@@ -24,7 +24,7 @@ def server(seen: list[dict[str, Any]]) -> httpx.Client:
         figures = {"mean_tokens_per_step": 2.5, "num_draft_tokens": 20,
                    "num_accepted_draft_tokens": 6}
         return httpx.Response(200, json={
-            "choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 10},
+            "choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 11},
             "metrics": {"speculative_decoding": figures},
         })
 
