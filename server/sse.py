@@ -118,7 +118,8 @@ class EventStream(Response):
                 if not self._started:
                     raise
                 mapped = to_api_error(error)
-                log.error("stream_failed", code=mapped.code, exc_info=error)
+                unexpected = error if mapped.status == 500 else None
+                log.error("stream_failed", code=mapped.code, exc_info=unexpected)
                 await self._write(send, event(error_body(mapped)) + DONE)
                 return
             await self._write(send, data)

@@ -42,6 +42,7 @@ class Answer(ABC):
         async with aclosing(generate(self._state, self.job)) as deltas:
             async for index, delta in deltas:
                 self._tallies[index].add(self._seen(delta))
+        self._check_ended()
         choices = [
             self._choice(index, tally) | self._ending(index)
             for index, tally in enumerate(self._tallies)
@@ -59,11 +60,17 @@ class Answer(ABC):
             async for index, delta in deltas:
                 for data in self._event(index, self._seen(delta)):
                     yield data
+        self._check_ended()
         if self._include_usage:
             chunk = self._chunk([])
             chunk["usage"] = usage(self.job, self._tallies)
             yield event(chunk | {"metrics": metrics(self.job, self._tallies)})
         yield DONE
+
+    def _check_ended(self) -> None:
+        """Raises where the engine broke its promise: a reason to finish is never made up."""
+        if any(tally.finish_reason is None for tally in self._tallies):
+            raise RuntimeError(f"{self.job.id}: a sequence ended without a finish_reason")
 
     def _event(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The events of one delta; none while a character is incomplete."""

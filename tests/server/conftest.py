@@ -6,9 +6,15 @@ from typing import Any, cast
 
 import httpx
 import pytest
+import structlog
 
 from engine_adapter.fake.engine import FakeEngine
 from tests.server.gateway import BASE_URL, Gateway, build
+
+structlog.configure(
+    # Tracebacks as plain text: structlog's own default takes a second for each.
+    processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()]
+)
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 

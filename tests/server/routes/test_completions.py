@@ -236,12 +236,19 @@ async def test_echo_puts_the_prompt_first(gateway: Gateway) -> None:
         assert "".join(c["choices"][0]["text"] for c in chunks) == "def f(x):" + plain
 
 
-async def test_echo_alone_scores_the_prompt(gateway: Gateway) -> None:
-    response = await gateway.complete(max_tokens=0, echo=True, logprobs=1)
-    body = response.json()
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_alone_scores_the_prompt(gateway: Gateway, stream: bool) -> None:
+    fields: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 1, "stream": stream}
+    if stream:
+        fields["stream_options"] = {"include_usage": True}
+        body, last = events(await gateway.complete(**fields))
+        usage = last["usage"]
+    else:
+        body = (await gateway.complete(**fields)).json()
+        usage = body["usage"]
     (choice,) = body["choices"]
     assert choice["text"] == "def f(x):"
-    assert body["usage"]["completion_tokens"] == 0
+    assert usage["completion_tokens"] == 0
     assert choice["finish_reason"] == "length"
     shaped = choice["logprobs"]
     assert shaped["token_logprobs"][0] is None

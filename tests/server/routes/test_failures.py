@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from engine_adapter.interface import Delta, GenerationRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -57,6 +59,19 @@ async def test_death_in_mid_stream_is_an_error_event(
     choices = [choice for line in data for choice in json.loads(line)["choices"]]
     assert choices
     assert all(choice["finish_reason"] is None for choice in choices)
+
+
+async def test_sequence_that_ends_without_a_reason_is_an_error(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def generate(request: GenerationRequest) -> AsyncIterator[Delta]:
+        yield Delta(text="half a sen", token_ids=(5, 6))
+
+    monkeypatch.setattr(gateway.engine, "generate", generate)
+    assert (await gateway.complete()).status_code == 500
+    *data, last, done = _events((await gateway.complete(stream=True)).text)
+    assert [json.loads(line)["choices"][0]["finish_reason"] for line in data] == [None]
+    assert (json.loads(last)["error"]["code"], done) == ("internal_error", "[DONE]")
 
 
 async def test_one_choice_that_fails_ends_the_others(start: StartGateway) -> None:
