@@ -90,17 +90,18 @@ def _unauthorized(message: str) -> ApiError:
 
 
 def _hashes(keys: Sequence[SecretStr]) -> frozenset[bytes]:
-    return frozenset(_hash(key.get_secret_value()) for key in keys)
+    return frozenset(_hash(key.get_secret_value().encode()) for key in keys)
 
 
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _holds(headers: Headers, hashes: frozenset[bytes]) -> bool:
     """Whether the bearer token is one of the keys; takes the same time for any token."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = _hash(token.strip())
+    # Headers are read as Latin-1: this gives back the bytes that were sent.
+    given = _hash(token.strip().encode("latin-1"))
     found = [hmac.compare_digest(given, known) for known in hashes]
     return scheme.lower() == "bearer" and any(found)
 

@@ -1,10 +1,10 @@
 """How settings read what flags, variables and YAML give them: text or structure, one or many."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers import catalog
@@ -26,6 +26,12 @@ class SettingError(ValueError):
 def _list(value: Any) -> Any:
     """Comma-separated text, as a variable holds it, to a list."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _none_empty(values: tuple[Sized, ...]) -> tuple[Sized, ...]:
+    if not all(map(len, values)):
+        raise ValueError("must not be empty")
+    return values
 
 
 def _parsed(value: Any) -> Any:
@@ -65,10 +71,10 @@ def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
 Count = Annotated[int, Field(ge=1)]
 """A number of things, at least one."""
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_list)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
 """Texts; as one text, separated by commas."""
 
-Secrets = Annotated[tuple[Annotated[SecretStr, Field(min_length=1)], ...], BeforeValidator(_list)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
 """Texts that no message and no log shows."""
 
 Proposers = Annotated[tuple[ProposerSpec, ...], BeforeValidator(_proposers)]

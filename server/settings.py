@@ -133,7 +133,7 @@ class Settings(EngineArguments):
 
         The method at start is the primary proposer: whoever names one expects it to work.
         """
-        given = {key: value for key, value in data.items() if value is not None}
+        given = {key: value for key, value in data.items() if value not in (None, "", (), [])}
         if not given.get("model"):
             given = {**_demo(given), **given}
         derived = {

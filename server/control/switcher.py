@@ -9,7 +9,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import structlog
 
 from engine_adapter.interface import Engine, SpecMethod
 from server.control.selection import (
@@ -23,6 +26,8 @@ from server.metrics import Metrics
 
 MODES = ("immediate", "new_requests")
 """The ways to switch that exist."""
+
+log = structlog.get_logger(__name__)
 
 HISTORY = 100
 """How many switches `Switcher.history` remembers."""
@@ -153,28 +158,29 @@ class Switcher:
 
     async def _switch(self, method: SpecMethod, mode: str, reason: str | None) -> SwitchResult:
         previous = self._active.method
-        # A failed attempt uses its number up: the engine may have seen it.
+        # A failed attempt uses its number up too: the engine may have seen it.
         self._generation += 1
-        generation, when, begun = self._generation, time.time(), time.perf_counter()
-        outcome, error = "failed", None
+        generation, begun = self._generation, time.perf_counter()
+        record = partial(SwitchRecord, time.time(), previous, method, mode, generation, reason)
         try:
             await self._engine.switch(method, generation, running=mode == "immediate")
-            outcome = "switched"
-        except Exception as exception:
-            error = str(exception) or type(exception).__name__
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            self._record(record("failed", why, _ms_since(begun)))
+            # Were it applied after all, later requests must not look older than it.
+            self._active = replace(self._active, generation=generation)
             raise
-        finally:
-            took_s = time.perf_counter() - begun
-            self._metrics.switched(mode, outcome, took_s)
-            self._history.append(
-                SwitchRecord(
-                    when, previous, method, mode, generation, reason, outcome, error, took_s * 1e3
-                )
-            )
+        took_ms = _ms_since(begun)
+        self._record(record("switched", None, took_ms))
         if mode == "immediate":
             self._move_unpinned(method.proposer)
         self._publish(method)
-        return SwitchResult(previous, method, mode, generation, len(self._admissions), took_s * 1e3)
+        return SwitchResult(previous, method, mode, generation, len(self._admissions), took_ms)
+
+    def _record(self, record: SwitchRecord) -> None:
+        self._history.append(record)
+        self._metrics.switched(record.mode, record.outcome, record.took_ms / 1e3)
+        log.info("spec_method_switch", **asdict(record))
 
     def _move_unpinned(self, name: str) -> None:
         for admission in self._admissions:
@@ -184,3 +190,7 @@ class Switcher:
     def _publish(self, method: SpecMethod) -> None:
         self._active = ActiveMethod(method, method.proposer, self._generation, time.time())
         self._metrics.spec_method(method.proposer)
+
+
+def _ms_since(begun: float) -> float:
+    return round((time.perf_counter() - begun) * 1e3, 3)

@@ -41,7 +41,7 @@ async def switch_spec_method(body: SwitchRequest, state: ReadyState) -> SwitchRe
         mode=result.mode,
         generation=result.generation,
         in_flight=result.in_flight,
-        waited_ms=round(result.waited_ms, 3),
+        waited_ms=result.waited_ms,
     )
 
 

@@ -114,6 +114,13 @@ async def test_a_key_may_be_written_as_http_allows(header: str) -> None:
     assert (await ask(app, "GET", "/v1/models", Authorization=header)).status_code != 401
 
 
+async def test_a_key_need_not_be_ascii() -> None:
+    app = make_app(api_key=["schlüssel"])
+    async with client_of(app) as client:
+        headers = {b"Authorization": "Bearer schlüssel".encode()}
+        assert (await client.get("/v1/models", headers=headers)).status_code != 401
+
+
 async def test_without_api_keys_inference_is_open_and_admin_is_not(start: StartGateway) -> None:
     client = (await start(admin_key=[ADMIN])).client
     assert (await client.get("/v1/models")).status_code == 200

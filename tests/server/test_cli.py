@@ -19,7 +19,7 @@ import pytest
 
 COMMAND = [sys.executable, "-m", "server.cli"]
 ROOT = Path(__file__).parents[2]
-START_S = 60.0
+START_S = 150.0
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """What the gateway counts, under which names."""
 
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 

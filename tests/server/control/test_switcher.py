@@ -116,7 +116,8 @@ async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(benc
     bench.engine.error = EngineDead("gone")
     with pytest.raises(EngineDead):
         await bench.switcher.switch(NGRAM)
-    assert (bench.switcher.active.method, bench.switcher.active.generation) == (PLAIN, 0)
+    # The engine may have taken generation 1 to heart: later requests are not older than it.
+    assert (bench.switcher.active.method, bench.switcher.active.generation) == (PLAIN, 1)
     assert bench.value("specgate_spec_method_info", spec_method="none") == 1
     assert bench.value("specgate_spec_method_info", spec_method="ngram") is None
     bench.engine.error = None
