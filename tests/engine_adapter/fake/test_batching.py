@@ -105,7 +105,7 @@ def _sum(counts: list[ProposerCounts], name: str) -> int:
 
 
 async def test_requests_reports_and_metrics_count_the_same_drafts(start: StartBench) -> None:
-    bench = await start(max_num_seqs=16)
+    bench = await start(max_num_seqs=16, fake_length=8, fake_acceptance=0.9)
     results = await _mixed_load(bench)
     last = [d[-1].spec for d in results]
     by_request = [c for spec in last if spec for c in spec.by_proposer.values()]
@@ -154,6 +154,13 @@ async def test_acceptance_follows_its_setting(start: StartBench) -> None:
     drafts = half.sample("spec_decode_num_drafts_total")
     first = half.sample("spec_decode_num_accepted_tokens_per_pos_total", position="0")
     assert first / drafts == pytest.approx(0.5, abs=0.05)
+
+
+async def test_no_more_is_drafted_than_can_be_kept(start: StartBench) -> None:
+    bench = await start(fake_acceptance=1.0)
+    spec = (await run(bench, ask("a", DRAFT, max_tokens=4)))[-1].spec
+    assert spec is not None
+    assert spec.by_proposer == {"draft": ProposerCounts(1, 2, 2, (1, 1), 3)}
 
 
 async def test_steps_take_the_time_that_was_asked(start: StartBench) -> None:
