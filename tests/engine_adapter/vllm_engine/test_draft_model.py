@@ -53,7 +53,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     ],
     ids=["roomy", "chunked", "small budget", "kernel blocks", "tight", "tight kernel", "short"],
 )
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_switching_preemption_chunks_and_prefix_hits_never_show_in_the_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:
@@ -199,20 +199,27 @@ def test_cached_blocks_that_were_filled_while_idle_are_caught_up(make: Any) -> N
 
 
 def test_a_preempted_row_does_not_trust_what_its_drafts_wrote(make: Any) -> None:
-    """The blocks of its drafts went to another row; its cached ones end where drafting began."""
+    """It comes back with its cached blocks, which end where drafting had begun; behind them it
+    has another block, and what its drafts had written is in a block that went to another row.
+    """
     world = make()
     request = world.add("r", prompt(7), TWIN)
-    world.step()
+    drafts = world.step().drafts["r"]
     assert len(request.tokens) == 8, "the drafts begin in a block of their own"
+    request.method = PLAIN
+    while len(request.tokens) < 10:
+        world.step()
+    assert request.tokens[8] == drafts[0], "a draft was kept, so its KV could be trusted"
+    assert len(request.tokens) <= 12
     spoiled = request.blocks[2]
-    world.step()
     world.preempt("r")
     world.waiting.remove("r")
-    world.add("thief", prompt(20, seed=5), TWIN)
     world.free.remove(spoiled)
     world.free.insert(0, spoiled)
+    world.add("thief", prompt(20, seed=5), TWIN)
     world.step()
     assert world.toy("twin").store[spoiled * 4] == prompt(20, seed=5)[0]
+    request.method = TWIN
     world.waiting.append("r")
     result = world.step()
     assert result.hits["r"] == 8
