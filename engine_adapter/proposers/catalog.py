@@ -35,7 +35,7 @@ def parse_spec(fields: Mapping[str, Any]) -> ProposerSpec:
     if name.lower() in RESERVED_NAMES:
         raise _error("name", f"{name!r} is reserved ({', '.join(sorted(RESERVED_NAMES))})")
     method_name = fields.get("method", name)
-    if method_name not in _BY_NAME:
+    if not isinstance(method_name, str) or method_name not in _BY_NAME:
         raise _error("method", f"{method_name!r} is unknown; there are {', '.join(_BY_NAME)}")
     chosen = method(method_name)
     k = fields.get("num_speculative_tokens", chosen.default_k)

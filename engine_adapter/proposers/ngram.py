@@ -33,18 +33,17 @@ def continuation(
     Returns:
         int32 [at most k], a view into `tokens`; empty without a match.
     """
+    # Where the last n tokens also end earlier; narrowed as n grows.
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-    best, length = ends, 1
-    while length < max_n and ends.size:
-        best = ends
-        ends = ends[ends >= length]
-        ends = ends[tokens[ends - length] == tokens[-1 - length]] if ends.size else ends
-        if ends.size:
-            best, length = ends, length + 1
-    if not best.size or length < min_n:
-        return _NOTHING
-    start = int(best[0]) + 1
-    return tokens[start : start + k]
+    start = int(ends[0]) + 1 if ends.size and min_n == 1 else 0
+    for n in range(2, max_n + 1):
+        ends = ends[ends >= n - 1]
+        if not ends.size:
+            break
+        ends = ends[tokens[ends - n + 1] == tokens[-n]]
+        if ends.size and n >= min_n:
+            start = int(ends[0]) + 1
+    return tokens[start : start + k] if start else _NOTHING
 
 
 class NgramProposer:

@@ -68,14 +68,14 @@ class SuffixProposer:
 
 
 def _validate(spec: ProposerSpec) -> None:
-    def check(name: str, kinds: tuple[type, ...], low: float, high: float = float("inf")) -> None:
+    def check(name: str, kinds: tuple[type, ...], low: float, high: float) -> None:
         value = spec.options[name]
         if type(value) not in kinds or not low <= value <= high:
             raise ValueError(f"{name} must be a number in [{low}, {high}], got {value!r}")
 
-    check("suffix_decoding_max_tree_depth", (int,), 1)
+    check("suffix_decoding_max_tree_depth", (int,), 1, 4096)
     check("suffix_decoding_max_cached_requests", (int,), 0, 2**31 - 1)
-    check("suffix_decoding_max_spec_factor", (int, float), 0)
+    check("suffix_decoding_max_spec_factor", (int, float), 0, 100)
     check("suffix_decoding_min_token_prob", (int, float), 0, 1)
 
 

@@ -1,6 +1,5 @@
 """Settings -> vLLM's engine arguments, and the environment that vLLM reads."""
 
-import logging
 import os
 from typing import Any
 
@@ -8,8 +7,6 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.factory import EngineConfig
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.extension import Extension
-
-_log = logging.getLogger(__name__)
 
 OURS = {
     "speculative_config": "the proposers come from --proposer",
@@ -66,8 +63,8 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if compat.current_platform.is_cpu():
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         given.setdefault("enforce_eager", True)
+    given.setdefault("use_tqdm_on_load", False)
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
-    _log.info("async scheduling off, V1 model runner: set by Specgate")
     try:
         return AsyncEngineArgs(
             model=config.model,

@@ -18,6 +18,7 @@ NAMES = {
     # The front end, its configuration and its failures.
     "AsyncLLM": "vllm.v1.engine.async_llm",
     "EngineDeadError": "vllm.v1.engine.exceptions",
+    "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
     "current_platform": "vllm.platforms",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
@@ -25,7 +26,7 @@ NAMES = {
     "EngineCore": "vllm.v1.engine.core",
     "Scheduler": "vllm.v1.core.sched.scheduler",
     # V1 workers and runners, in which the proposers are hooked.
-    "cpu_worker": "vllm.v1.worker",
+    "cpu_worker": "vllm.v1.worker.cpu_worker:",
     "CPUWorker": "vllm.v1.worker.cpu_worker",
     "CPUModelRunner": "vllm.v1.worker.cpu_model_runner",
     "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
@@ -36,11 +37,13 @@ NAMES = {
     "SpeculativeConfig": "vllm.config",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
-    "get_model": "vllm.model_executor.model_loader",
+    "get_model_loader": "vllm.model_executor.model_loader",
     "set_model_tag": "vllm.compilation.backends",
     "set_forward_context": "vllm.forward_context",
-    # On CPU the runner's code calls accelerator APIs that this context makes harmless.
-    "torch_cuda_wrapper": "vllm.v1.worker.cpu_model_runner:_torch_cuda_wrapper",
+    # Verification. The sampler's own processing of logits is kept; the rule is ours.
+    "RejectionSampler": "vllm.v1.sample.rejection_sampler",
+    "apply_top_k_top_p": "vllm.v1.sample.ops.topk_topp_sampler",
+    "SamplerOutput": "vllm.v1.outputs",
     # Prometheus: the logger and the classes that it makes its metrics with.
     "PrometheusStatLogger": "vllm.v1.metrics.loggers",
     "SpecDecodingProm": "vllm.v1.spec_decode.metrics",
@@ -48,15 +51,17 @@ NAMES = {
     "ECConnectorProm": "vllm.distributed.ec_transfer.ec_connector.metrics",
     "PerfMetricsProm": "vllm.v1.metrics.perf",
 }
-"""Name -> the module that holds it, with `:other` where vLLM calls it otherwise."""
+"""Name -> the module that holds it; behind a colon what vLLM calls it, nothing for the module."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports a name of `NAMES` on first use."""
     if name not in NAMES:
         raise AttributeError(f"{name!r} is not listed in {__name__}.NAMES")
-    module, _, attribute = NAMES[name].partition(":")
-    value = getattr(import_module(module), attribute or name)
+    module, colon, attribute = NAMES[name].partition(":")
+    value = import_module(module)
+    if attribute or not colon:
+        value = getattr(value, attribute or name)
     globals()[name] = value
     return value
 

@@ -155,7 +155,8 @@ class ProposerDispatch:
         )
         computed = batch.num_computed_tokens_cpu[index].astype(np.int64)
         read = computed + np.array([scheduled[request_id] for request_id in request_ids])
-        num_tokens = np.where(k > 0, batch.num_tokens_no_spec[index], read).astype(np.int64)
+        emitted = [bool(sampled[row]) for row in rows]
+        num_tokens = np.where(emitted, batch.num_tokens_no_spec[index], read).astype(np.int64)
         limit = min(self._runner.max_model_len, self._limits.get(name, self._runner.max_model_len))
         room = limit - num_tokens
         kept = np.flatnonzero((room >= 0) & ((room > 0) | (k == 0)))

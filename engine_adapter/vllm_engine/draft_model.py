@@ -21,7 +21,11 @@ Ints = npt.NDArray[np.int64]
 
 
 class LoadedDraft(compat.DraftModelProposer):
-    """vLLM's draft model loader under a name of its own, so that several fit in one engine."""
+    """vLLM's draft model under a name of its own, so that several fit in one engine.
+
+    Attributes:
+        weights_bytes: what the loaded weights take on this rank.
+    """
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
         target = vllm_config.speculative_config
@@ -34,15 +38,27 @@ class LoadedDraft(compat.DraftModelProposer):
             target_parallel_config=target.target_parallel_config,
         )
         self._prefix = f"draft_model.{spec.name}"
+        self.weights_bytes = 0
         super().__init__(vllm_config=config, device=device, runner=runner)
 
     def _raise_if_vocab_size_mismatch(self) -> None:
         """Sizes may differ by padding; the tokenizers were compared before the start."""
 
     def _get_model(self) -> torch.nn.Module:
+        config = self._create_draft_vllm_config()
+        loader = compat.get_model_loader(config.load_config)
+        load_weights = loader.load_weights
+
+        def load_and_weigh(model: torch.nn.Module, *args: Any) -> None:
+            load_weights(model, *args)
+            # Counted here, since on CPU the weights are then packed into buffers out of sight.
+            sizes = (p.numel() * p.element_size() for p in model.parameters())
+            self.weights_bytes = sum(sizes)
+
+        loader.load_weights = load_and_weigh
         with compat.set_model_tag(self._prefix):
-            model: torch.nn.Module = compat.get_model(
-                vllm_config=self._create_draft_vllm_config(), prefix=self._prefix
+            model: torch.nn.Module = loader.load_model(
+                vllm_config=config, model_config=config.model_config, prefix=self._prefix
             )
         return model
 
@@ -89,8 +105,7 @@ class PagedDraftModel:
 
     def memory(self) -> tuple[int, int]:
         """Bytes of weights, and of KV that its layers hold, on this rank."""
-        weights = sum(p.numel() * p.element_size() for p in self._loaded.model.parameters())
-        return weights, self._kv_bytes
+        return self._loaded.weights_bytes, self._kv_bytes
 
     # -- following the blocks ----------------------------------------------------------------
 
@@ -176,7 +191,7 @@ class PagedDraftModel:
     ) -> torch.Tensor:
         """Feeds the draft at `depth - 1` of each drafting row; the next one, int64 [D]."""
         # A row whose k is reached runs along unread; its position stays inside the context.
-        position = np.minimum(batch.num_tokens[drafting] + depth - 1, self._loaded.max_model_len - 1)
+        position = np.minimum(batch.num_tokens[drafting] + depth - 1, self.max_model_len - 1)
         length = np.ones(len(drafting), np.int64)
         return self._sample(self._forward(tokens, batch.rows[drafting], position, length))
 

@@ -1,7 +1,7 @@
 """The engine: `Engine` over vLLM's AsyncLLM, which never leaves this file."""
 
 import asyncio
-import logging
+import gc
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -9,7 +9,12 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.errors import EngineConfigError, EngineDead, EngineNotReady, EngineStartError
+from engine_adapter.errors import (
+    EngineConfigError,
+    EngineDead,
+    EngineNotReady,
+    EngineStartError,
+)
 from engine_adapter.factory import EngineConfig
 from engine_adapter.interface import (
     Delta,
@@ -22,9 +27,7 @@ from engine_adapter.interface import (
 )
 from engine_adapter.vllm_engine import arguments, preflight
 from engine_adapter.vllm_engine.progress import progress_pipe
-from engine_adapter.vllm_engine.translation import sampling_params, to_delta
-
-_log = logging.getLogger(__name__)
+from engine_adapter.vllm_engine.translation import refused, sampling_params, to_delta
 
 _LATENCY_WINDOW = 256
 
@@ -73,7 +76,7 @@ class VllmEngine:
         arguments.prepare_environment(self._config)
         on_progress("checking models")
         await asyncio.to_thread(preflight.check_models, self._config)
-        on_progress(f"starting vLLM {version}")
+        on_progress(f"starting vLLM {version}: V1 model runner, async scheduling off")
         async with progress_pipe(on_progress) as pipe:
             self._llm = await asyncio.to_thread(self._load, capacity, pipe)
         held = await self._llm.collective_rpc("specgate_memory")
@@ -140,6 +143,8 @@ class VllmEngine:
                 yield to_delta(output)
         except compat.EngineDeadError as error:
             raise EngineDead(f"the engine died: {error}") from error
+        except (ValueError, compat.VLLMClientError) as error:
+            raise refused(error) from error
         finally:
             await outputs.aclose()
 
@@ -169,6 +174,9 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
+            # vLLM's finalizer fails if it first runs when the interpreter is half gone.
+            del llm
+            gc.collect()
 
     def _require(self) -> Any:
         if self._llm is None:

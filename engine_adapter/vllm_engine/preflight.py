@@ -76,11 +76,14 @@ def check_models(config: EngineConfig) -> None:
     for spec in config.proposers:
         if not method(spec.method).capabilities.model or spec.model is None:
             continue
-        where = f"proposer {spec.name}: model"
-        _load_config(where, spec.model, config)
+        try:
+            _load_config("model", spec.model, config)
+            theirs = _vocabulary("model", spec.model, config)
+        except EngineConfigError as error:
+            raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
         if vocabulary is None:
             vocabulary = _vocabulary("tokenizer", str(_tokenizer(config)), config)
-        if _vocabulary(where, spec.model, config) != vocabulary:
+        if theirs != vocabulary:
             raise EngineConfigError(
                 "proposer",
                 f"{spec.name}: the tokenizer of {spec.model} is not the target's; a draft model "

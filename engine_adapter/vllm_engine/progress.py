@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 
@@ -16,7 +16,7 @@ class ProgressWriter:
         self._pipe = pipe
 
     def say(self, line: str) -> None:
-        """Sends one line. A gateway that no longer listens is no reason to fail."""
+        """Sends one line. A gateway that does not listen is no reason to fail."""
         if self._pipe is None:
             return
         try:
@@ -24,7 +24,8 @@ class ProgressWriter:
         except OSError:
             return
         try:
-            os.write(descriptor, f"{line}\n".encode())
+            with suppress(OSError):
+                os.write(descriptor, f"{line}\n".encode())
         finally:
             os.close(descriptor)
 
@@ -59,4 +60,6 @@ async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
             yield str(path)
         finally:
             loop.remove_reader(descriptor)
+            with suppress(BlockingIOError):
+                read()
             os.close(descriptor)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.verifier import ExactMatchVerifier, noise_key
 
 
 class RunnerHooks:
@@ -14,6 +15,9 @@ class RunnerHooks:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.drafter.bind(self)
+        self.rejection_sampler = ExactMatchVerifier(
+            self.sampler, self.speculative_config, self.device
+        )
 
     def initialize_metadata_builders(self, kv_cache_config: Any, block_sizes: list[int]) -> None:
         """vLLM's, then the same for every draft model's layers."""
@@ -52,6 +56,39 @@ class RunnerHooks:
         if any(self._draft_token_ids):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        if self.input_batch.generators:
+            self._key_noise(spec_decode_metadata)
+        return super()._sample(logits, spec_decode_metadata)
+
+    def _key_noise(self, metadata: Any) -> None:
+        """Seeds the noise of every position that the step samples, for the rows with a seed."""
+        batch = self.input_batch
+        counts = metadata.num_draft_tokens if metadata is not None else [0] * batch.num_reqs
+        first = np.cumsum(counts) - counts
+        drafted: dict[int, torch.Generator] = {}
+        for row, generator in batch.generators.items():
+            seed = self.requests[batch.req_ids[row]].sampling_params.seed
+            position = int(batch.num_tokens_no_spec[row])
+            for i in range(counts[row]):
+                drafted[int(first[row]) + i] = torch.Generator(self.device).manual_seed(
+                    noise_key(seed, position + i)
+                )
+            generator.manual_seed(noise_key(seed, position + counts[row]))
+        self.rejection_sampler.draft_generators = drafted
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # A row in mid-prompt samples a token that is thrown away; vLLM then winds the row's
+        # generator back by an offset, which CPU generators do not have. The noise is keyed anew
+        # for each step, so there is nothing to wind back: such generators are kept out of sight.
+        generators = self.input_batch.generators
+        unread = self.discard_request_mask.np[: self.input_batch.num_reqs]
+        held = {row: generators.pop(row) for row in list(generators) if unread[row]}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(held)
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         """vLLM's, with what drafting took on the output."""
         output = super().sample_tokens(grammar_output)
@@ -60,38 +97,10 @@ class RunnerHooks:
         return output
 
 
-class SeededPrefill:
-    """Repairs seeded requests whose prompt is read in chunks, on CPU.
-
-    A chunk that does not end the prompt samples a token that is thrown away, and vLLM then winds
-    the request's generator back by its offset, which CPU generators do not have: the engine
-    dies. Here the generator's state is kept and put back, which is the same for any device.
-    """
-
-    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        unread = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])
-        generators = self.input_batch.generators
-        held = {int(row): generators[int(row)] for row in unread if int(row) in generators}
-        states = {row: generator.get_state() for row, generator in held.items()}
-        output = super()._sample(logits, spec_decode_metadata)
-        for row, generator in held.items():
-            generator.set_state(states[row])
-        return output
-
-    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        unread = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])
-        generators = self.input_batch.generators
-        held = {int(row): generators.pop(int(row)) for row in unread if int(row) in generators}
-        try:
-            return super()._bookkeeping_sync(*args, **kwargs)
-        finally:
-            generators.update(held)
-
-
 def cpu_runner() -> type:
     """The runner class for CPU; made here so that no process imports the other device's."""
 
-    class SpecgateCPUModelRunner(RunnerHooks, SeededPrefill, compat.CPUModelRunner):
+    class SpecgateCPUModelRunner(RunnerHooks, compat.CPUModelRunner):
         """vLLM's CPU runner with Specgate's hooks."""
 
     return SpecgateCPUModelRunner

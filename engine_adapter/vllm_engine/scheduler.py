@@ -28,6 +28,7 @@ class SpecgateScheduler(compat.Scheduler):
         if Extension.of(vllm_config).needs_draft_kv:
             # vLLM reserves slots for draft KV only if its own configuration is a draft model.
             self.num_lookahead_tokens = self.num_spec_tokens
+            self._spec_decode_step_blocks = -(-(1 + 2 * self.num_spec_tokens) // self.block_size)
         self._policy = FixedPolicy()
         self._rows: dict[str, RowState] = {}
         self._drafting = 0
@@ -122,7 +123,9 @@ class SpecgateScheduler(compat.Scheduler):
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Called once for each row whose drafts the step verified."""
         row = self._rows[kwargs["request_id"]]
-        drafted, accepted = kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]
+        invalid = kwargs["num_invalid_spec_tokens"] or {}
+        drafted = kwargs["num_draft_tokens"] - invalid.get(kwargs["request_id"], 0)
+        accepted = kwargs["num_accepted_tokens"]
         row.tallies[row.verified_by].verified(drafted, accepted)
         self._step.tallies[row.verified_by].verified(drafted, accepted)
         return super().make_spec_decoding_stats(*args, **kwargs)

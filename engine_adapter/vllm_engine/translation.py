@@ -45,8 +45,13 @@ def sampling_params(request: GenerationRequest) -> Any:
             output_kind=compat.RequestOutputKind.DELTA,
             extra_args=to_extra_args(request.spec_decode),
         )
-    except ValueError as error:
-        raise InvalidRequest(getattr(error, "parameter", None), str(error)) from error
+    except (ValueError, compat.VLLMClientError) as error:
+        raise refused(error) from error
+
+
+def refused(error: Exception) -> InvalidRequest:
+    """vLLM's refusal of a request, which names the parameter only sometimes."""
+    return InvalidRequest(getattr(error, "parameter", None), str(error))
 
 
 def to_delta(output: Any) -> Delta:

@@ -1,0 +1,102 @@
+"""Real engines, started once for all tests that need them."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+from transformers import AutoTokenizer
+
+from demo import model_path
+from engine_adapter.factory import EngineConfig, create_engine
+from engine_adapter.proposers.catalog import parse_specs
+from tests.engine_adapter.vllm_engine.live import Live, Prompt, Recorder, Stock
+
+TARGET = str(model_path("target"))
+CONTEXT = 1024
+
+PROPOSERS = [
+    {"name": "ngram", "num_speculative_tokens": 5},
+    {"name": "suffix", "num_speculative_tokens": 8},
+    {
+        "name": "draft",
+        "method": "draft_model",
+        "model": str(model_path("draft")),
+        "num_speculative_tokens": 4,
+    },
+    # The target as its own draft: whatever it drafts can be accepted, so a rejected token is a
+    # mistake in its KV.
+    {"name": "self", "method": "draft_model", "model": TARGET, "num_speculative_tokens": 5},
+]
+COMMON: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 32}
+
+
+async def _started(proposers: Sequence[dict[str, Any]], **arguments: Any) -> Live:
+    recorder, registry = Recorder(), CollectorRegistry()
+    config = EngineConfig(TARGET, "demo", parse_specs(proposers), None, COMMON | arguments)
+    engine = create_engine("vllm", config, registry, recorder)
+    await engine.start(lambda line: None)
+    return Live(engine, recorder, registry)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def live() -> AsyncIterator[Live]:
+    """An engine with every kind of proposer and room to spare."""
+    started = await _started(PROPOSERS, kv_cache_memory_bytes=1 << 30)
+    yield started
+    await started.engine.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cramped() -> AsyncIterator[Live]:
+    """The same with 22 KV blocks and 256 tokens a step: preemption and chunked prefill."""
+    started = await _started(
+        PROPOSERS, num_gpu_blocks_override=22, max_num_batched_tokens=320, max_num_seqs=16
+    )
+    yield started
+    await started.engine.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stock() -> AsyncIterator[Stock]:
+    """vLLM's own engine on the same target, without speculation."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    llm = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=TARGET,
+            enforce_eager=True,
+            async_scheduling=False,
+            kv_cache_memory_bytes=256 << 20,
+            **COMMON,
+        )
+    )
+    yield Stock(llm)
+    llm.shutdown()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[Prompt]:
+    """Twenty-four prompts of 20 to 700 tokens; several share long beginnings."""
+    from demo.prompts import load_prompts
+
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    rng = random.Random(5)
+    loaded = load_prompts()
+    chats = [[p for p in loaded if p.kind == kind][:8] for kind in ("quote", "free")]
+    ids = [
+        tuple(
+            tokenizer.apply_chat_template(
+                prompt.messages, add_generation_prompt=True, return_dict=False
+            )
+        )
+        for kind in chats
+        for prompt in kind
+    ]
+    long = [(ids[i] + ids[i + 1] + ids[i + 2])[:700] for i in range(4)]
+    shared = [long[i][: 128 * rng.randint(1, 3)] + ids[8 + i] for i in range(4)]
+    return [*ids, *long, *shared]
+

@@ -1,0 +1,186 @@
+"""Driving real engines in tests: requests, results, and what equality with stock vLLM means."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine_adapter.interface import (
+    Engine,
+    FinishReason,
+    GenerationRequest,
+    ProposerCounts,
+    SamplingOptions,
+    SpecDecodeParams,
+    SpecMethod,
+    SpecStats,
+    StepReport,
+)
+
+TIE = 1e-4
+"""Greedy outputs may differ only where the two best logits are closer than this."""
+
+_ids = itertools.count()
+
+Prompt = tuple[int, ...]
+
+
+@dataclass
+class Recorder:
+    """An observer that keeps every step's report."""
+
+    steps: list[StepReport] = field(default_factory=list)
+
+    def on_step(self, report: StepReport) -> None:
+        self.steps.append(report)
+
+    def totals(self, since: int = 0) -> dict[str, ProposerCounts]:
+        """The sum of the steps from `since` on, by proposer."""
+        return add_counts(report.verified for report in self.steps[since:])
+
+
+@dataclass
+class Live:
+    """A started engine with what it reported, and the registry that it writes to."""
+
+    engine: Engine
+    recorder: Recorder
+    registry: Any
+    generation: int = 0
+
+    async def switch(self, name: str, k: int = 0, *, running: bool = True) -> SpecMethod:
+        """Makes a method the default; returns it, for the requests that follow."""
+        self.generation += 1
+        method = SpecMethod(name, k)
+        await self.engine.switch(method, self.generation, running=running)
+        return method
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A counter's value, summed over the labels that are not given."""
+        return sum(
+            sample.value
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished sequence."""
+
+    tokens: tuple[int, ...]
+    text: str
+    spec: SpecStats
+    finish_reason: FinishReason
+    num_cached_tokens: int
+    token_times: tuple[float, ...]
+
+    def counts(self, name: str) -> ProposerCounts:
+        return self.spec.by_proposer.get(name, ProposerCounts())
+
+
+def greedy(max_tokens: int, **options: Any) -> SamplingOptions:
+    """Greedy sampling of exactly `max_tokens` tokens."""
+    return SamplingOptions(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)
+
+
+def pinned(name: str, k: int) -> SpecDecodeParams:
+    """A request's own choice."""
+    return SpecDecodeParams(SpecMethod(name, k), pinned=True)
+
+
+async def generate(
+    live: Live,
+    prompt: Prompt,
+    sampling: SamplingOptions,
+    spec: SpecDecodeParams | None = None,
+) -> Result:
+    """Runs one sequence to its end. Without `spec` it follows the default from its start."""
+    request = GenerationRequest(
+        f"test-{next(_ids)}",
+        prompt,
+        sampling,
+        spec or SpecDecodeParams(generation=live.generation),
+    )
+    tokens: list[int] = []
+    times: list[float] = []
+    text, cached, last = "", 0, None
+    loop = asyncio.get_running_loop()
+    async for delta in live.engine.generate(request):
+        tokens += delta.token_ids
+        times += [loop.time()] * len(delta.token_ids)
+        text += delta.text
+        cached = max(cached, delta.num_cached_tokens)
+        last = delta
+    assert last is not None
+    assert last.finish_reason is not None
+    assert last.spec is not None
+    return Result(tuple(tokens), text, last.spec, last.finish_reason, cached, tuple(times))
+
+
+def add_counts(many: Iterable[Any]) -> dict[str, ProposerCounts]:
+    """Sums mappings of name -> `ProposerCounts`."""
+    sums: dict[str, Counter[str]] = {}
+    positions: dict[str, Counter[int]] = {}
+    for counts in many:
+        for name, count in counts.items():
+            sums.setdefault(name, Counter()).update(
+                drafts=count.drafts,
+                drafted=count.drafted,
+                accepted=count.accepted,
+                emitted=count.emitted,
+            )
+            positions.setdefault(name, Counter()).update(
+                dict(enumerate(count.accepted_per_position))
+            )
+    return {
+        name: ProposerCounts(
+            **total,
+            accepted_per_position=tuple(
+                positions[name][i] for i in range(max(positions[name], default=-1) + 1)
+            ),
+        )
+        for name, total in sums.items()
+    }
+
+
+class Stock:
+    """vLLM as it is, without speculation: what every output is compared with."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._known: dict[Prompt, tuple[int, ...]] = {}
+
+    async def greedy(self, prompts: Sequence[Prompt], max_tokens: int) -> list[tuple[int, ...]]:
+        """The greedy continuations, each of `max_tokens` tokens; asked once per prompt."""
+        wanted = [p for p in set(prompts) if len(self._known.get(p, ())) < max_tokens]
+        outputs = await asyncio.gather(*(self._run(p, max_tokens) for p in wanted))
+        for prompt, output in zip(wanted, outputs, strict=True):
+            self._known[prompt] = tuple(output.outputs[0].token_ids)
+        return [self._known[p][:max_tokens] for p in prompts]
+
+    async def check(self, prompt: Prompt, tokens: tuple[int, ...]) -> None:
+        """Asserts that `tokens` are the greedy continuation, but for ties."""
+        (want,) = await self.greedy([prompt], len(tokens))
+        if tokens == want:
+            return
+        at = next(i for i, (a, b) in enumerate(zip(tokens, want, strict=True)) if a != b)
+        output = await self._run(prompt + want[:at], 1, logprobs=2)
+        best = sorted((e.logprob for e in output.outputs[0].logprobs[0].values()), reverse=True)
+        gap = best[0] - best[1]
+        assert gap < TIE, f"token {at} is {tokens[at]}, not {want[at]}; the best two are {gap} apart"
+
+    async def _run(self, prompt: Prompt, max_tokens: int, **options: Any) -> Any:
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, output_kind=2, **options
+        )
+        last = None
+        inputs = {"prompt_token_ids": list(prompt)}
+        async for output in self._llm.generate(inputs, params, f"stock-{next(_ids)}"):
+            last = output
+        return last

@@ -1,0 +1,131 @@
+"""Known hazards of vLLM 0.32, each with the test that it does not come back."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from safetensors.torch import load_file, save_file
+
+from demo import model_path
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.factory import EngineConfig, create_engine
+from engine_adapter.interface import SamplingOptions
+from engine_adapter.proposers.catalog import parse_specs
+from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET
+from tests.engine_adapter.vllm_engine.live import (
+    Live,
+    Prompt,
+    Recorder,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_a_seeded_request_survives_chunked_prefill_and_repeats(
+    cramped: Live, prompts: list[Prompt]
+) -> None:
+    """Stock vLLM's engine dies of it on CPU: `CPU Generator does not use offset`."""
+    long = max(prompts, key=len)
+    assert len(long) > 2 * 320
+    options = SamplingOptions(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
+    alone = await generate(cramped, long, options, pinned("ngram", 5))
+    fillers = [generate(cramped, p, greedy(24), pinned("draft", 4)) for p in prompts[:4]]
+    again, *_ = await asyncio.gather(
+        generate(cramped, long, options, pinned("ngram", 5)), *fillers
+    )
+    assert again.tokens == alone.tokens
+    other = SamplingOptions(temperature=1.0, seed=8, max_tokens=24, ignore_eos=True)
+    assert (await generate(cramped, long, other, pinned("ngram", 5))).tokens != alone.tokens
+
+
+@pytest.mark.parametrize(("name", "k"), [("none", 0), ("self", 5)])
+async def test_a_prefix_hit_with_one_token_left_is_not_padded_with_drafts(
+    live: Live, prompts: list[Prompt], name: str, k: int
+) -> None:
+    prompt = max(prompts, key=len)[: 128 * 4 + 1]
+    await generate(live, prompt, greedy(1), pinned("none", 0))
+    running = asyncio.create_task(generate(live, prompts[0], greedy(60), pinned("none", 0)))
+    await asyncio.sleep(0.1)
+    before = live.metric("vllm:spec_decode_num_drafts_total")
+    hit = await generate(live, prompt, greedy(8), pinned(name, k))
+    assert hit.num_cached_tokens == len(prompt) - 1
+    drafts = live.metric("vllm:spec_decode_num_drafts_total") - before
+    assert drafts == hit.counts(name).drafts
+    assert hit.counts(name).accepted == hit.counts(name).drafted
+    await running
+
+
+async def test_drafts_after_a_prefix_hit_on_blocks_cached_while_the_drafter_was_idle(
+    live: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    prompt = max(prompts, key=len)[::-1]
+    await generate(live, prompt, greedy(8), pinned("none", 0))
+    for _ in range(2):
+        hit = await generate(live, prompt, greedy(40), pinned("self", 5))
+        assert hit.num_cached_tokens >= 128
+        assert hit.counts("self").accepted == hit.counts("self").drafted > 0
+        await stock.check(prompt, hit.tokens)
+
+
+async def test_a_row_near_the_contexts_end_does_not_change_its_neighbours(
+    live: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    """vLLM's own check writes zeros as drafts for every row when one row is near the end."""
+    long = (max(prompts, key=len) * 2)[: CONTEXT - 12]
+    near, neighbour = await asyncio.gather(
+        generate(live, long, greedy(12), pinned("self", 5)),
+        generate(live, prompts[1], greedy(60), pinned("self", 5)),
+    )
+    assert len(near.tokens) == 12
+    await stock.check(long, near.tokens)
+    for result in (near, neighbour):
+        assert result.counts("self").accepted == result.counts("self").drafted > 0
+    assert neighbour.spec.decode_steps == 10
+
+
+async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
+    tmp_path: Path, stock: Stock, prompts: list[Prompt]
+) -> None:
+    """Qwen2.5 7B and 0.5B differ so; vLLM compares the sizes and refuses."""
+    padded = tmp_path / "padded"
+    shutil.copytree(model_path("target"), padded)
+    config = json.loads((padded / "config.json").read_text())
+    config["vocab_size"] += 64
+    (padded / "config.json").write_text(json.dumps(config))
+    weights = load_file(padded / "model.safetensors")
+    for name in [n for n in weights if "embed_tokens" in n or "lm_head" in n]:
+        rows = torch.full((64, weights[name].shape[1]), 0.5, dtype=weights[name].dtype)
+        weights[name] = torch.cat([weights[name], rows])
+    save_file(weights, padded / "model.safetensors", metadata={"format": "pt"})
+
+    spec = {"name": "padded", "method": "draft_model", "model": str(padded)}
+    config_ = EngineConfig(TARGET, "demo", parse_specs([spec]), None, COMMON)
+    recorder, registry = Recorder(), CollectorRegistry()
+    engine = create_engine("vllm", config_, registry, recorder)
+    await engine.start(lambda line: None)
+    try:
+        result = await generate(
+            Live(engine, recorder, registry), prompts[0], greedy(40), pinned("padded", 4)
+        )
+    finally:
+        await engine.stop()
+    await stock.check(prompts[0], result.tokens)
+    assert result.counts("padded").accepted == result.counts("padded").drafted > 0
+
+
+async def test_a_k_above_the_draft_capacity_is_refused_at_start() -> None:
+    """vLLM's counters assert accepted <= k of the engine, and the assertion kills it."""
+    config = EngineConfig(
+        TARGET, "demo", parse_specs([{"name": "suffix", "num_speculative_tokens": 24}]), 8, COMMON
+    )
+    engine = create_engine("vllm", config, CollectorRegistry(), Recorder())
+    with pytest.raises(EngineConfigError, match="suffix.*24.*max_speculative_tokens 8"):
+        await engine.start(lambda line: None)

@@ -1,0 +1,73 @@
+"""Everything at once in a cramped engine: preemption, chunked prefill, prefix hits, switches."""
+
+import asyncio
+import random
+
+import pytest
+
+from engine_adapter.interface import GenerationRequest, SpecDecodeParams
+from tests.engine_adapter.vllm_engine.live import (
+    Live,
+    Prompt,
+    Result,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+CHOICES = {"none": 0, "ngram": 5, "suffix": 8, "draft": 4, "self": 5}
+REQUESTS = 200
+LENGTHS = (24, 48, 96)
+
+
+async def test_two_hundred_random_requests_are_exact(
+    cramped: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    rng = random.Random(11)
+    done: list[tuple[Prompt, Result]] = []
+    method = await cramped.switch("none")
+    slots = asyncio.Semaphore(12)
+
+    async def one(i: int) -> None:
+        async with slots:
+            prompt, length = rng.choice(prompts), rng.choice(LENGTHS)
+            name = rng.choice(list(CHOICES))
+            spec = SpecDecodeParams(method, generation=cramped.generation)
+            if rng.random() < 0.6:
+                spec = pinned(name, rng.randint(min(1, CHOICES[name]), CHOICES[name]))
+            if rng.random() < 0.1:
+                await abandon(i, prompt, spec)
+            else:
+                done.append((prompt, await generate(cramped, prompt, greedy(length), spec)))
+
+    async def abandon(i: int, prompt: Prompt, spec: SpecDecodeParams) -> None:
+        request = GenerationRequest(f"abandoned-in-stress-{i}", prompt, greedy(96), spec)
+        stream = cramped.engine.generate(request)
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    async def switcher() -> None:
+        nonlocal method
+        while True:
+            await asyncio.sleep(rng.uniform(0.02, 0.2))
+            name = rng.choice(list(CHOICES))
+            method = await cramped.switch(name, CHOICES[name], running=rng.random() < 0.7)
+
+    switching = asyncio.create_task(switcher())
+    await asyncio.gather(*(one(i) for i in range(REQUESTS)))
+    switching.cancel()
+
+    assert len(done) > 0.8 * REQUESTS
+    await stock.greedy(prompts, max(LENGTHS))
+    for prompt, result in done:
+        await stock.check(prompt, result.tokens)
+        counts = result.counts("self")
+        assert counts.accepted == counts.drafted
+    assert sum(result.counts("self").drafted for _, result in done) > 500
+    assert cramped.metric("vllm:num_preemptions_total") > 0
+    assert cramped.metric("vllm:prefix_cache_hits_total") > 0
+    assert cramped.generation > 10

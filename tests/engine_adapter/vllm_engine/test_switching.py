@@ -1,0 +1,120 @@
+"""Switches reach the right requests, at once, and leave no draft KV stale."""
+
+import asyncio
+
+import pytest
+
+from engine_adapter.interface import SpecDecodeParams, SpecMethod
+from tests.engine_adapter.vllm_engine.live import (
+    Live,
+    Prompt,
+    Result,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+CHOICES = [("none", 0), ("ngram", 5), ("suffix", 8), ("draft", 4), ("self", 5)]
+
+
+def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asyncio.Task[Result]:
+    """A request that is not pinned, admitted now under `method`."""
+    spec = SpecDecodeParams(method, generation=live.generation)
+    return asyncio.create_task(generate(live, prompt, greedy(length), spec))
+
+
+async def decoding(live: Live, steps: int) -> None:
+    """Waits until the engine has made so many steps more."""
+    target = len(live.recorder.steps) + steps
+    async with asyncio.timeout(60):
+        while len(live.recorder.steps) < target:
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("before", ["none", "ngram", "suffix", "draft"])
+async def test_after_a_switch_every_draft_that_could_be_accepted_is(
+    live: Live, stock: Stock, prompts: list[Prompt], before: str
+) -> None:
+    method = await live.switch(before, dict(CHOICES)[before])
+    tasks = [follower(live, prompt, 200, method) for prompt in prompts[8:12]]
+    await decoding(live, 12)
+    await live.switch("self", 5)
+    for prompt, task in zip(prompts[8:12], tasks, strict=True):
+        result = await task
+        await stock.check(prompt, result.tokens)
+        counts = result.counts("self")
+        assert counts.drafted > 0
+        assert counts.accepted == counts.drafted
+
+
+async def test_the_lag_is_caught_up_once(live: Live, prompts: list[Prompt]) -> None:
+    method = await live.switch("none")
+    task = follower(live, prompts[2], 120, method)
+    await decoding(live, 20)
+    since = len(live.recorder.steps)
+    await live.switch("self", 5)
+    await task
+    caught = [s.catchup_tokens["self"] for s in live.recorder.steps[since:] if s.catchup_tokens]
+    assert len(caught) == 1
+    assert len(prompts[2]) < caught[0] < len(prompts[2]) + 120
+
+
+async def test_new_requests_leaves_the_admitted_alone_and_immediate_moves_them(
+    live: Live, prompts: list[Prompt]
+) -> None:
+    method = await live.switch("suffix", 8)
+    old = follower(live, prompts[9], 240, method)
+    await decoding(live, 5)
+    method = await live.switch("self", 5, running=False)
+    new = follower(live, prompts[10], 40, method)
+    assert set((await new).spec.by_proposer) == {"self"}
+    assert not old.done()
+    await live.switch("draft", 4)
+    assert set((await old).spec.by_proposer) <= {"suffix", "draft"}
+    assert old.result().counts("draft").drafted > 0
+
+
+async def test_a_pinned_request_is_not_switched(live: Live, prompts: list[Prompt]) -> None:
+    task = asyncio.create_task(generate(live, prompts[9], greedy(120), pinned("draft", 4)))
+    await decoding(live, 5)
+    await live.switch("self", 5)
+    assert set((await task).spec.by_proposer) == {"draft"}
+
+
+async def test_a_request_that_an_immediate_switch_overtook_takes_it(
+    live: Live, prompts: list[Prompt]
+) -> None:
+    stale = SpecDecodeParams(SpecMethod("draft", 4), generation=live.generation)
+    await live.switch("self", 3)
+    result = await generate(live, prompts[3], greedy(30), stale)
+    assert set(result.spec.by_proposer) == {"self"}
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["immediate", "new_requests"])
+async def test_fifty_switches_under_sixteen_streams_lose_and_change_nothing(
+    live: Live, stock: Stock, prompts: list[Prompt], running: bool
+) -> None:
+    method = await live.switch("none")
+    done: list[tuple[Prompt, Result]] = []
+    stop = asyncio.Event()
+
+    async def stream(i: int) -> None:
+        while not stop.is_set():
+            prompt = prompts[i % len(prompts)]
+            done.append((prompt, await follower(live, prompt, 48, method)))
+
+    streams = [asyncio.create_task(stream(i)) for i in range(16)]
+    for i in range(50):
+        method = await live.switch(*CHOICES[(i * 7 + i // 5) % 5], running=running)
+        await asyncio.sleep(0.03)
+    stop.set()
+    await asyncio.gather(*streams)
+    assert len(done) >= 16
+    for prompt, result in done:
+        assert len(result.tokens) == 48
+        await stock.check(prompt, result.tokens)
+        counts = result.counts("self")
+        assert counts.accepted == counts.drafted
