@@ -6,6 +6,9 @@ from typing import TextIO
 
 import structlog
 
+OWN_LOGGERS = ("server", "engine_adapter")
+"""The roots of our loggers' names."""
+
 ACCESS_LOGGER = "server.middleware"
 """Who logs each HTTP request, at level info."""
 
@@ -23,9 +26,10 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(level: str, *, json: bool, access: bool) -> None:
-    """Sends every log line to standard error, as JSON or for people, from `level` on.
+    """Sends every log line to standard error, as JSON or for people.
 
-    `access` tells whether HTTP requests are logged.
+    Our own lines count from `level` on, a library's from `warning` on at most. `access` tells
+    whether HTTP requests are logged.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -57,7 +61,7 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
-    # Uvicorn says at level info what the banner and the access log say better.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    for name in OWN_LOGGERS:
+        logging.getLogger(name).setLevel(level.upper())
     logging.getLogger(ACCESS_LOGGER).setLevel(logging.NOTSET if access else logging.WARNING)
