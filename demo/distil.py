@@ -28,7 +28,7 @@ from demo.tokenizer import encode, render_chat
 DRAFTS = ("draft", "draft-small")
 STEP_TOKENS = 4096
 WARMUP_STEPS = 30
-PLAIN_CHUNK, DISTIL_CHUNK = 20_000, 30_000
+PLAIN_CHUNK, DISTIL_CHUNK = 30_000, 40_000
 TEMPERATURES = (0.7, 1.0)
 SAMPLE_BATCH, SAMPLE_TOKENS, PROMPT_TOKENS = 64, 160, 320
 # Of every SAMPLE_EVERY batches in distillation one holds the target's own answers.
@@ -189,7 +189,7 @@ def load_samples(path: Path) -> list[list[int]]:
 
 
 def _corpus_batches(stream: Stream, chunk: int) -> Iterator[Rows]:
-    for rows in stream.rows(ROW_TOKENS, chunk):
+    for rows in stream.rows(ROW_TOKENS, chunk, focused=True):
         yield from _slices(rows)
 
 

@@ -24,6 +24,8 @@ CHUNKS_PER_EPOCH = 8
 # 35 % plain, 45 % quoting and 20 % free.
 QUOTE_SHARE = 0.75
 FREE_SHARE = 0.75
+# Added to QUOTE_SHARE in focused chunks; above one, the rest is the chance of a second chat.
+FOCUSED_QUOTES = 0.75
 # Meaningless passages teach copying early; later a few keep it from leaning on memory.
 COPY_CHATS_EARLY, COPY_CHATS_LATE, EARLY_CHUNKS = 600, 120, 2
 
@@ -58,16 +60,19 @@ class Stream:
         self._tokenizer = tokenizer
         self._seed = seed
 
-    def rows(self, length: int, start: int = 0) -> Iterator[Rows]:
+    def rows(self, length: int, start: int = 0, *, focused: bool = False) -> Iterator[Rows]:
         """Packed rows of one chunk after another, beginning at chunk `start`."""
         chunk = start
         while True:
             rng = random.Random(f"pack:{self._seed}:{chunk}")
-            yield pack(self.documents(chunk), length, rng)
+            yield pack(self.documents(chunk, focused=focused), length, rng)
             chunk += 1
 
-    def documents(self, chunk: int) -> list[Tokenized]:
-        """Chunk number `chunk`: an eighth of the pieces, as plain text and as chats."""
+    def documents(self, chunk: int, *, focused: bool = False) -> list[Tokenized]:
+        """Chunk number `chunk`: an eighth of the pieces, as plain text and as chats.
+
+        A focused chunk leaves out the code fragments, which end anywhere, and quotes more.
+        """
         epoch, part = divmod(chunk, CHUNKS_PER_EPOCH)
         order = list(self._pieces)
         random.Random(f"epoch:{self._seed}:{epoch}").shuffle(order)
@@ -75,9 +80,12 @@ class Stream:
         texts: list[str] = []
         chats: list[str] = []
         for piece in order[part::CHUNKS_PER_EPOCH]:
-            texts.append(f"{BOS}{piece.text}{EOS}")
-            if can_quote(piece) and rng.random() < QUOTE_SHARE:
+            if not (focused and piece.kind == "code"):
+                texts.append(f"{BOS}{piece.text}{EOS}")
+            share = QUOTE_SHARE + (FOCUSED_QUOTES if focused else 0)
+            while share > 0 and can_quote(piece) and rng.random() < share:
                 chats.append(self._render(quoting_chat(piece, self._quotable, rng).messages))
+                share -= 1
             if can_request(piece) and rng.random() < FREE_SHARE:
                 chats.append(self._render(free_chat(piece, rng).messages))
         documents = [Tokenized(ids) for ids in self._encode(texts + chats)]

@@ -30,7 +30,7 @@ DECAY_SHARE = 0.25
 # Long rows cost a third more, so only the last steps have them.
 LONG_SHARE = 0.08
 MUON_RATE, ADAM_RATE, FINAL_RATE = 0.02, 3e-3, 0.02
-LONG_CHUNK = 10_000
+FOCUSED_CHUNK, LONG_CHUNK = 10_000, 20_000
 
 
 @dataclass
@@ -67,10 +67,11 @@ def rate(step: int, total: int) -> float:
     return min(warm, FINAL_RATE + (1 - FINAL_RATE) * left)
 
 
-def batches(stream: Stream, length: int, first_chunk: int, skip: int) -> Iterator[Rows]:
-    """Batches of `STEP_TOKENS` tokens as rows of `length`, the first `skip` of them passed over."""
-    size, seen = STEP_TOKENS // length, 0
-    for rows in stream.rows(length, first_chunk):
+def batches(chunks: Iterator[Rows], skip: int) -> Iterator[Rows]:
+    """Batches of `STEP_TOKENS` tokens out of chunks of rows, the first `skip` passed over."""
+    seen = 0
+    for rows in chunks:
+        size = STEP_TOKENS // rows.inputs.shape[1]
         for at in range(0, len(rows.inputs) - size + 1, size):
             seen += 1
             if seen > skip:
@@ -100,9 +101,8 @@ def train_target(
     optims = optimizers(model)
     bases = [group["lr"] for optim in optims for group in optim.param_groups]
     progress = _resume(out / "target.pt", model, optims)
-    long_from = total - int(total * LONG_SHARE)
     saved = time.monotonic()
-    for step, rows in _schedule(stream, progress.step, long_from, total):
+    for step, rows in _schedule(stream, progress.step, total):
         began = time.monotonic()
         factor = rate(step, total)
         groups = [group for optim in optims for group in optim.param_groups]
@@ -121,15 +121,19 @@ def train_target(
     return model
 
 
-def _schedule(
-    stream: Stream, start: int, long_from: int, total: int
-) -> Iterator[tuple[int, Rows]]:
-    """Step numbers with their batches: short rows first, long ones at the end."""
-    if start < long_from:
-        short = batches(stream, ROW_TOKENS, 0, start)
-        yield from ((step, next(short)) for step in range(start, long_from))
-    long = batches(stream, LONG_ROW_TOKENS, LONG_CHUNK, max(0, start - long_from))
-    yield from ((step, next(long)) for step in range(max(start, long_from), total))
+def _schedule(stream: Stream, start: int, total: int) -> Iterator[tuple[int, Rows]]:
+    """Step numbers with their batches: everything, then focused chunks, at last in long rows."""
+    focused_from = total - int(total * DECAY_SHARE)
+    long_from = total - int(total * LONG_SHARE)
+    parts = (
+        (0, focused_from, stream.rows(ROW_TOKENS)),
+        (focused_from, long_from, stream.rows(ROW_TOKENS, FOCUSED_CHUNK, focused=True)),
+        (long_from, total, stream.rows(LONG_ROW_TOKENS, LONG_CHUNK, focused=True)),
+    )
+    for first, end, chunks in parts:
+        if start < end:
+            source = batches(chunks, max(0, start - first))
+            yield from ((step, next(source)) for step in range(max(start, first), end))
 
 
 def _step(model: LlamaForCausalLM, optims: list[torch.optim.Optimizer], rows: Rows) -> float:

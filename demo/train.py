@@ -30,7 +30,7 @@ from demo.prompts import build_prompts, save_prompts
 from demo.tokenizer import load_tokenizer, train_tokenizer
 
 STAGES = ("tokenizer", "target", "drafts", "export")
-TARGET_TOKENS = 20_000_000
+TARGET_TOKENS = 8_500_000
 PLAIN_DRAFT_TOKENS = 4_000_000
 DISTILLED_TOKENS = 3_000_000
 SAMPLED_CHATS = 2048

@@ -77,3 +77,17 @@ def test_every_document_begins_with_bos_and_ends_with_eos(
 ) -> None:
     documents = Stream(pieces, tokenizer, seed=1).documents(0)
     assert {(doc.ids[0], doc.ids[-1]) for doc in documents} == {(1, 2)}
+
+
+def test_focused_chunks_leave_fragments_out_and_quote_more(
+    pieces: list[Piece], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    fragment = Piece("code", "m:f", "", "", "", "", "zzz = qqq(" * 9)
+    stream = Stream([*pieces, *[fragment] * 8], tokenizer, seed=1)
+    texts = [
+        [tokenizer.decode(doc.ids) for doc in stream.documents(0, focused=focused)]
+        for focused in (False, True)
+    ]
+    assert [any("zzz = qqq" in text for text in part) for part in texts] == [True, False]
+    everything, focused = ([text for text in part if "<|user|>" in text] for part in texts)
+    assert len(focused) > len(everything)
