@@ -85,7 +85,9 @@ class Proposer(Protocol):
     """
 
     @property
-    def catchup_tokens(self) -> int: ...
+    def catchup_tokens(self) -> int:
+        """See the class."""
+        ...
 
     def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
         """Drafts for every row of the batch.
@@ -108,7 +110,9 @@ class DraftModel(Protocol):
     """
 
     @property
-    def catchup_tokens(self) -> int: ...
+    def catchup_tokens(self) -> int:
+        """See the class."""
+        ...
 
     def draft(self, batch: DraftBatch) -> npt.NDArray[np.int64]:
         """Greedy drafts, int64 [R, max k]; column 0 follows the row's end.

@@ -40,9 +40,8 @@ NAMES = {
     "get_model_loader": "vllm.model_executor.model_loader",
     "set_model_tag": "vllm.compilation.backends",
     "set_forward_context": "vllm.forward_context",
-    # Verification. The sampler's own processing of logits is kept; the rule is ours.
-    "RejectionSampler": "vllm.v1.sample.rejection_sampler",
-    "apply_top_k_top_p": "vllm.v1.sample.ops.topk_topp_sampler",
+    # Verification: the plain sampler is vLLM's, the rule is ours.
+    "LogitsProcessors": "vllm.v1.sample.logits_processor",
     "SamplerOutput": "vllm.v1.outputs",
     # Prometheus: the logger and the classes that it makes its metrics with.
     "PrometheusStatLogger": "vllm.v1.metrics.loggers",

@@ -138,12 +138,16 @@ class VllmEngine:
         params = sampling_params(request)
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
         outputs = llm.generate(prompt, params, request.request_id)
+        admitted = False
         try:
             async for output in outputs:
+                admitted = True
                 yield to_delta(output)
         except compat.EngineDeadError as error:
             raise EngineDead(f"the engine died: {error}") from error
         except (ValueError, compat.VLLMClientError) as error:
+            if admitted:
+                raise
             raise refused(error) from error
         finally:
             await outputs.aclose()

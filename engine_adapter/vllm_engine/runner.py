@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine_adapter.vllm_engine import compat
@@ -15,9 +14,7 @@ class RunnerHooks:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.drafter.bind(self)
-        self.rejection_sampler = ExactMatchVerifier(
-            self.sampler, self.speculative_config, self.device
-        )
+        self.rejection_sampler = ExactMatchVerifier(self.sampler)
 
     def initialize_metadata_builders(self, kv_cache_config: Any, block_sizes: list[int]) -> None:
         """vLLM's, then the same for every draft model's layers."""
@@ -57,25 +54,28 @@ class RunnerHooks:
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        if self.input_batch.generators:
-            self._key_noise(spec_decode_metadata)
+        # vLLM gives metadata to every step of an engine that could speculate.
+        if spec_decode_metadata is not None and not spec_decode_metadata.max_spec_len:
+            spec_decode_metadata = None
+        self._key_noise(spec_decode_metadata)
         return super()._sample(logits, spec_decode_metadata)
 
     def _key_noise(self, metadata: Any) -> None:
         """Seeds the noise of every position that the step samples, for the rows with a seed."""
         batch = self.input_batch
-        counts = metadata.num_draft_tokens if metadata is not None else [0] * batch.num_reqs
-        first = np.cumsum(counts) - counts
-        drafted: dict[int, torch.Generator] = {}
+        counts = [0] * batch.num_reqs if metadata is None else metadata.num_draft_tokens
+        generators: dict[int, torch.Generator] = {}
         for row, generator in batch.generators.items():
             seed = self.requests[batch.req_ids[row]].sampling_params.seed
-            position = int(batch.num_tokens_no_spec[row])
-            for i in range(counts[row]):
-                drafted[int(first[row]) + i] = torch.Generator(self.device).manual_seed(
-                    noise_key(seed, position + i)
+            token = int(batch.num_tokens_no_spec[row])
+            generator.manual_seed(noise_key(seed, token))
+            start = sum(counts[:row]) + row
+            generators[start] = generator
+            for offset in range(1, counts[row] + 1):
+                generators[start + offset] = torch.Generator(self.device).manual_seed(
+                    noise_key(seed, token + offset)
                 )
-            generator.manual_seed(noise_key(seed, position + counts[row]))
-        self.rejection_sampler.draft_generators = drafted
+        self.rejection_sampler.generators = generators
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # A row in mid-prompt samples a token that is thrown away; vLLM then winds the row's

@@ -94,7 +94,7 @@ def _logprobs(choice: Any) -> tuple[TokenLogprob, ...] | None:
 
 
 def _prompt_logprobs(output: Any) -> tuple[TokenLogprob | None, ...] | None:
-    if output.prompt_logprobs is None:
+    if not output.prompt_logprobs:  # later deltas bring an empty list
         return None
     return tuple(
         None if position is None else _token_logprob(token_id, position)
