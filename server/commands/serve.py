@@ -47,8 +47,8 @@ def bind(settings: Settings) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as error:
-        raise SettingsError(f"--host: cannot resolve {host!r}: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:
+        raise SettingsError(f"--host: cannot resolve {host!r}: {error}") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -105,6 +105,7 @@ class Switcher:
         self._history: deque[SwitchRecord] = deque(maxlen=HISTORY)
         self._running: asyncio.Task[SwitchResult] | None = None
         self._generation = 0
+        self._active: ActiveMethod
         self._publish(method)
         metrics.proposers(catalog.names)
         metrics.declare_switches(MODES)

@@ -207,7 +207,7 @@ SERVE = ("serve", "--engine", "fake", "--port", "0")
         (["--max-model-len", "many"], "--max-model-len: input should be a valid integer"),
         (["/no/such/model"], "MODEL: there is no folder '/no/such/model'"),
         (["--primary", "nobody"], "--primary: there is no proposer 'nobody'"),
-        (["--host", "no.such.host.invalid"], "--host: cannot resolve 'no.such.host.invalid'"),
+        (["--host", "no..name"], "--host: cannot resolve 'no..name'"),
         (["--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),
     ],
 )

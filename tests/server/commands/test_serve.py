@@ -1,0 +1,44 @@
+"""The port is taken before anything loads."""
+
+import socket
+
+import pytest
+
+from server.commands.serve import bind
+from server.settings import Settings
+from server.settings_sources import SettingsError
+
+
+def settings(host: str = "127.0.0.1", port: int = 0) -> Settings:
+    return Settings(model="org/m", host=host, port=port)
+
+
+def test_what_is_bound_already_takes_connections() -> None:
+    with bind(settings()) as listener, socket.create_connection(listener.getsockname()):
+        pass
+
+
+def test_a_bound_port_is_not_bound_again() -> None:
+    with bind(settings()) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"^--port: {port} on 127.0.0.1: .* in use"):
+            bind(settings(port=port))
+
+
+def test_a_port_that_was_just_left_can_be_bound() -> None:
+    with bind(settings()) as listener:
+        address = listener.getsockname()
+        client = socket.create_connection(address)
+        listener.accept()[0].close()
+        client.close()
+    with bind(settings(port=address[1])):
+        pass
+
+
+def test_a_name_that_nobody_knows_is_a_bad_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(SettingsError, match=r"^--host: cannot resolve 'here': .*not known"):
+        bind(settings(host="here"))
