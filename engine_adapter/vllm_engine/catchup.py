@@ -35,7 +35,9 @@ class DraftKVLedger:
         source, destination = np.asarray(pairs, np.intp).T
         self._valid[destination] = self._valid[source]
 
-    def first_missing(self, blocks: Blocks, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def first_missing(
+        self, blocks: Blocks, lengths: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
         """The first position of each row whose draft KV is missing.
 
         Args:

@@ -105,5 +105,7 @@ def _prompt_logprobs(output: Any) -> tuple[TokenLogprob | None, ...] | None:
 def _token_logprob(token_id: int, position: Any) -> TokenLogprob:
     """`position` maps token ids to vLLM's `Logprob`; ranks run from 1, the best."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank)
-    every = {key: Alternative(key, entry.decoded_token or "", entry.logprob) for key, entry in ranked}
+    every = {
+        key: Alternative(key, entry.decoded_token or "", entry.logprob) for key, entry in ranked
+    }
     return TokenLogprob(every[token_id], tuple(every.values()))

@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
@@ -33,18 +34,25 @@ PROPOSERS = [
 COMMON: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 32}
 
 
-async def _started(proposers: Sequence[dict[str, Any]], **arguments: Any) -> Live:
+async def start(proposers: Sequence[dict[str, Any]], **arguments: Any) -> Live:
+    """Starts an engine on the demo target."""
     recorder, registry = Recorder(), CollectorRegistry()
     config = EngineConfig(TARGET, "demo", parse_specs(proposers), None, COMMON | arguments)
     engine = create_engine("vllm", config, registry, recorder)
+    before = child_processes()
     await engine.start(lambda line: None)
-    return Live(engine, recorder, registry)
+    return Live(engine, recorder, registry, frozenset(child_processes() - before))
+
+
+def child_processes() -> set[psutil.Process]:
+    """The processes that this one has started, and theirs."""
+    return set(psutil.Process().children(recursive=True))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def live() -> AsyncIterator[Live]:
     """An engine with every kind of proposer and room to spare."""
-    started = await _started(PROPOSERS, kv_cache_memory_bytes=1 << 30)
+    started = await start(PROPOSERS, kv_cache_memory_bytes=1 << 30)
     yield started
     await started.engine.stop()
 
@@ -52,7 +60,7 @@ async def live() -> AsyncIterator[Live]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cramped() -> AsyncIterator[Live]:
     """The same with 22 KV blocks and 256 tokens a step: preemption and chunked prefill."""
-    started = await _started(
+    started = await start(
         PROPOSERS, num_gpu_blocks_override=22, max_num_batched_tokens=320, max_num_seqs=16
     )
     yield started
@@ -99,4 +107,3 @@ def prompts() -> list[Prompt]:
     long = [(ids[i] + ids[i + 1] + ids[i + 2])[:700] for i in range(4)]
     shared = [long[i][: 128 * rng.randint(1, 3)] + ids[8 + i] for i in range(4)]
     return [*ids, *long, *shared]
-

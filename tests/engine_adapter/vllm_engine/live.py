@@ -43,11 +43,12 @@ class Recorder:
 
 @dataclass
 class Live:
-    """A started engine with what it reported, and the registry that it writes to."""
+    """A started engine, what it reported, the registry that it writes to, and its processes."""
 
     engine: Engine
     recorder: Recorder
     registry: Any
+    processes: frozenset[Any] = frozenset()
     generation: int = 0
 
     async def switch(self, name: str, k: int = 0, *, running: bool = True) -> SpecMethod:
@@ -171,7 +172,9 @@ class Stock:
         output = await self._run(prompt + want[:at], 1, logprobs=2)
         best = sorted((e.logprob for e in output.outputs[0].logprobs[0].values()), reverse=True)
         gap = best[0] - best[1]
-        assert gap < TIE, f"token {at} is {tokens[at]}, not {want[at]}; the best two are {gap} apart"
+        assert gap < TIE, (
+            f"token {at} is {tokens[at]}, not {want[at]}; the best two are {gap} apart"
+        )
 
     async def _run(self, prompt: Prompt, max_tokens: int, **options: Any) -> Any:
         from vllm import SamplingParams

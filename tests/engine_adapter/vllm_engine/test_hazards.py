@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
 
 from demo import model_path
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.errors import EngineConfigError, EngineDead
 from engine_adapter.factory import EngineConfig, create_engine
-from engine_adapter.interface import SamplingOptions
+from engine_adapter.interface import GenerationRequest, SamplingOptions, SpecMethod
 from engine_adapter.proposers.catalog import parse_specs
-from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET
+from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET, start
 from tests.engine_adapter.vllm_engine.live import (
     Live,
     Prompt,
@@ -38,9 +38,7 @@ async def test_a_seeded_request_survives_chunked_prefill_and_repeats(
     options = SamplingOptions(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
     alone = await generate(cramped, long, options, pinned("ngram", 5))
     fillers = [generate(cramped, p, greedy(24), pinned("draft", 4)) for p in prompts[:4]]
-    again, *_ = await asyncio.gather(
-        generate(cramped, long, options, pinned("ngram", 5)), *fillers
-    )
+    again, *_ = await asyncio.gather(generate(cramped, long, options, pinned("ngram", 5)), *fillers)
     assert again.tokens == alone.tokens
     other = SamplingOptions(temperature=1.0, seed=8, max_tokens=24, ignore_eos=True)
     assert (await generate(cramped, long, other, pinned("ngram", 5))).tokens != alone.tokens
@@ -107,18 +105,31 @@ async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
     save_file(weights, padded / "model.safetensors", metadata={"format": "pt"})
 
     spec = {"name": "padded", "method": "draft_model", "model": str(padded)}
-    config_ = EngineConfig(TARGET, "demo", parse_specs([spec]), None, COMMON)
-    recorder, registry = Recorder(), CollectorRegistry()
-    engine = create_engine("vllm", config_, registry, recorder)
-    await engine.start(lambda line: None)
+    started = await start([spec])
     try:
-        result = await generate(
-            Live(engine, recorder, registry), prompts[0], greedy(40), pinned("padded", 4)
-        )
+        result = await generate(started, prompts[0], greedy(40), pinned("padded", 4))
+        await stock.check(prompts[0], result.tokens)
+        assert result.counts("padded").accepted == result.counts("padded").drafted > 0
+        await check_that_a_killed_engine_says_so(started, prompts[0])
     finally:
-        await engine.stop()
-    await stock.check(prompts[0], result.tokens)
-    assert result.counts("padded").accepted == result.counts("padded").drafted > 0
+        await started.engine.stop()
+
+
+async def check_that_a_killed_engine_says_so(started: Live, prompt: Prompt) -> None:
+    """Ends the engine's process under a request; shares the engine above, since a start costs."""
+    request = GenerationRequest("cut-short", prompt, greedy(900))
+    stream = started.engine.generate(request)
+    await anext(stream)
+    for process in started.processes:
+        process.kill()
+    with pytest.raises(EngineDead):
+        async for _ in stream:
+            pass
+    assert started.engine.failure is not None
+    with pytest.raises(EngineDead):
+        await generate(started, prompt, greedy(4))
+    with pytest.raises(EngineDead):
+        await started.engine.switch(SpecMethod("padded", 4), 1, running=True)
 
 
 async def test_a_k_above_the_draft_capacity_is_refused_at_start() -> None:

@@ -45,10 +45,7 @@ async def test_five_rows_with_five_choices_count_their_own_only(
 ) -> None:
     since = len(live.recorder.steps)
     results = await asyncio.gather(
-        *(
-            generate(live, prompts[0], greedy(64), pinned(name, k))
-            for name, k in CHOICES.items()
-        )
+        *(generate(live, prompts[0], greedy(64), pinned(name, k)) for name, k in CHOICES.items())
     )
     mixed = [s for s in live.recorder.steps[since:] if len(set(s.verified) - {"none"}) >= 3]
     assert mixed, "the five rows never met in one batch"

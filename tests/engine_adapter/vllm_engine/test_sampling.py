@@ -73,9 +73,7 @@ async def test_logprobs_are_the_same_whatever_drafts(live: Live, prompts: list[P
             f"logprobs-{name}", prompts[0], greedy(24, logprobs=3), pinned(name, k)
         )
         entries = [
-            entry
-            async for delta in live.engine.generate(request)
-            for entry in delta.logprobs or ()
+            entry async for delta in live.engine.generate(request) for entry in delta.logprobs or ()
         ]
         return [(e.chosen.token_id, e.chosen.logprob, len(e.top)) for e in entries]
 

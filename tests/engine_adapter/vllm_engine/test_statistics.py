@@ -97,9 +97,7 @@ async def test_a_request_that_ends_by_a_stop_string_has_its_statistics(
     assert result.counts("self").accepted == result.counts("self").drafted > 0
 
 
-async def test_drafting_is_timed_per_proposer_and_shown(
-    live: Live, prompts: list[Prompt]
-) -> None:
+async def test_drafting_is_timed_per_proposer_and_shown(live: Live, prompts: list[Prompt]) -> None:
     since = len(live.recorder.steps)
     await asyncio.gather(
         *(generate(live, prompts[0], greedy(33), pinned(n, k)) for n, k in CHOICES.items())
