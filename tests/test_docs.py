@@ -1,0 +1,298 @@
+"""The documentation is complete and true where that can be checked, and each check can fail."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+
+from engine_adapter.fake.metrics import FakeMetrics
+from engine_adapter.proposers.catalog import METHODS
+from engine_adapter.proposers.contract import RESERVED_NAMES
+from engine_adapter.vllm_engine.arguments import OURS
+from server.control.switcher import MODES
+from server.metrics import Metrics
+from server.schema import admin
+from server.schema.chat import ChatCompletionRequest
+from server.schema.completions import CompletionRequest
+from server.schema.generation import SpecDecode, StreamOptions
+from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from server.serving.statistics import speculative_decoding
+from server.settings import OWN_ENGINE_ARGUMENTS, Settings, flag
+from server.settings_sources import load_settings
+from tests import documentation as checks
+from tests.server.gateway import build
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = checks.read(ROOT)
+README, API = PAGES["README.md"], PAGES["docs/api.md"]
+METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
+
+NOT_SETTINGS = ("--help", "--config")
+"""Flags of `specgate serve` that are no settings."""
+
+VLLM_NAMES = (
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_inference_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+)
+"""What vLLM's dashboards and `vllm bench serve` read."""
+
+
+def families(registry: CollectorRegistry) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name as scraped -> type and labels."""
+    found = {}
+    for collector in registry._collector_to_names:
+        (family,) = collector.describe()  # type: ignore[attr-defined]
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = (family.type, collector._labelnames)  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.fixture(scope="module")
+def own_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
+    registry = CollectorRegistry()
+    Metrics(registry)
+    return families(registry)
+
+
+@pytest.fixture(scope="module")
+def vllm_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
+    registry = CollectorRegistry()
+    FakeMetrics(registry, "demo", 5)
+    return families(registry)
+
+
+def test_every_page_is_read_and_linked() -> None:
+    assert {"README.md", "CONTRIBUTING.md", "demo/README.md", "docs/request-lifecycle.md"} <= set(
+        PAGES
+    )
+    assert [page for page in PAGES if page != "README.md" and f"({page})" not in README] == []
+
+
+def test_every_route_is_documented() -> None:
+    app, _, _ = build()
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    assert len(routes) == len(app.routes) > 10
+    for route in routes:
+        for method in (route.methods or set()) - {"HEAD"}:
+            path = route.path.replace(":path}", "}")
+            assert f"`{method} {path}`" in API, f"{method} {path} is not in docs/api.md"
+
+
+def test_every_documented_route_exists() -> None:
+    app, _, _ = build()
+    have = {
+        f"{method} {route.path.replace(':path}', '}')}"
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    }
+    for cells in checks.rows(API):
+        name = cells[0].partition("](")[0].strip("[`")
+        if name.startswith(("GET /", "POST /", "PUT /", "DELETE /")):
+            assert name in have
+
+
+BODIES = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
+PARTS = (
+    SpecDecode,
+    StreamOptions,
+    admin.SwitchRequest,
+    admin.SwitchResponse,
+    admin.SpecMethodResponse,
+    admin.Figures,
+    admin.Switch,
+    admin.Proposer,
+)
+
+
+@pytest.mark.parametrize("model", [*BODIES, *PARTS], ids=lambda model: model.__name__)
+def test_every_field_is_documented(model: Any) -> None:
+    skipped = {"previous"} if model is admin.Switch else set()
+    if model is StreamOptions:
+        # Known in order to be refused.
+        skipped = {"include_obfuscation"}
+    fields = set(model.model_fields) - skipped
+    assert [f for f in sorted(fields) if f"`{f}`" not in API and f'"{f}"' not in API] == []
+
+
+def test_every_figure_of_a_response_is_documented() -> None:
+    stats = SimpleNamespace(by_proposer={}, decode_steps=0, decode_tokens=0)
+    figures = speculative_decoding(stats, "none", 0)  # type: ignore[arg-type]
+    assert len(figures) == 10
+    assert checks.missing(API, figures) == []
+
+
+def test_every_mode_of_switching_is_documented() -> None:
+    assert [mode for mode in MODES if f"- `{mode}`: " not in API] == []
+    assert [mode for mode in MODES if f"`{mode}`" not in README] == []
+
+
+def test_every_error_code_is_documented_and_every_documented_one_exists() -> None:
+    sources = [path.read_text() for path in ROOT.glob("server/**/*.py")]
+    table = [cells for cells in checks.rows(checks.section(API, "Errors")) if len(cells) == 3]
+    documented = {code.strip("`") for cells in table[2:] for code in cells[1].split(", ")}
+    raised = set(checks.error_codes(sources))
+    assert len(raised) > 10
+    assert raised - documented == set()
+    assert [c for c in documented - {"null"} if not any(f'"{c}"' in s for s in sources)] == []
+
+
+def test_every_metric_of_ours_is_in_a_table_with_type_and_labels(
+    own_metrics: dict[str, tuple[str, tuple[str, ...]]],
+) -> None:
+    assert len(own_metrics) == 14
+    table = {cells[0]: cells for cells in checks.rows(METRICS)}
+    for name, (kind, labels) in own_metrics.items():
+        cells = table[f"`{name}`"]
+        assert cells[1] == kind
+        assert [label for label in labels if f"`{label}`" not in cells[2]] == [], name
+
+
+def test_every_metric_of_ours_is_queried(
+    own_metrics: dict[str, tuple[str, tuple[str, ...]]],
+) -> None:
+    queries = "\n".join(checks.blocks(METRICS, "promql"))
+    assert [name for name in own_metrics if name not in queries] == []
+
+
+def test_vllms_metrics_are_documented(
+    vllm_metrics: dict[str, tuple[str, tuple[str, ...]]],
+) -> None:
+    table = {cells[0]: cells for cells in checks.rows(METRICS)}
+    assert {f"vllm:{name}" for name in VLLM_NAMES} <= set(vllm_metrics)
+    for name, (kind, labels) in vllm_metrics.items():
+        cells = table[f"`{name}`"]
+        assert cells[1] == kind
+        more = set(labels) - {"model_name", "engine"}
+        assert [label for label in more if f"`{label}`" not in cells[2]] == [], name
+
+
+def test_no_metric_is_invented(
+    own_metrics: dict[str, tuple[str, tuple[str, ...]]],
+    vllm_metrics: dict[str, tuple[str, tuple[str, ...]]],
+) -> None:
+    assert checks.unknown_metrics(PAGES, [*own_metrics, *vllm_metrics]) == []
+
+
+def test_every_option_of_every_proposer_is_documented() -> None:
+    assert checks.undocumented_options(PROPOSERS, METHODS) == []
+    assert checks.missing(PROPOSERS, RESERVED_NAMES) == []
+
+
+def test_what_is_refused_at_start_is_documented() -> None:
+    refused = checks.section(PROPOSERS, "Refused at start")
+    assert checks.missing(refused, {*OURS, *OWN_ENGINE_ARGUMENTS}) == []
+
+
+def test_every_setting_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(["--help"], {})
+    text = " ".join(capsys.readouterr().out.split())
+    for name, field in Settings.model_fields.items():
+        assert flag(name) in text, name
+        words = (field.description or "").split()
+        assert len(words) >= 2, f"{name} has no description"
+        assert words[0] in text, name
+
+
+def test_only_settings_that_exist_are_documented() -> None:
+    flags = {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS)
+    pages = {page: text for page, text in PAGES.items() if page != "demo/README.md"}
+    assert checks.unknown_flags(pages, flags) == []
+
+
+WHOLE: list[Callable[[], Iterable[str]]] = [
+    lambda: checks.broken_links(ROOT, PAGES),
+    lambda: checks.wrong_paths(ROOT, PAGES),
+    lambda: checks.private_places(PAGES),
+    lambda: checks.unreadable_blocks(PAGES),
+]
+
+
+@pytest.mark.parametrize("check", WHOLE, ids=["links", "paths", "places", "blocks"])
+def test_pages_are_sound(check: Callable[[], Iterable[str]]) -> None:
+    assert list(check()) == []
+
+
+def bad(text: str) -> dict[str, str]:
+    return {"docs/bad.md": text}
+
+
+METHOD = SimpleNamespace(
+    name="x", default_k=3, options={"depth": 1.5}, capabilities=SimpleNamespace(model=True)
+)
+GOOD_TABLE = (
+    "\n## `x`\n\n| option | default | meaning |\n|---|---|---|\n"
+    "| `num_speculative_tokens` | `3` | k |\n| `depth` | `1.5` | d |\n| `model` | required | m |\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("findings", "wanted"),
+    [
+        (checks.broken_links(ROOT, bad("[a](none.md)")), ["docs/bad.md: none.md"]),
+        (checks.broken_links(ROOT, bad("[a](api.md#no)")), ["docs/bad.md: api.md#no"]),
+        (checks.broken_links(ROOT, bad("[a](api.md#keys) [b](https://x.y)")), []),
+        (checks.wrong_paths(ROOT, bad("`server/none.py`")), ["docs/bad.md: server/none.py"]),
+        (
+            checks.wrong_paths(ROOT, bad("`server/app.py:create_apps`")),
+            ["docs/bad.md: server/app.py:create_apps"],
+        ),
+        (checks.wrong_paths(ROOT, bad("`server/app.py:create_app` `pyproject.toml`")), []),
+        (checks.private_places(bad("see /work/main/x")), ["docs/bad.md: /work/main/x"]),
+        (checks.private_places(bad("http://mirror.corp/")), ["docs/bad.md: mirror.corp"]),
+        (checks.private_places(bad("ask pypi.org")), ["docs/bad.md: pypi.org"]),
+        (checks.private_places(bad("http://127.0.0.1:8000/v1 and server/app.py")), []),
+        (
+            checks.unknown_metrics(bad("vllm:nothing_total"), ["a"]),
+            ["docs/bad.md: vllm:nothing_total"],
+        ),
+        (checks.unknown_metrics(bad("`specgate_a_bucket` specgate_*"), ["specgate_a"]), []),
+        (
+            checks.unknown_metrics(bad("specgate_b_*"), ["specgate_a"]),
+            ["docs/bad.md: specgate_b_*"],
+        ),
+        (checks.unknown_flags(bad("`--nope 3`"), ["--yes"]), ["docs/bad.md: --nope"]),
+        (
+            checks.unknown_flags(bad("specgate serve x \\\n  --nope"), ["--yes"]),
+            ["docs/bad.md: --nope"],
+        ),
+        (checks.unknown_flags(bad("SPECGATE_NO_SUCH"), ["--yes"]), ["docs/bad.md: --no-such"]),
+        (checks.unknown_flags(bad("`--yes` curl --nope"), ["--yes"]), []),
+        (checks.undocumented_options(GOOD_TABLE, [METHOD]), []),
+        (checks.undocumented_options(GOOD_TABLE.replace("1.5", "2"), [METHOD]), ["x: `depth`"]),
+        (
+            checks.undocumented_options(GOOD_TABLE + "| `old` | `1` | o |\n", [METHOD]),
+            ["x: `old`"],
+        ),
+        (list(checks.error_codes(["InvalidField(p, 'm', 'c_d')"])), ["c_d"]),
+        (list(checks.error_codes(["f(code='c_d'); Unavailable('m', 'e_f')"])), ["c_d", "e_f"]),
+    ],
+)
+def test_each_check_finds_what_is_wrong(findings: list[str], wanted: list[str]) -> None:
+    assert findings == wanted
+
+
+def test_an_unreadable_block_is_found() -> None:
+    assert len(checks.unreadable_blocks(bad("```json\n{,}\n```\n```python\nif\n```\n"))) == 2
+    assert checks.unreadable_blocks(bad("```json\n{}\n```\n")) == []
