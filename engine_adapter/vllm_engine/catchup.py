@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Blocks = npt.NDArray[np.integer]
+Lengths = npt.NDArray[np.int64]
 
 
 class DraftKVLedger:
@@ -35,9 +36,7 @@ class DraftKVLedger:
         source, destination = np.asarray(pairs, np.intp).T
         self._valid[destination] = self._valid[source]
 
-    def first_missing(
-        self, blocks: Blocks, lengths: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def first_missing(self, blocks: Blocks, lengths: Lengths) -> Lengths:
         """The first position of each row whose draft KV is missing.
 
         Args:
@@ -54,9 +53,7 @@ class DraftKVLedger:
         missing = first * self.block_size + valid[rows, first]
         return np.where(short[rows, first], missing, lengths)
 
-    def mark(
-        self, blocks: Blocks, start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
-    ) -> None:
+    def mark(self, blocks: Blocks, start: Lengths, stop: Lengths) -> None:
         """The positions [start, stop) of each row were written, and those before were valid.
 
         Shapes are those of `first_missing`. What a block held behind `stop` is forgotten.
@@ -67,7 +64,7 @@ class DraftKVLedger:
         touched &= need > 0
         self._valid[blocks[touched]] = need[touched]
 
-    def _need(self, width: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _need(self, width: int, lengths: Lengths) -> Lengths:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
         begins = np.arange(width) * self.block_size
         return np.clip(lengths[:, None] - begins, 0, self.block_size)

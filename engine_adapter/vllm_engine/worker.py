@@ -1,7 +1,7 @@
 """The workers that vLLM's processes load by their dotted paths."""
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from engine_adapter.vllm_engine import compat

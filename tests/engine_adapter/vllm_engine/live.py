@@ -32,9 +32,19 @@ class Recorder:
     """An observer that keeps every step's report."""
 
     steps: list[StepReport] = field(default_factory=list)
+    made: asyncio.Event = field(default_factory=asyncio.Event)
 
     def on_step(self, report: StepReport) -> None:
         self.steps.append(report)
+        self.made.set()
+
+    async def more(self, steps: int) -> None:
+        """Waits until the engine has made so many steps more."""
+        target = len(self.steps) + steps
+        async with asyncio.timeout(120):
+            while len(self.steps) < target:
+                self.made.clear()
+                await self.made.wait()
 
     def totals(self, since: int = 0) -> dict[str, ProposerCounts]:
         """The sum of the steps from `since` on, by proposer."""

@@ -26,21 +26,13 @@ def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asy
     return asyncio.create_task(generate(live, prompt, greedy(length), spec))
 
 
-async def decoding(live: Live, steps: int) -> None:
-    """Waits until the engine has made so many steps more."""
-    target = len(live.recorder.steps) + steps
-    async with asyncio.timeout(60):
-        while len(live.recorder.steps) < target:
-            await asyncio.sleep(0.002)
-
-
 @pytest.mark.parametrize("before", ["none", "ngram", "suffix", "draft"])
 async def test_after_a_switch_every_draft_that_could_be_accepted_is(
     live: Live, stock: Stock, prompts: list[Prompt], before: str
 ) -> None:
     method = await live.switch(before, dict(CHOICES)[before])
     tasks = [follower(live, prompt, 200, method) for prompt in prompts[8:12]]
-    await decoding(live, 12)
+    await live.recorder.more(12)
     await live.switch("self", 5)
     for prompt, task in zip(prompts[8:12], tasks, strict=True):
         result = await task
@@ -53,7 +45,7 @@ async def test_after_a_switch_every_draft_that_could_be_accepted_is(
 async def test_the_lag_is_caught_up_once(live: Live, prompts: list[Prompt]) -> None:
     method = await live.switch("none")
     task = follower(live, prompts[2], 120, method)
-    await decoding(live, 20)
+    await live.recorder.more(20)
     since = len(live.recorder.steps)
     await live.switch("self", 5)
     await task
@@ -67,7 +59,7 @@ async def test_new_requests_leaves_the_admitted_alone_and_immediate_moves_them(
 ) -> None:
     method = await live.switch("suffix", 8)
     old = follower(live, prompts[9], 240, method)
-    await decoding(live, 5)
+    await live.recorder.more(5)
     method = await live.switch("self", 5, running=False)
     new = follower(live, prompts[10], 40, method)
     assert set((await new).spec.by_proposer) == {"self"}
@@ -79,7 +71,7 @@ async def test_new_requests_leaves_the_admitted_alone_and_immediate_moves_them(
 
 async def test_a_pinned_request_is_not_switched(live: Live, prompts: list[Prompt]) -> None:
     task = asyncio.create_task(generate(live, prompts[9], greedy(120), pinned("draft", 4)))
-    await decoding(live, 5)
+    await live.recorder.more(5)
     await live.switch("self", 5)
     assert set((await task).spec.by_proposer) == {"draft"}
 
