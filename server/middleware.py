@@ -49,6 +49,10 @@ class RequestId:
             await self._app(scope, receive, with_id)
 
 
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Routes that machines ask every few seconds; their log lines are of level debug."""
+
+
 class AccessLog:
     """One log line and one count per request, when its last byte has gone."""
 
@@ -76,7 +80,8 @@ class AccessLog:
             route = route_template(scope)
             method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
             self._metrics.http(route, method, status, seconds)
-            log.info(
+            say = log.debug if route in PROBES else log.info
+            say(
                 "request",
                 method=method,
                 path=shown_path(scope),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
 
 from server.errors import InvalidField
 
@@ -50,6 +49,9 @@ class Renderer:
 
         Blocks for seconds. Raises `OSError` or `ValueError` where either cannot be read.
         """
+        # Imported here, in the loading thread: it takes seconds, and the port is to open first.
+        from transformers import AutoTokenizer
+
         template = Path(chat_template).read_text("utf-8") if chat_template is not None else None
         loaded = AutoTokenizer.from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code

@@ -210,7 +210,7 @@ class Settings(EngineArguments):
             proposers=self.proposer,
             max_speculative_tokens=self.max_speculative_tokens,
             arguments={**arguments, **self.engine_args},
-            log_level="DEBUG" if self.log_level == "debug" else "WARNING",
+            log_level="DEBUG" if self.log_level == "debug" else "ERROR",
         )
 
 

@@ -34,6 +34,9 @@ def prepare_environment(config: EngineConfig) -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log_level)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if config.log_level != "DEBUG":
+        # The engine's process inherits it; vLLM's imports there warn of what users cannot mend.
+        os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if int(config.arguments.get("tensor_parallel_size") or 1) == 1:
         # The engine keeps its process; its one worker then lives in it, which loads in seconds
         # and saves a hop per step.
