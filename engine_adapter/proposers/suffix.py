@@ -57,14 +57,14 @@ class SuffixProposer:
         self.catchup_tokens += max(int(batch.num_computed[i]) - fed, 0)
         self._cache.add_active_response(request_id, tokens[fed:])
         self._fed[request_id] = len(tokens)
-        draft = self._cache.speculate(
+        drafted: Sequence[int] = self._cache.speculate(
             request_id,
             tokens[-self._cache.max_tree_depth :],
             max_spec_tokens=int(batch.k[i]),
             max_spec_factor=self._max_spec_factor,
             min_token_prob=self._min_token_prob,
-        )
-        return draft.token_ids
+        ).token_ids
+        return drafted
 
 
 def _validate(spec: ProposerSpec) -> None:

@@ -19,6 +19,8 @@ from engine_adapter.vllm_engine.catchup import DraftKVLedger
 
 Ints = npt.NDArray[np.int64]
 
+_NEVER = (-1, np.empty(0, np.int64))
+
 
 class LoadedDraft(compat.DraftModelProposer):
     """vLLM's draft model under a name of its own, so that several fit in one engine.
@@ -150,7 +152,7 @@ class PagedDraftModel:
         """The first position of each row to feed: `missing`, or later where drafting was there."""
         start = missing.copy()
         for i, request_id in enumerate(batch.request_ids):
-            length, drafts = self._drafted.pop(request_id, (-1, None))
+            length, drafts = self._drafted.pop(request_id, _NEVER)
             if start[i] == length:
                 # Drafting wrote KV for all drafts but the last; it holds where they were kept.
                 kept = batch.context(i)[length : length + len(drafts) - 1]
