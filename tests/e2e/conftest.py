@@ -1,0 +1,17 @@
+"""One real server for all end-to-end tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.served import Served, documented_url
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The demo on README's address; it must end by SIGTERM with status 0 and without a trace."""
+    served = Served.start(documented_url(), tmp_path_factory.mktemp("e2e") / "server.log")
+    yield served
+    assert served.process.poll() is None, f"the server died:\n{served.tail()}"
+    assert served.stop() == 0, served.tail()
+    assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()

@@ -1,0 +1,161 @@
+"""A real server in a process of its own, as a person starts it, and what tests ask of it."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "specgate-demo"
+PROPOSERS = {"ngram": 5, "suffix": 8, "draft": 4, "draft-small": 4}
+"""The demo's proposers and their k."""
+
+START_S, STOP_S = 240, 60
+
+
+def documented_url() -> str:
+    """The address that README's lines talk to."""
+    urls = set(re.findall(r"curl (?:-N )?(http://[\w.]+:\d+)", (ROOT / "README.md").read_text()))
+    assert len(urls) == 1, f"README.md talks to more than one server: {urls}"
+    return urls.pop()
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with no proxy between it and the server, and no settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECGATE_")}
+    return kept | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server.
+
+    Attributes:
+        log: the file that has everything it wrote.
+    """
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @classmethod
+    def start(cls, url: str, log: Path) -> "Served":
+        """Starts `specgate serve` without arguments, as `make serve` does, and waits for it."""
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.socket() as probe:
+            taken = probe.connect_ex((host, int(port))) == 0
+        assert not taken, f"something listens on {url} already: README's lines need that port"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "server.cli", "serve"],
+                cwd=ROOT,
+                env=environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        served = cls(url, process, log)
+        try:
+            wait_until(served._ready, START_S, "the server is ready")
+        except BaseException:
+            process.kill()
+            print(served.tail())
+            raise
+        return served
+
+    def stop(self) -> int:
+        """Ends it as an orchestrator does; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def tail(self) -> str:
+        """The end of what it wrote."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def get(self, path: str, **kwargs: Any) -> httpx.Response:
+        """A GET that must succeed."""
+        response = httpx.get(f"{self.url}{path}", trust_env=False, timeout=60, **kwargs)
+        assert response.status_code == 200, response.text
+        return response
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        """A POST of JSON that must succeed."""
+        url = f"{self.url}{path}"
+        response = httpx.post(url, json=body, trust_env=False, timeout=120, **kwargs)
+        assert response.status_code == 200, response.text
+        return response
+
+    def switch(self, name: str, mode: str = "immediate") -> dict[str, Any]:
+        """Makes a method the active one."""
+        body = {"speculative_model": name, "mode": mode}
+        result: dict[str, Any] = self.post("/v1/switch_spec_method", body).json()
+        return result
+
+    def scrape(self) -> "Samples":
+        """The metrics as they are now."""
+        return Samples(self.get("/metrics").text)
+
+    def wait_until_idle(self, seconds: float = 10) -> None:
+        """Until no sequence runs or waits and no request is in flight; fails if it takes longer."""
+        wait_until(self._idle, seconds, "the engine is idle")
+
+    def _ready(self) -> bool:
+        assert self.process.poll() is None, f"the server ended:\n{self.tail()}"
+        try:
+            return httpx.get(f"{self.url}/ready", trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _idle(self) -> bool:
+        scrape = self.scrape()
+        queued = scrape("vllm:num_requests_running") + scrape("vllm:num_requests_waiting")
+        return not queued and self.get("/v1/spec_method").json()["in_flight"] == {}
+
+
+class Samples:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        families = list(text_string_to_metric_families(text))
+        self.families = [family.name for family in families]
+        self._samples = [sample for family in families for sample in family.samples]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all series."""
+        return {sample.name for sample in self._samples}
+
+    def __call__(self, name: str, **labels: str) -> float:
+        """The sum of the series that have these labels; the series must exist."""
+        assert name in self.names, f"{name} is not in the metrics"
+        return sum(
+            sample.value
+            for sample in self._samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
+        """The sums by the values of one label."""
+        values = {s.labels[label] for s in self._samples if s.name == name}
+        return {value: self(name, **{label: value}, **labels) for value in values}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Polls until the condition holds; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.05)

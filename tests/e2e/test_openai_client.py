@@ -1,0 +1,151 @@
+"""OpenAI's own Python client against the real engine."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.served import MODEL, PROPOSERS, Served
+
+pytestmark = pytest.mark.vllm
+
+MESSAGES: Any = [{"role": "user", "content": "Write a function `parse_date`: read a date."}]
+PROMPT = "def parse_date(text):"
+GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 32, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    served.switch("draft")
+    transport = httpx.Client(trust_env=False, timeout=120)
+    url = f"{served.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=transport) as made:
+        yield made
+
+
+def statistics(answer: Any) -> dict[str, Any]:
+    """What a response or a chunk says of its speculation."""
+    told: dict[str, Any] = answer.metrics["speculative_decoding"]
+    return told
+
+
+def test_a_completion_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = client.completions.create(prompt=PROMPT, **GREEDY)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens <= 32
+    chunks = list(
+        client.completions.create(
+            prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **GREEDY
+        )
+    )
+    assert "".join(c.text for chunk in chunks for c in chunk.choices) == whole.choices[0].text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert statistics(chunks[-1])["num_spec_steps"] == statistics(whole)["num_spec_steps"]
+
+
+def test_a_chat_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=MESSAGES, **GREEDY)
+    chunks = list(client.chat.completions.create(messages=MESSAGES, stream=True, **GREEDY))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert statistics(chunks[-1])["num_draft_tokens"] == statistics(whole)["num_draft_tokens"]
+
+
+def test_two_choices_have_their_own_text_and_figures(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**GREEDY, "temperature": 0.9, "n": 2, "seed": 11}
+    whole = client.chat.completions.create(messages=MESSAGES, **asked)
+    texts = [choice.message.content for choice in whole.choices]
+    assert texts[0] != texts[1]
+    parts = [choice.speculative_decoding for choice in whole.choices]  # type: ignore[attr-defined]
+    told = statistics(whole)
+    for figure in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        assert told[figure] == sum(part[figure] for part in parts)
+    streamed = ["", ""]
+    for chunk in client.chat.completions.create(messages=MESSAGES, stream=True, **asked):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}])
+def test_the_text_does_not_depend_on_the_proposer(
+    client: openai.OpenAI, sampling: dict[str, Any]
+) -> None:
+    texts = {}
+    for name, k in {**PROPOSERS, "none": 0}.items():
+        raw = client.completions.with_raw_response.create(
+            prompt=PROMPT, extra_body={"spec_decode": {"proposer": name}}, **(GREEDY | sampling)
+        )
+        assert raw.headers["x-specgate-spec-method"] == name
+        answer = raw.parse()
+        texts[name] = answer.choices[0].text
+        told = statistics(answer)
+        assert (told["proposer"], told["num_spec_tokens"]) == (name, k)
+        assert set(told["by_proposer"]) <= {name}
+        if name.startswith("draft"):
+            assert told["num_spec_steps"] == told["by_proposer"][name]["drafts"] > 0
+    assert len(set(texts.values())) == 1, texts
+
+
+def test_a_cap_on_the_draft_is_kept(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        prompt=PROMPT,
+        extra_body={"speculative_model": "draft", "num_speculative_tokens": 2},
+        **GREEDY,
+    )
+    told = statistics(answer)
+    assert told["num_spec_tokens"] == 2
+    assert 0 < told["num_draft_tokens"] <= 2 * told["num_spec_steps"]
+    assert len(told["acceptance_histogram"]) == 3
+
+
+def test_logprobs_and_prompts_of_every_form(client: openai.OpenAI) -> None:
+    for prompts, count in (([PROMPT, "class A:"], 2), ([5, 6, 7], 1), ([[5, 6], [7]], 2)):
+        answer = client.completions.create(prompt=prompts, logprobs=2, **GREEDY)  # type: ignore
+        assert [choice.index for choice in answer.choices] == list(range(count))
+        for choice in answer.choices:
+            assert choice.logprobs is not None
+            assert all(p <= 0 for p in choice.logprobs.token_logprobs or [1])
+
+
+ERRORS: list[tuple[dict[str, Any], str, str | None]] = [
+    (
+        {"extra_body": {"spec_decode": {"proposer": "no"}}},
+        "spec_decode.proposer",
+        "proposer_not_found",
+    ),
+    ({"extra_body": {"speculative_model": "no"}}, "speculative_model", "proposer_not_found"),
+    (
+        {"extra_body": {"spec_decode": {"proposer": "ngram", "num_speculative_tokens": 6}}},
+        "spec_decode.num_speculative_tokens",
+        "num_speculative_tokens_too_large",
+    ),
+    ({"extra_body": {"min_p": 0.5}}, "min_p", "unsupported_parameter"),
+    ({"n": 0}, "n", None),
+    ({"max_tokens": -1}, "max_tokens", None),
+    ({"prompt": ""}, "prompt", None),
+    ({"prompt": [7] * 2048}, "prompt", "context_length_exceeded"),
+    ({"max_tokens": 4096}, "max_tokens", "context_length_exceeded"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), ERRORS)
+def test_a_bad_field_is_a_400_that_names_it(
+    client: openai.OpenAI, fields: dict[str, Any], param: str, code: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**({"prompt": PROMPT} | GREEDY | fields))
+    assert (caught.value.param, caught.value.code) == (param, code)
+    assert caught.value.request_id
+
+
+def test_an_unknown_model_is_a_404(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="no", messages=MESSAGES)
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    assert [model.id for model in client.models.list()] == [MODEL]

@@ -1,0 +1,147 @@
+"""Fifty switches of each mode under sixteen streams: none lost, none wrong."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.served import PROPOSERS, Served
+from tests.e2e.traffic import MESSAGES, Streamed, chat, clients, gather, stream
+
+pytestmark = pytest.mark.vllm
+
+STREAMS, SWITCHES = 16, 50
+METHODS = [*PROPOSERS, "none"]
+PLAIN = {"spec_decode": {"proposer": "none"}}
+PINNED = {"spec_decode": {"proposer": "draft-small", "num_speculative_tokens": 3}}
+
+TIE = 1e-4
+"""Greedy text may differ only where the two best log probabilities are closer than this."""
+
+OVERLAP = 32
+"""Characters by which a token that differs may begin before the text does."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An unswitched greedy text, and how close each of its tokens was to another one."""
+
+    text: str
+    gaps: tuple[tuple[int, float], ...]
+
+    def allows(self, other: str) -> bool:
+        """Whether `other` is this text, but for a tie."""
+        if other == self.text:
+            return True
+        pairs = enumerate(zip(self.text, other, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(self.text), len(other)))
+        return any(gap < TIE for offset, gap in self.gaps if at - OVERLAP < offset <= at)
+
+
+async def plain(client: httpx.AsyncClient, index: int) -> Plain:
+    """The greedy answer to a prompt without speculation."""
+    body = chat(index, stream=False, stream_options=None, logprobs=True, top_logprobs=2, **PLAIN)
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    gaps, offset = [], 0
+    for token in choice["logprobs"]["content"]:
+        first, second = (top["logprob"] for top in token["top_logprobs"])
+        gaps.append((offset, first - second))
+        offset += len(token["token"])
+    return Plain(choice["message"]["content"], tuple(gaps))
+
+
+@pytest.fixture(scope="module")
+def plain_texts(served: Served) -> list[Plain]:
+    async def ask() -> list[Plain]:
+        async with clients(served.url) as client:
+            return await gather(*(plain(client, 5 * i) for i in range(STREAMS)))
+
+    return asyncio.run(ask())
+
+
+def test_the_comparison_finds_a_wrong_text() -> None:
+    text = Plain("a" * 100, ((0, 1e-5), (50, 0.1), (90, 0.2)))
+    assert text.allows("a" * 100)
+    assert not text.allows("a" * 95 + "b" * 5)
+    assert not text.allows("a" * 95)
+    assert text.allows("a" * 5 + "b" * 95)
+
+
+@dataclass
+class Load:
+    """Sixteen clients that ask again and again, the last of them pinned."""
+
+    client: httpx.AsyncClient
+    stopping: bool = False
+
+    async def run(self, i: int) -> list[Streamed]:
+        """The streams of one client."""
+        results = []
+        fields: dict[str, Any] = PINNED if i == STREAMS - 1 else {}
+        while not self.stopping:
+            results.append(await stream(self.client, chat(5 * i, **fields)))
+        return results
+
+
+@pytest.mark.parametrize("mode", ["immediate", "new_requests"])
+async def test_fifty_switches_under_sixteen_streams(
+    served: Served, plain_texts: list[Plain], mode: str
+) -> None:
+    before = served.scrape()
+    async with clients(served.url) as client:
+        load = Load(client)
+        running = [asyncio.create_task(load.run(i)) for i in range(STREAMS)]
+        answers = [await switch(client, i, mode) for i in range(SWITCHES)]
+        load.stopping = True
+        results = await gather(*(asyncio.wait_for(task, 120) for task in running))
+
+    generations = [answer["generation"] for answer in answers]
+    assert generations == list(range(generations[0], generations[0] + SWITCHES))
+    assert max(answer["in_flight"] for answer in answers) > STREAMS // 2
+    assert all(answer["in_flight"] <= STREAMS for answer in answers)
+
+    for expected, of_client in zip(plain_texts, results, strict=True):
+        assert of_client
+        for result in of_client:
+            assert result.tokens == 48
+            assert expected.allows(result.text), (expected.text, result.text)
+    assert all(result.drafted_by <= {"draft-small"} for result in results[-1])
+    methods_of_one = max(len(r.drafted_by) for of_client in results[:-1] for r in of_client)
+    assert (methods_of_one > 1) == (mode == "immediate")
+
+    served.wait_until_idle()
+    after = served.scrape()
+    name = "specgate_spec_method_switches_total"
+    for outcome, count in (("switched", SWITCHES), ("failed", 0)):
+        labels = {"mode": mode, "outcome": outcome}
+        assert after(name, **labels) - before(name, **labels) == count
+    asked = sum(len(of_client) for of_client in results)
+    assert after("specgate_requests_total") - before("specgate_requests_total") == asked
+    assert after("specgate_spec_method_info", spec_method=answers[-1]["active"]["spec_method"]) == 1
+
+
+async def switch(client: httpx.AsyncClient, i: int, mode: str) -> dict[str, Any]:
+    """Switch number `i`, and that the method and the requests in flight are as it says."""
+    name = METHODS[(i * 7 + i // 5) % len(METHODS)]
+    body = {"speculative_model": name, "mode": mode, "reason": f"number {i}"}
+    response = await client.post("/v1/switch_spec_method", json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    assert answer["active"]["spec_method"] == name
+    shown = (await client.get("/v1/spec_method")).json()
+    assert (shown["spec_method"], shown["generation"]) == (name, answer["generation"])
+    assert shown["switches"][0]["reason"] == f"number {i}"
+    assert sum(shown["in_flight"].values()) <= STREAMS
+    if mode == "immediate":
+        assert set(shown["in_flight"]) <= {name, "draft-small"}
+        assert name == "draft-small" or shown["in_flight"].get("draft-small", 0) <= 1
+    await asyncio.sleep(0.05)
+    return answer
+
+
+def test_prompts_differ() -> None:
+    assert len({str(MESSAGES[5 * i]) for i in range(STREAMS)}) == STREAMS
