@@ -1,10 +1,10 @@
 """The seam between the gateway and an engine: plain, frozen types and one protocol.
 
 Nothing here imports torch, vLLM, FastAPI or pydantic. The gateway speaks only these words;
-`vllm_engine` and `fake` implement them.
+`vllm_engine` and `fake` implement them. It is long because every type of the seam stands here.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -277,8 +277,8 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Generates one sequence. Closing the iterator is the one way to abort it.
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """Generates one sequence. Closing the generator is the one way to abort it.
 
         Raises:
             InvalidRequest: the engine cannot honour a field; nothing was started.

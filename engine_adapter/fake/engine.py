@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from prometheus_client import CollectorRegistry
 
@@ -97,7 +97,7 @@ class FakeEngine:
         self._info = self._describe(vocabulary)
         self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Generates one sequence; closing the iterator aborts it at once."""
         sequence = self._admit(request)
         try:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -130,7 +130,7 @@ class VllmEngine:
             proposers=tuple(proposers),
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
         from engine_adapter.vllm_engine import compat
 

@@ -6,7 +6,7 @@ Closing the generators is what aborts: whoever iterates must close them (`aclosi
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from engine_adapter.interface import Delta
 from server.dependencies import State
@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 async def generate(state: State, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yields (choice, delta) as the engine makes them. Raises the first choice's failure."""
-    streams = [
-        # An engine's iterators are generators: closing them is the seam's way to abort.
-        cast(AsyncGenerator[Delta, None], state.engine.generate(request))
-        for request in job.requests
-    ]
+    streams = [state.engine.generate(request) for request in job.requests]
     choice = job.choice
     with state.switcher.admitted(choice.name, pinned=choice.params.pinned):
         async with aclosing(merge(streams)) as merged:

@@ -48,7 +48,7 @@ async def test_closing_the_iterator_aborts_at_once(start: StartBench, waits: boo
         await asyncio.wait([reading])
         assert (bench.engine.num_running, bench.engine.num_waiting) == (1, 0)
     else:
-        await first.aclose()  # type: ignore[attr-defined]
+        await first.aclose()
         assert (bench.engine.num_running, bench.engine.num_waiting) == (0, 1)
         assert (await reading).token_ids
     assert bench.sample("request_success_total", finished_reason="abort") == 1

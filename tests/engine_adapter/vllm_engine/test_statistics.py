@@ -42,7 +42,7 @@ async def test_the_sum_over_proposers_is_vllms_own_count_aborts_included(
         stream = live.engine.generate(request)
         async for _ in stream:
             break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     finished = [
         generate(live, p, greedy(50), pinned(name, k))

@@ -48,7 +48,7 @@ async def test_two_hundred_random_requests_are_exact(
         stream = cramped.engine.generate(request)
         async for _ in stream:
             break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     async def switcher() -> None:
         nonlocal method

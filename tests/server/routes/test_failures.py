@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -64,7 +64,7 @@ async def test_death_in_mid_stream_is_an_error_event(
 async def test_sequence_that_ends_without_a_reason_is_an_error(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def generate(request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         yield Delta(text="half a sen", token_ids=(5, 6))
 
     monkeypatch.setattr(gateway.engine, "generate", generate)
