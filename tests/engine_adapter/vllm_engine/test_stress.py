@@ -19,14 +19,29 @@ from tests.engine_adapter.vllm_engine.live import (
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 CHOICES = {"none": 0, "ngram": 5, "suffix": 8, "draft": 4, "self": 5}
-REQUESTS = 200
 LENGTHS = (24, 48, 96)
 
 
 async def test_two_hundred_random_requests_are_exact(
     cramped: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    rng = random.Random(11)
+    await fuzz(cramped, stock, prompts, requests=200, seed=11)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_thousand_random_requests_are_exact(
+    cramped: Live, stock: Stock, prompts: list[Prompt], seed: int
+) -> None:
+    await fuzz(cramped, stock, prompts, requests=1000, seed=seed)
+
+
+async def fuzz(
+    cramped: Live, stock: Stock, prompts: list[Prompt], *, requests: int, seed: int
+) -> None:
+    """Random prompts, lengths, proposers and k, twelve at a time, under random switches."""
+    rng = random.Random(seed)
+    generation = cramped.generation
     done: list[tuple[Prompt, Result]] = []
     method = await cramped.switch("none")
     slots = asyncio.Semaphore(12)
@@ -44,7 +59,9 @@ async def test_two_hundred_random_requests_are_exact(
                 done.append((prompt, await generate(cramped, prompt, greedy(length), spec)))
 
     async def abandon(i: int, prompt: Prompt, spec: SpecDecodeParams) -> None:
-        request = GenerationRequest(f"abandoned-in-stress-{i}", prompt, greedy(96), spec)
+        request = GenerationRequest(
+            f"abandoned-in-stress-{seed}-{requests}-{i}", prompt, greedy(96), spec
+        )
         stream = cramped.engine.generate(request)
         async for _ in stream:
             break
@@ -58,10 +75,10 @@ async def test_two_hundred_random_requests_are_exact(
             method = await cramped.switch(name, CHOICES[name], running=rng.random() < 0.7)
 
     switching = asyncio.create_task(switcher())
-    await asyncio.gather(*(one(i) for i in range(REQUESTS)))
+    await asyncio.gather(*(one(i) for i in range(requests)))
     switching.cancel()
 
-    assert len(done) > 0.8 * REQUESTS
+    assert len(done) > 0.8 * requests
     await stock.greedy(prompts, max(LENGTHS))
     for prompt, result in done:
         await stock.check(prompt, result.tokens)
@@ -70,4 +87,4 @@ async def test_two_hundred_random_requests_are_exact(
     assert sum(result.counts("self").drafted for _, result in done) > 500
     assert cramped.metric("vllm:num_preemptions_total") > 0
     assert cramped.metric("vllm:prefix_cache_hits_total") > 0
-    assert cramped.generation > 10
+    assert cramped.generation - generation > 10
