@@ -14,7 +14,7 @@ pytestmark = pytest.mark.vllm
 LONG = 1500
 """Tokens that nobody waits for: seconds of work."""
 
-SOON_S = 4
+SOON_S = 10
 
 
 def endings(served: Served) -> float:

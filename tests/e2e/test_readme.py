@@ -18,6 +18,7 @@ README = (ROOT / "README.md").read_text()
 CURLS = [block for block in documentation.blocks(README, "bash") if "curl" in block]
 PYTHON = documentation.blocks(README, "python")
 API_CURLS = documentation.blocks((ROOT / "docs/api.md").read_text(), "sh")
+TIMEOUT_S = 240
 METRICS_PAGE = (ROOT / "docs/metrics.md").read_text()
 
 
@@ -37,7 +38,7 @@ def run(block: str, curl_home: Path) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "HTTP 200" * block.count("curl "), (done.stderr, done.stdout)
@@ -69,7 +70,8 @@ def test_a_curl_of_the_readme(served: Served, curl_home: Path, block: str) -> No
 
 def check_stream(output: str) -> None:
     """A whole stream of a chat, its usage and its statistics on the last chunk."""
-    *events, done = [line.removeprefix("data: ") for line in output.split("\n\n") if line]
+    lines = [line for line in output.split("\n\n") if line and not line.startswith(":")]
+    *events, done = [line.removeprefix("data: ") for line in lines]
     assert done == "[DONE]"
     chunks = [json.loads(event) for event in events]
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
@@ -85,7 +87,7 @@ def test_the_python_client_of_the_readme(served: Served, tmp_path: Path) -> None
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     told = ast.literal_eval(done.stdout.splitlines()[-1])
