@@ -22,6 +22,16 @@ Ints = npt.NDArray[np.int64]
 _NEVER = (-1, np.empty(0, np.int64))
 
 
+class DraftConfig(compat.SpeculativeConfig):
+    """vLLM's configuration of a draft model, for vocabularies that differ by padding too.
+
+    vLLM compares sizes. What matters is the tokenizer, and those were compared before the start.
+    """
+
+    def verify_equal_vocab_size_if_draft_model(self) -> None:
+        """Sizes may differ."""
+
+
 class LoadedDraft(compat.DraftModelProposer):
     """vLLM's draft model under a name of its own, so that several fit in one engine.
 
@@ -32,7 +42,7 @@ class LoadedDraft(compat.DraftModelProposer):
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
         target = vllm_config.speculative_config
         config = copy.copy(vllm_config)  # shares the registry of layers with the target's
-        config.speculative_config = compat.SpeculativeConfig(
+        config.speculative_config = DraftConfig(
             method="draft_model",
             model=spec.model,
             num_speculative_tokens=spec.num_speculative_tokens,
@@ -42,9 +52,6 @@ class LoadedDraft(compat.DraftModelProposer):
         self._prefix = f"draft_model.{spec.name}"
         self.weights_bytes = 0
         super().__init__(vllm_config=config, device=device, runner=runner)
-
-    def _raise_if_vocab_size_mismatch(self) -> None:
-        """Sizes may differ by padding; the tokenizers were compared before the start."""
 
     def _get_model(self) -> torch.nn.Module:
         config = self._create_draft_vllm_config()
