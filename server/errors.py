@@ -4,6 +4,7 @@ ApiError                    a status and the four fields of OpenAI's error body
 ├── InvalidField            400: a field of the request; `param` is its dotted path
 ├── NotFound                404
 ├── Unavailable             503 with Retry-After
+│   └── Stopping            the server stops
 └── ClientDisconnected      499: nobody is left to read it; for the log and the metrics
 
 Every error of every route has the body `{"error": {"message", "type", "param", "code"}}`,
@@ -73,6 +74,13 @@ class Unavailable(ApiError):
     def __init__(self, message: str, code: str, retry_after_s: int = RETRY_AFTER_LOADING_S) -> None:
         headers = {"Retry-After": str(retry_after_s)}
         super().__init__(503, message, type="server_error", code=code, headers=headers)
+
+
+class Stopping(Unavailable):
+    """503: the server stops; another one, or a later one, may answer."""
+
+    def __init__(self, message: str = "The server is stopping.") -> None:
+        super().__init__(message, "stopping")
 
 
 class ClientDisconnected(ApiError):

@@ -50,6 +50,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         state.draining = True
+        if state.loaded is not None:
+            state.loaded.switcher.stop()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await state.engine.stop()

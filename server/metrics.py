@@ -29,7 +29,7 @@ Requests by proposer, and by who chose it (`request` or `active`):
     sum by (proposer, selected_by) (rate(specgate_requests_total[5m]))
 Active method:
     specgate_spec_method_info
-Switches that failed or were refused:
+Switches that did not happen:
     increase(specgate_spec_method_switches_total{outcome!="switched"}[1h])
 Slowest switches:
     histogram_quantile(0.99, sum by (mode, le) (
@@ -54,9 +54,14 @@ from server.rolling import RollingCounts, RollingFigures
 _STEP_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 )  # fmt: skip
+_SWITCH_BUCKETS = (*_STEP_BUCKETS, 5.0, 10.0, 30.0, 60.0, 120.0)
 _HTTP_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
+
+SWITCH_OUTCOMES = ("switched", "failed", "refused", "timed_out", "abandoned")
+"""What becomes of a switch: it happened, the engine failed, another one ran, admitted requests
+did not end in time, its caller or the server went away before the swap."""
 
 
 class Metrics:
@@ -100,7 +105,7 @@ class Metrics:
             "specgate_spec_method_switches", "Switches asked for", "mode", "outcome"
         )
         self._switch_seconds = histogram(
-            "specgate_spec_method_switch_seconds", "Time to switch", _STEP_BUCKETS, "mode"
+            "specgate_spec_method_switch_seconds", "Time to switch", _SWITCH_BUCKETS, "mode"
         )
         self._step_seconds = histogram(
             "specgate_step_seconds", "Engine step time", _STEP_BUCKETS, "kind"
@@ -132,7 +137,7 @@ class Metrics:
         """Lets the switch series of the modes exist at 0."""
         for mode in modes:
             self._switch_seconds.labels(mode)
-            for outcome in ("switched", "failed", "refused"):
+            for outcome in SWITCH_OUTCOMES:
                 self._switches.labels(mode, outcome)
 
     def on_step(self, report: StepReport) -> None:
@@ -175,7 +180,7 @@ class Metrics:
         self._spec_method.labels(name).set(1)
 
     def switched(self, mode: str, outcome: str, seconds: float | None = None) -> None:
-        """Counts a switch: `switched`, `failed` or `refused`, the last without a time."""
+        """Counts a switch; `outcome` is of `SWITCH_OUTCOMES`, `seconds` for one that swapped."""
         self._switches.labels(mode, outcome).inc()
         if seconds is not None:
             self._switch_seconds.labels(mode).observe(seconds)

@@ -7,7 +7,7 @@ and comments until it speaks: proxies close silent connections. 0 sends no comme
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -68,7 +68,10 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends the encoded events of an async generator, and closes it whatever happens."""
+    """Sends the encoded events of an async generator, and closes it whatever happens.
+
+    `on_end` is called after that, also where the generator was never begun.
+    """
 
     media_type = "text/event-stream"
 
@@ -78,16 +81,24 @@ class EventStream(Response):
         *,
         keepalive_s: float,
         headers: Mapping[str, str] | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
         # Its length is not known; Response counted an empty body.
         del self.headers["content-length"]
         self._events = events
         self._keepalive_s = keepalive_s
+        self._on_end = on_end
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what the generator raises before its first event."""
+        try:
+            await self._answer(receive, send)
+        finally:
+            self._on_end()
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()

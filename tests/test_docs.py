@@ -120,6 +120,7 @@ PARTS = (
     admin.SwitchResponse,
     admin.SpecMethodResponse,
     admin.Figures,
+    admin.Drain,
     admin.Switch,
     admin.Proposer,
 )

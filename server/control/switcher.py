@@ -1,20 +1,21 @@
-"""The active spec method: who changes it, one at a time, and what is in flight under it.
+"""The active spec method: who changes it, one at a time.
 
-A switch goes to the engine first and is published after, so that the generation a request is
-admitted with is never newer than the engine's. A failed switch leaves the old method.
+A switch has four phases: prepare (is it possible, is it the only one), fence (a drain holds what
+comes and waits for what was admitted), swap (the engine), release. The engine has a method before
+it is published, so that the generation a request is admitted with is never newer than the
+engine's. A switch that fails, or does not get past its fence, leaves the old method.
 """
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import deque
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import structlog
 
 from engine_adapter.interface import Engine, SpecMethod
+from server.control.gate import Gate
+from server.control.in_flight import InFlight
 from server.control.selection import (
     ActiveMethod,
     Asked,
@@ -24,8 +25,11 @@ from server.control.selection import (
 )
 from server.metrics import Metrics
 
-MODES = ("immediate", "new_requests")
-"""The ways to switch that exist."""
+MODES = ("immediate", "new_requests", "drain")
+"""The ways to switch."""
+
+DRAIN_TIMEOUT_S = 30.0
+"""How long a drain waits, in seconds, if its caller does not say."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +39,25 @@ HISTORY = 100
 
 class SwitchInProgress(Exception):
     """Another switch has not ended yet."""
+
+
+class DrainTimeout(Exception):
+    """Admitted requests did not end in time; nothing changed.
+
+    Attributes:
+        in_flight: how many were left.
+    """
+
+    def __init__(self, timeout_s: float, in_flight: int) -> None:
+        super().__init__(f"{in_flight} admitted requests did not end within {timeout_s:g} s")
+        self.in_flight = in_flight
+
+
+class DrainStopped(Exception):
+    """The server stops, so a drain was given up; nothing changed."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +83,9 @@ class SwitchRecord:
 
     Attributes:
         when: Unix time in seconds at which it was asked for.
-        outcome: `switched` or `failed`.
-        error: why it failed, else `None`.
+        generation: its number; `None` if it did not come as far as the engine.
+        outcome: `switched`, `failed`, `timed_out` or `abandoned`.
+        error: why it did not happen, else `None`.
         took_ms: how long it took.
     """
 
@@ -69,19 +93,43 @@ class SwitchRecord:
     previous: SpecMethod
     to: SpecMethod
     mode: str
-    generation: int
+    generation: int | None
     reason: str | None
     outcome: str
     error: str | None
     took_ms: float
 
 
-@dataclass(slots=True, eq=False)
-class _Admission:
-    """One request between admission and end."""
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A drain that waits for admitted requests to end.
 
-    proposer: str
-    pinned: bool
+    Attributes:
+        held: requests that wait for it.
+        waited_ms: how long it has run.
+    """
+
+    to: SpecMethod
+    held: int
+    waited_ms: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A switch that was prepared: `when` in Unix seconds, `begun` by the performance counter."""
+
+    method: SpecMethod
+    previous: SpecMethod
+    mode: str
+    timeout_s: float
+    reason: str | None
+    when: float
+    begun: float
+
+    @property
+    def took_ms(self) -> float:
+        return round((time.perf_counter() - self.begun) * 1e3, 3)
 
 
 class Switcher:
@@ -89,6 +137,10 @@ class Switcher:
 
     Args:
         initial: the method at start, by any name that a switch takes.
+
+    Attributes:
+        gate: what a request passes before it is admitted.
+        in_flight: the requests that were admitted and have not ended.
 
     Raises:
         SelectionError: `initial` names nothing in the catalog.
@@ -98,12 +150,16 @@ class Switcher:
         self, engine: Engine, catalog: ProposerCatalog, metrics: Metrics, initial: str
     ) -> None:
         method = resolve(Asked(initial, None, True, "spec_method"), catalog)
+        self.gate = Gate()
+        self.in_flight = InFlight()
         self._engine = engine
         self._catalog = catalog
         self._metrics = metrics
-        self._admissions: set[_Admission] = set()
         self._history: deque[SwitchRecord] = deque(maxlen=HISTORY)
-        self._running: asyncio.Task[SwitchResult] | None = None
+        self._attempt: _Attempt | None = None
+        self._swapping: asyncio.Task[SwitchResult] | None = None
+        self._deadline: asyncio.Timeout | None = None
+        self._stopping = False
         self._generation = 0
         self._active: ActiveMethod
         self._publish(method)
@@ -121,77 +177,127 @@ class Switcher:
         return tuple(reversed(self._history))
 
     @property
-    def in_flight(self) -> Mapping[str, int]:
-        """Admitted, unfinished requests by what drafts for them now."""
-        return Counter(admission.proposer for admission in self._admissions)
-
-    @contextmanager
-    def admitted(self, name: str, *, pinned: bool = False) -> Iterator[None]:
-        """Counts a request in flight, under the proposer `name`, while the block runs."""
-        admission = _Admission(name, pinned)
-        self._admissions.add(admission)
-        try:
-            yield
-        finally:
-            self._admissions.discard(admission)
+    def drain(self) -> Drain | None:
+        """The drain that runs now, if one does."""
+        attempt = self._attempt
+        if attempt is None or attempt.mode != "drain":
+            return None
+        return Drain(attempt.method, self.gate.held, attempt.took_ms, attempt.timeout_s)
 
     async def switch(
-        self, asked: Asked, mode: str = "immediate", reason: str | None = None
+        self,
+        asked: Asked,
+        mode: str = "immediate",
+        reason: str | None = None,
+        *,
+        timeout_s: float = DRAIN_TIMEOUT_S,
     ) -> SwitchResult:
         """Makes what is asked for the active method.
 
-        A caller that is cancelled does not stop a switch that has begun: engine and gateway
-        would disagree.
+        A caller that is cancelled abandons a drain that still waits. It does not stop a swap
+        that has begun: engine and gateway would disagree.
 
         Raises:
             SelectionError: an unknown mode or proposer, or a k too large; nothing changed.
             SwitchInProgress: another switch runs; nothing changed.
+            DrainTimeout, DrainStopped: requests did not end in time; nothing changed.
             EngineError: the engine failed; the old method stays active.
         """
+        attempt = self._prepare(asked, mode, timeout_s, reason)
+        try:
+            await self._fence(attempt)
+        except BaseException as error:
+            outcome = "timed_out" if isinstance(error, DrainTimeout) else "abandoned"
+            self._release(attempt, outcome, error)
+            raise
+        self._swapping = asyncio.create_task(self._swap(attempt))
+        return await asyncio.shield(self._swapping)
+
+    def stop(self) -> None:
+        """The server stops: a drain that waits is given up, and what it held goes on."""
+        self._stopping = True
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(0)
+
+    def _prepare(self, asked: Asked, mode: str, timeout_s: float, reason: str | None) -> _Attempt:
         if mode not in MODES:
             raise SelectionError(f"mode must be one of {', '.join(MODES)}", "mode", "unknown_mode")
         method = resolve(asked, self._catalog)
-        if self._running is not None and not self._running.done():
+        previous = self._active.method
+        begun = time.perf_counter()
+        attempt = _Attempt(method, previous, mode, timeout_s, reason, time.time(), begun)
+        if self._attempt is not None:
             self._metrics.switched(mode, "refused")
             raise SwitchInProgress
-        self._running = asyncio.create_task(self._switch(method, mode, reason))
-        return await asyncio.shield(self._running)
+        self._attempt = attempt
+        return attempt
 
-    async def _switch(self, method: SpecMethod, mode: str, reason: str | None) -> SwitchResult:
-        previous = self._active.method
-        # A failed attempt uses its number up too: the engine may have seen it.
-        self._generation += 1
-        generation, begun = self._generation, time.perf_counter()
-        record = partial(SwitchRecord, time.time(), previous, method, mode, generation, reason)
+    async def _fence(self, attempt: _Attempt) -> None:
+        """Holds what comes and waits for what was admitted, if the mode is to drain."""
+        if attempt.mode != "drain":
+            return
+        self.gate.close()
         try:
-            await self._engine.switch(method, generation, running=mode == "immediate")
-        except Exception as error:
-            why = str(error) or type(error).__name__
-            self._record(record("failed", why, _ms_since(begun)))
+            async with asyncio.timeout(attempt.timeout_s) as self._deadline:
+                if self._stopping:
+                    raise DrainStopped
+                await self.in_flight.emptied()
+        except TimeoutError:
+            if self._stopping:
+                raise DrainStopped from None
+            raise DrainTimeout(attempt.timeout_s, len(self.in_flight)) from None
+        finally:
+            self._deadline = None
+
+    async def _swap(self, attempt: _Attempt) -> SwitchResult:
+        # A failed swap uses its number up too: the engine may have seen it.
+        self._generation += 1
+        generation, method = self._generation, attempt.method
+        immediate = attempt.mode == "immediate"
+        try:
+            await self._engine.switch(method, generation, running=immediate)
+        except BaseException as error:
             # Were it applied after all, later requests must not look older than it.
             self._active = replace(self._active, generation=generation)
+            self._release(attempt, "failed", error, generation)
             raise
-        took_ms = _ms_since(begun)
-        self._record(record("switched", None, took_ms))
-        if mode == "immediate":
-            self._move_unpinned(method.proposer)
+        if immediate:
+            self.in_flight.move_unpinned(method.proposer)
         self._publish(method)
-        return SwitchResult(previous, method, mode, generation, len(self._admissions), took_ms)
+        record = self._release(attempt, "switched", None, generation)
+        return SwitchResult(
+            record.previous, method, record.mode, generation, len(self.in_flight), record.took_ms
+        )
 
-    def _record(self, record: SwitchRecord) -> None:
+    def _release(
+        self,
+        attempt: _Attempt,
+        outcome: str,
+        error: BaseException | None,
+        generation: int | None = None,
+    ) -> SwitchRecord:
+        """Ends a switch: records it, and lets go on what a drain held."""
+        record = SwitchRecord(
+            when=attempt.when,
+            previous=attempt.previous,
+            to=attempt.method,
+            mode=attempt.mode,
+            generation=generation,
+            reason=attempt.reason,
+            outcome=outcome,
+            error=None if error is None else str(error) or type(error).__name__,
+            took_ms=attempt.took_ms,
+        )
         self._history.append(record)
-        self._metrics.switched(record.mode, record.outcome, record.took_ms / 1e3)
+        reached_engine = generation is not None
+        self._metrics.switched(
+            attempt.mode, outcome, record.took_ms / 1e3 if reached_engine else None
+        )
         log.info("spec_method_switch", **asdict(record))
-
-    def _move_unpinned(self, name: str) -> None:
-        for admission in self._admissions:
-            if not admission.pinned:
-                admission.proposer = name
+        self._attempt = None
+        self.gate.open()
+        return record
 
     def _publish(self, method: SpecMethod) -> None:
         self._active = ActiveMethod(method, method.proposer, self._generation, time.time())
         self._metrics.spec_method(method.proposer)
-
-
-def _ms_since(begun: float) -> float:
-    return round((time.perf_counter() - begun) * 1e3, 3)

@@ -2,14 +2,15 @@
 
 from dataclasses import asdict
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from engine_adapter.interface import SpecMethod
 from server.control.selection import SelectionError
-from server.control.switcher import SwitchInProgress
+from server.control.switcher import Drain, DrainStopped, DrainTimeout, SwitchInProgress
 from server.dependencies import ReadyState
-from server.errors import ApiError, InvalidField, NotFound
+from server.errors import ApiError, InvalidField, NotFound, Stopping
 from server.rolling import WINDOW_S
+from server.schema import admin as schema
 from server.schema.admin import (
     Figures,
     Method,
@@ -20,21 +21,33 @@ from server.schema.admin import (
     SwitchRequest,
     SwitchResponse,
 )
+from server.sse import until_disconnect
 
 router = APIRouter()
 
 
 @router.post("/v1/switch_spec_method")
-async def switch_spec_method(body: SwitchRequest, state: ReadyState) -> SwitchResponse:
+async def switch_spec_method(
+    request: Request, body: SwitchRequest, state: ReadyState
+) -> SwitchResponse:
     """Makes another proposer, or none, the active method."""
+    switching = state.switcher.switch(
+        body.asked(), body.mode, body.reason, timeout_s=body.timeout_s
+    )
     try:
-        result = await state.switcher.switch(body.asked(), body.mode, body.reason)
+        # A drain must not hold requests for a caller that is gone.
+        result = await until_disconnect(request.receive, switching)
     except SelectionError as error:
         kind = NotFound if error.code == "proposer_not_found" else InvalidField
         raise kind(message=error.message, param=error.param, code=error.code) from None
     except SwitchInProgress:
         message = "Another switch has not ended yet; nothing was changed."
         raise ApiError(409, message, code="switch_in_progress") from None
+    except DrainTimeout as error:
+        message = f"{error}; nothing was changed."
+        raise ApiError(504, message, type="server_error", code="drain_timeout") from None
+    except DrainStopped:
+        raise Stopping("The server is stopping; nothing was changed.") from None
     return SwitchResponse(
         previous=_method(result.previous),
         active=_method(result.active),
@@ -56,7 +69,8 @@ async def spec_method(state: ReadyState) -> SpecMethodResponse:
         num_speculative_tokens=active.method.num_speculative_tokens,
         generation=active.generation,
         since=active.since,
-        in_flight=dict(switcher.in_flight),
+        in_flight=dict(switcher.in_flight.by_proposer),
+        drain=_drain(switcher.drain),
         window_s=WINDOW_S,
         proposers={name: Figures(**asdict(one)) for name, one in figures.items()},
         switches=[
@@ -78,6 +92,12 @@ async def proposers(state: ReadyState) -> ProposersResponse:
             for info in await state.engine.proposers()
         ]
     )
+
+
+def _drain(drain: Drain | None) -> schema.Drain | None:
+    if drain is None:
+        return None
+    return schema.Drain(**asdict(drain) | {"to": _method(drain.to)})
 
 
 def _method(method: SpecMethod) -> Method:

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from server.dependencies import AnyState
-from server.errors import Unavailable
+from server.errors import Stopping, Unavailable
 
 router = APIRouter()
 
@@ -23,7 +23,7 @@ async def ready(state: AnyState) -> dict[str, str]:
     """200 while requests are served; 503 says why they are not."""
     await health(state)
     if state.draining:
-        raise Unavailable("The server is stopping.", "stopping")
+        raise Stopping
     if not state.ready:
         raise Unavailable("The engine is still loading.", "engine_not_ready")
     return {"status": "ready"}

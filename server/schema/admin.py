@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.control.selection import Asked
+from server.control.switcher import DRAIN_TIMEOUT_S
 from server.errors import InvalidField
 
 
@@ -23,7 +24,7 @@ class SwitchRequest(BaseModel):
     )
     mode: str = Field("immediate", description="which requests change: see docs/api.md")
     timeout_s: float = Field(
-        30.0, gt=0, allow_inf_nan=False, description="seconds that a mode which waits may wait"
+        DRAIN_TIMEOUT_S, gt=0, allow_inf_nan=False, description="seconds that a drain may wait"
     )
     reason: str | None = Field(None, max_length=200, description="kept with the switch's record")
 
@@ -64,17 +65,26 @@ class SwitchResponse(BaseModel):
 
 
 class Switch(BaseModel):
-    """A switch of the past, failed ones included."""
+    """A switch of the past, those included that did not happen."""
 
     when: float = Field(description="Unix time in seconds")
     previous: Method = Field(serialization_alias="from")
     to: Method
     mode: str
-    generation: int
+    generation: int | None = Field(description="null if it did not come as far as the engine")
     reason: str | None
-    outcome: str = Field(description="switched or failed")
+    outcome: str = Field(description="switched, failed, timed_out or abandoned")
     error: str | None
     took_ms: float
+
+
+class Drain(BaseModel):
+    """A drain that waits for admitted requests to end."""
+
+    to: Method
+    held: int = Field(description="requests that wait for it")
+    waited_ms: float
+    timeout_s: float
 
 
 class Figures(BaseModel):
@@ -94,6 +104,7 @@ class SpecMethodResponse(Method):
     generation: int
     since: float = Field(description="Unix time in seconds")
     in_flight: dict[str, int] = Field(description="unfinished requests by what drafts for them")
+    drain: Drain | None = Field(description="the drain that runs now, if one does")
     window_s: int = Field(description="seconds that `proposers` sums over")
     proposers: dict[str, Figures]
     switches: list[Switch] = Field(description="the last ones, newest first")

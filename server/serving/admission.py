@@ -43,6 +43,33 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is checked and rendered, and whose proposer is not chosen yet.
+
+    Attributes:
+        prefix: what the job's id begins with.
+        prompts: token ids.
+        options: one entry per prompt.
+    """
+
+    body: GenerationBody
+    accepted: Accepted
+    prefix: str
+    prompts: Sequence[Sequence[int]]
+    options: Sequence[SamplingOptions]
+
+    @property
+    def n(self) -> int:
+        """Choices per prompt."""
+        return self.body.n or 1
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return len(self.prompts) * self.n
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """An admitted request.
 
@@ -87,29 +114,22 @@ def choose(state: State, body: GenerationBody) -> Choice:
         raise InvalidField(error.param, error.message, error.code) from error
 
 
-def admit(
-    state: State,
-    body: GenerationBody,
-    accepted: Accepted,
-    prefix: str,
-    prompts: Sequence[Sequence[int]],
-    options: Sequence[SamplingOptions],
-) -> Job:
-    """The job of a request whose prompts are rendered; `options` has one entry per prompt."""
-    choice = choose(state, body)
-    job_id = f"{prefix}-{uuid.uuid4().hex}"
-    n = body.n or 1
+def admit(state: State, prepared: Prepared) -> Job:
+    """Chooses who drafts for a request and makes a job of it. Raises `InvalidField`."""
+    choice = choose(state, prepared.body)
+    job_id = f"{prepared.prefix}-{uuid.uuid4().hex}"
+    n = prepared.n
     requests = tuple(
-        _request(f"{job_id}-{p * n + i}", prompt, options[p], i, choice.params)
-        for p, prompt in enumerate(prompts)
+        _request(f"{job_id}-{p * n + i}", prompt, prepared.options[p], i, choice.params)
+        for p, prompt in enumerate(prepared.prompts)
         for i in range(n)
     )
     job = Job(
         id=job_id,
         created=int(time.time()),
-        accepted=accepted,
+        accepted=prepared.accepted,
         requests=requests,
-        prompt_tokens=sum(map(len, prompts)),
+        prompt_tokens=sum(map(len, prepared.prompts)),
         n=n,
         choice=choice,
     )

@@ -2,13 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 from engine_adapter.interface import Delta
 from server.dependencies import State
-from server.schema.generation import GenerationBody
-from server.serving.admission import Job
+from server.serving.admission import Job, Prepared, admit, choose
 from server.serving.generation import generate
 from server.serving.tally import Tally, choice_statistics, metrics, usage
 from server.sse import DONE, event, json_text
@@ -18,8 +17,9 @@ _MARK = "\x00text\x00"
 
 
 class Answer(ABC):
-    """An admitted request and the shape of its answer.
+    """A prepared request and the shape of its answer.
 
+    `admit` it, take it `whole` or as `events`, and `close` it, in this order.
     Subclasses say how a choice looks; `kind` and `chunk_kind` are the `object` of the whole
     answer and of a chunk.
     """
@@ -28,14 +28,36 @@ class Answer(ABC):
     chunk_kind: str
     _echoing = False
 
-    def __init__(self, state: State, job: Job, body: GenerationBody) -> None:
-        self.job = job
+    def __init__(self, state: State, prepared: Prepared) -> None:
+        body = prepared.body
+        self.job: Job
         self.streamed = bool(body.stream)
         self._state = state
+        self._prepared = prepared
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
-        self._tallies = [Tally(keep=not self.streamed) for _ in job.requests]
-        self._frames = [self._frame(i) for i in range(len(job.requests))] if self.streamed else []
+        self._tallies = [Tally(keep=not self.streamed) for _ in range(prepared.num_choices)]
+        self._frames: list[tuple[bytes, bytes]] = []
+        self._in_flight = ExitStack()
+
+    def check_choice(self) -> None:
+        """Raises `InvalidField` for a choice that admission would refuse."""
+        choose(self._state, self._prepared.body)
+
+    def admit(self) -> None:
+        """Chooses who drafts; the request is in flight from here until `close`.
+
+        Raises `InvalidField`.
+        """
+        self.job = admit(self._state, self._prepared)
+        if self.streamed:
+            self._frames = [self._frame(i) for i in range(len(self.job.requests))]
+        choice, in_flight = self.job.choice, self._state.switcher.in_flight
+        self._in_flight.enter_context(in_flight.admitted(choice.name, pinned=choice.params.pinned))
+
+    def close(self) -> None:
+        """The request has ended, however it did."""
+        self._in_flight.close()
 
     async def whole(self) -> dict[str, Any]:
         """Runs the job and builds the answer in one piece. Cancelling aborts the job."""

@@ -6,7 +6,7 @@ from engine_adapter.interface import Delta
 from server.dependencies import State
 from server.errors import InvalidField
 from server.schema.chat import ChatCompletionRequest
-from server.serving.admission import Job, accept, admit, check_max_tokens, check_prompt
+from server.serving.admission import Prepared, accept, check_max_tokens, check_prompt
 from server.serving.answer import Answer
 from server.serving.logprobs import chat_logprobs
 from server.serving.prompts import chat_prompt
@@ -15,7 +15,7 @@ from server.serving.tally import Tally
 
 
 async def prepare_chat(state: State, body: ChatCompletionRequest) -> "ChatAnswer":
-    """Checks, renders and admits a chat. Raises `ApiError`."""
+    """Checks and renders a chat. Raises `ApiError`."""
     accepted = accept(state, body)
     info = state.info
     num_top = _top_logprobs(body)
@@ -26,8 +26,8 @@ async def prepare_chat(state: State, body: ChatCompletionRequest) -> "ChatAnswer
     if max_tokens is not None:
         check_max_tokens(info, len(prompt), max_tokens, param)
     options = sampling_options(body, info, len(prompt), max_tokens=max_tokens, logprobs=num_top)
-    job = admit(state, body, accepted, "chatcmpl", [prompt], [options])
-    return ChatAnswer(state, job, body, num_top)
+    prepared = Prepared(body, accepted, "chatcmpl", [prompt], [options])
+    return ChatAnswer(state, prepared, num_top)
 
 
 class ChatAnswer(Answer):
@@ -36,11 +36,9 @@ class ChatAnswer(Answer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(
-        self, state: State, job: Job, body: ChatCompletionRequest, num_top: int | None
-    ) -> None:
+    def __init__(self, state: State, prepared: Prepared, num_top: int | None) -> None:
+        super().__init__(state, prepared)
         self._num_top = num_top
-        super().__init__(state, job, body)
 
     def _opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}

@@ -8,7 +8,7 @@ from engine_adapter.interface import Delta, EngineInfo, FinishReason, SamplingOp
 from server.dependencies import State
 from server.errors import InvalidField
 from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
-from server.serving.admission import Job, accept, admit, check_max_tokens, check_prompt
+from server.serving.admission import Prepared, accept, check_max_tokens, check_prompt
 from server.serving.answer import Answer
 from server.serving.logprobs import CompletionLogprobs
 from server.serving.prompts import text_prompt
@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def prepare_completion(state: State, body: CompletionRequest) -> "CompletionAnswer":
-    """Checks, renders and admits a completion. Raises `ApiError`."""
+    """Checks and renders a completion. Raises `ApiError`."""
     accepted = accept(state, body)
     info = state.info
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -34,9 +34,9 @@ async def prepare_completion(state: State, body: CompletionRequest) -> "Completi
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
     options = [_options(body, info, len(prompt)) for prompt in prompts]
-    job = admit(state, body, accepted, "cmpl", prompts, options)
+    prepared = Prepared(body, accepted, "cmpl", prompts, options)
     echoes = [_text(state, prompt) for prompt in body.prompt] if body.echo else None
-    return CompletionAnswer(state, job, body, echoes)
+    return CompletionAnswer(state, prepared, body, echoes)
 
 
 class CompletionAnswer(Answer):
@@ -49,15 +49,21 @@ class CompletionAnswer(Answer):
     chunk_kind = "text_completion"
 
     def __init__(
-        self, state: State, job: Job, body: CompletionRequest, echoes: Sequence[str] | None
+        self,
+        state: State,
+        prepared: Prepared,
+        body: CompletionRequest,
+        echoes: Sequence[str] | None,
     ) -> None:
+        super().__init__(state, prepared)
         self._renderer = state.renderer
         self._asked_logprobs = body.logprobs is not None
-        self._logprobs = [CompletionLogprobs(body.logprobs or 0) for _ in job.requests]
+        self._logprobs = [
+            CompletionLogprobs(body.logprobs or 0) for _ in range(prepared.num_choices)
+        ]
         self._only_echo = body.max_tokens == 0
         self._echoing = echoes is not None
         self._echoes = echoes or ()
-        super().__init__(state, job, body)
 
     def _seen(self, delta: Delta) -> Delta:
         if not self._only_echo:

@@ -18,11 +18,9 @@ T = TypeVar("T")
 async def generate(state: State, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yields (choice, delta) as the engine makes them. Raises the first choice's failure."""
     streams = [state.engine.generate(request) for request in job.requests]
-    choice = job.choice
-    with state.switcher.admitted(choice.name, pinned=choice.params.pinned):
-        async with aclosing(merge(streams)) as merged:
-            async for item in merged:
-                yield item
+    async with aclosing(merge(streams)) as merged:
+        async for item in merged:
+            yield item
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -142,7 +142,7 @@ async def test_a_caller_that_leaves_does_not_stop_the_switch(bench: Bench) -> No
     [
         (Asked("nobody", None, True), "immediate", "spec_decode.proposer"),
         (Asked("ngram", 6, True), "immediate", "spec_decode.num_speculative_tokens"),
-        (NGRAM, "drain", "mode"),
+        (NGRAM, "later", "mode"),
         (NGRAM, "", "mode"),
     ],
 )
@@ -157,22 +157,8 @@ async def test_what_cannot_be_switched_to_changes_nothing(
 
 
 async def test_the_message_for_an_unknown_mode_names_those_that_exist(bench: Bench) -> None:
-    with pytest.raises(SelectionError, match="immediate, new_requests"):
-        await bench.switcher.switch(NGRAM, "drain")
-
-
-async def test_requests_in_flight_are_counted_by_proposer(bench: Bench) -> None:
-    with bench.switcher.admitted("none"), bench.switcher.admitted("draft", pinned=True):
-        assert bench.switcher.in_flight == {"none": 1, "draft": 1}
-        result = await bench.switcher.switch(NGRAM)
-        assert result.in_flight == 2
-    assert bench.switcher.in_flight == {}
-
-
-async def test_a_request_that_fails_is_no_longer_in_flight(bench: Bench) -> None:
-    with pytest.raises(EngineDead), bench.switcher.admitted("none"):
-        raise EngineDead("gone")
-    assert bench.switcher.in_flight == {}
+    with pytest.raises(SelectionError, match="immediate, new_requests, drain"):
+        await bench.switcher.switch(NGRAM, "later")
 
 
 @pytest.mark.parametrize(
@@ -182,10 +168,11 @@ async def test_a_request_that_fails_is_no_longer_in_flight(bench: Bench) -> None
 async def test_an_immediate_switch_moves_what_is_not_pinned(
     bench: Bench, mode: str, expected: dict[str, int]
 ) -> None:
-    admitted = bench.switcher.admitted
+    admitted = bench.switcher.in_flight.admitted
     with admitted("none"), admitted("none"), admitted("draft", pinned=True):
-        await bench.switcher.switch(NGRAM, mode)
-        assert bench.switcher.in_flight == expected
+        result = await bench.switcher.switch(NGRAM, mode)
+        assert result.in_flight == 3
+        assert bench.switcher.in_flight.by_proposer == expected
 
 
 async def test_the_history_holds_the_last_switches_newest_first(bench: Bench) -> None:

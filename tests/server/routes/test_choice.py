@@ -155,7 +155,7 @@ async def test_request_is_in_flight_until_it_ends(start: StartGateway) -> None:
     task = exchange.begin()
     while not gateway.engine.num_running:
         await gateway.client.get("/health")
-    assert dict(gateway.state.switcher.in_flight) == {"ngram": 1}
+    assert dict(gateway.state.switcher.in_flight.by_proposer) == {"ngram": 1}
     exchange.leave()
     await task
-    assert dict(gateway.state.switcher.in_flight) == {}
+    assert dict(gateway.state.switcher.in_flight.by_proposer) == {}

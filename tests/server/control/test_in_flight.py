@@ -1,0 +1,45 @@
+"""What is counted in flight, and the moment at which nothing is."""
+
+import asyncio
+
+import pytest
+
+from server.control.in_flight import InFlight
+
+
+async def test_requests_are_counted_by_proposer_until_they_end() -> None:
+    requests = InFlight()
+    with requests.admitted("none"), requests.admitted("draft", pinned=True):
+        assert requests.by_proposer == {"none": 1, "draft": 1}
+        assert len(requests) == 2
+    assert requests.by_proposer == {}
+
+
+async def test_one_that_fails_is_no_longer_in_flight() -> None:
+    requests = InFlight()
+    with pytest.raises(ValueError, match="gone"), requests.admitted("none"):
+        raise ValueError("gone")
+    assert len(requests) == 0
+
+
+async def test_none_are_left_when_the_last_one_ends() -> None:
+    requests = InFlight()
+    await asyncio.wait_for(requests.emptied(), 1)
+    with requests.admitted("a"):
+        with requests.admitted("b"):
+            waiting = asyncio.create_task(requests.emptied())
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_who_stops_waiting_does_not_disturb_the_next_one() -> None:
+    requests = InFlight()
+    with requests.admitted("a"), pytest.raises(TimeoutError):
+        await asyncio.wait_for(requests.emptied(), 0.01)
+    with requests.admitted("a"):
+        waiting = asyncio.create_task(requests.emptied())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 1)
