@@ -46,7 +46,7 @@ def run(block: str, curl_home: Path) -> str:
 
 
 def test_there_are_lines_to_run() -> None:
-    assert len(CURLS) == 9
+    assert len(CURLS) == 10
     assert len(PYTHON) == 1
     assert len(API_CURLS) == 4
 
