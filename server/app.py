@@ -7,6 +7,7 @@ from starlette.middleware import Middleware
 from engine_adapter.interface import Engine
 from server import __version__
 from server.auth import AuthMiddleware
+from server.control.audit import Audit
 from server.dependencies import State
 from server.errors import install_error_handlers
 from server.lifespan import Hooks, lifespan
@@ -33,8 +34,12 @@ def create_app(
     metrics: Metrics,
     registry: CollectorRegistry,
     hooks: Hooks | None = None,
+    audit: Audit | None = None,
 ) -> FastAPI:
-    """The application over an engine that is not yet started; its lifespan starts it."""
+    """The application over an engine that is not yet started; its lifespan starts it.
+
+    Without an `audit`, admin changes are kept in memory alone.
+    """
     app = FastAPI(
         title="Specgate",
         version=__version__,
@@ -52,7 +57,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.specgate = State(settings, engine, metrics, registry)
+    app.state.specgate = State(settings, engine, metrics, registry, audit or Audit())
     app.state.hooks = hooks or Hooks()
     install_error_handlers(app)
     for router in ROUTERS:

@@ -12,9 +12,10 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
-from starlette.datastructures import Headers
+from starlette.datastructures import Address, Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.control.audit import Caller
 from server.errors import ApiError, error_response
 from server.settings import Settings
 
@@ -79,6 +80,12 @@ class AuthMiddleware:
         return ApiError(403, message, type="permission_error", code="admin_disabled")
 
 
+def caller(headers: Headers, client: Address | None, settings: Settings) -> Caller:
+    """Who an admitted admin request is from, for the audit; a key itself is never shown."""
+    who = f"key:{_bearer_hash(headers).hex()[:8]}" if settings.admin_key else "loopback"
+    return Caller(who, None if client is None else client.host)
+
+
 def _unauthorized(message: str) -> ApiError:
     return ApiError(
         401,
@@ -99,11 +106,16 @@ def _hash(key: bytes) -> bytes:
 
 def _holds(headers: Headers, hashes: frozenset[bytes]) -> bool:
     """Whether the bearer token is one of the keys; takes the same time for any token."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    # Headers are read as Latin-1: this gives back the bytes that were sent.
-    given = _hash(token.strip().encode("latin-1"))
+    scheme = headers.get("authorization", "").partition(" ")[0]
+    given = _bearer_hash(headers)
     found = [hmac.compare_digest(given, known) for known in hashes]
     return scheme.lower() == "bearer" and any(found)
+
+
+def _bearer_hash(headers: Headers) -> bytes:
+    token = headers.get("authorization", "").partition(" ")[2]
+    # Headers are read as Latin-1: this gives back the bytes that were sent.
+    return _hash(token.strip().encode("latin-1"))
 
 
 def _is_direct(headers: Headers, client: tuple[str, int] | None) -> bool:

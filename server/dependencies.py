@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.errors import EngineDead, EngineNotReady
 from engine_adapter.interface import Engine, EngineInfo
+from server.control.audit import Audit
 from server.control.selection import ProposerCatalog
 from server.control.switcher import Switcher
 from server.metrics import Metrics
@@ -47,6 +48,7 @@ class State:
     engine: Engine
     metrics: Metrics
     registry: CollectorRegistry
+    audit: Audit
     loaded: Loaded | None = None
     startup_error: Exception | None = None
     draining: bool = False

@@ -87,5 +87,5 @@ async def _load(state: State) -> Loaded:
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
     catalog = ProposerCatalog.of(info, settings.primary, settings.backup)
-    switcher = Switcher(state.engine, catalog, state.metrics, settings.spec_method)
+    switcher = Switcher(state.engine, catalog, state.metrics, settings.spec_method, state.audit)
     return Loaded(info, catalog, switcher, renderer)

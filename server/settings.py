@@ -107,6 +107,9 @@ class Settings(EngineArguments):
     admin_key: Secrets = Field(
         (), description="key that admin requests must bear (repeatable; best as a variable)"
     )
+    audit_log: str | None = Field(
+        None, description="file to which every admin change is appended as a line of JSON"
+    )
     strict_fields: bool = Field(False, description="refuse unknown fields of request bodies")
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"

@@ -4,11 +4,13 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import closing
 
 import structlog
 
 from server.commands import BAD_SETTING, complain
 from server.commands.progress import Progress
+from server.control.audit import Audit
 from server.logs import configure_logs
 from server.settings import Settings
 from server.settings_sources import SettingsError, load_settings, unknown_variables
@@ -23,12 +25,13 @@ def serve(argv: Sequence[str]) -> int:
     """Serves until it is told to stop. Returns the process's exit status."""
     try:
         settings = load_settings(argv, os.environ)
+        audit = open_audit(settings)
         listener = bind(settings)
     except SettingsError as error:
         for line in error.lines:
             complain(line)
         return BAD_SETTING
-    with listener:
+    with listener, closing(audit):
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
         for line in unknown_variables(os.environ):
             log.warning("unknown_variable", detail=line)
@@ -37,7 +40,16 @@ def serve(argv: Sequence[str]) -> int:
         # Imports transformers, which takes seconds: a bad setting must not wait for it.
         from server.commands.service import Service
 
-        return Service(settings, listener, progress).run()
+        return Service(settings, listener, progress, audit).run()
+
+
+def open_audit(settings: Settings) -> Audit:
+    """Opens the file for admin changes before anything loads. Raises `SettingsError`."""
+    path = settings.audit_log
+    try:
+        return Audit(path)
+    except OSError as error:
+        raise SettingsError(f"--audit-log: cannot write {path}: {error.strerror}") from None
 
 
 def bind(settings: Settings) -> socket.socket:

@@ -15,6 +15,7 @@ from engine_adapter.interface import EngineInfo
 from server.app import create_app
 from server.commands import BAD_SETTING, FAILED, complain
 from server.commands.progress import Progress
+from server.control.audit import Audit
 from server.dependencies import State
 from server.lifespan import Hooks
 from server.metrics import Metrics
@@ -50,8 +51,11 @@ class _Server(uvicorn.Server):
 class Service:
     """One run of the server: engine, application, terminal and exit status."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, progress: Progress) -> None:
+    def __init__(
+        self, settings: Settings, listener: socket.socket, progress: Progress, audit: Audit
+    ) -> None:
         self._settings = settings
+        self._audit = audit
         self._listener = listener
         self._progress = progress
         self._status = 0
@@ -69,7 +73,7 @@ class Service:
             self._failed(error)
             return self._status
         hooks = Hooks(self._progress.stage, self._ready, self._failed)
-        app = create_app(settings, engine, metrics, registry, hooks)
+        app = create_app(settings, engine, metrics, registry, hooks, self._audit)
         self._server = _Server(self._config(app), app.state.specgate)
         _end_quietly_after_a_signal()
         try:

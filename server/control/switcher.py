@@ -8,12 +8,10 @@ engine's. A switch that fails, or does not get past its fence, leaves the old me
 
 import asyncio
 import time
-from collections import deque
-from dataclasses import asdict, dataclass, replace
-
-import structlog
+from dataclasses import dataclass, replace
 
 from engine_adapter.interface import Engine, SpecMethod
+from server.control.audit import SERVER, Audit, AuditRecord, Caller
 from server.control.gate import Gate
 from server.control.in_flight import InFlight
 from server.control.selection import (
@@ -31,14 +29,12 @@ MODES = ("immediate", "new_requests", "drain")
 DRAIN_TIMEOUT_S = 30.0
 """How long a drain waits, in seconds, if its caller does not say."""
 
-log = structlog.get_logger(__name__)
-
-HISTORY = 100
-"""How many switches `Switcher.history` remembers."""
-
 
 class SwitchInProgress(Exception):
     """Another switch has not ended yet."""
+
+    def __init__(self) -> None:
+        super().__init__("another switch has not ended yet")
 
 
 class DrainTimeout(Exception):
@@ -78,29 +74,6 @@ class SwitchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchRecord:
-    """A line of the history.
-
-    Attributes:
-        when: Unix time in seconds at which it was asked for.
-        generation: its number; `None` if it did not come as far as the engine.
-        outcome: `switched`, `failed`, `timed_out` or `abandoned`.
-        error: why it did not happen, else `None`.
-        took_ms: how long it took.
-    """
-
-    when: float
-    previous: SpecMethod
-    to: SpecMethod
-    mode: str
-    generation: int | None
-    reason: str | None
-    outcome: str
-    error: str | None
-    took_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Drain:
     """A drain that waits for admitted requests to end.
 
@@ -117,8 +90,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A switch that was prepared: `when` in Unix seconds, `begun` by the performance counter."""
+    """A switch to be made: `when` in Unix seconds, `begun` by the performance counter."""
 
+    caller: Caller
     method: SpecMethod
     previous: SpecMethod
     mode: str
@@ -147,7 +121,12 @@ class Switcher:
     """
 
     def __init__(
-        self, engine: Engine, catalog: ProposerCatalog, metrics: Metrics, initial: str
+        self,
+        engine: Engine,
+        catalog: ProposerCatalog,
+        metrics: Metrics,
+        initial: str,
+        audit: Audit,
     ) -> None:
         method = resolve(Asked(initial, None, True, "spec_method"), catalog)
         self.gate = Gate()
@@ -155,7 +134,7 @@ class Switcher:
         self._engine = engine
         self._catalog = catalog
         self._metrics = metrics
-        self._history: deque[SwitchRecord] = deque(maxlen=HISTORY)
+        self._audit = audit
         self._attempt: _Attempt | None = None
         self._swapping: asyncio.Task[SwitchResult] | None = None
         self._deadline: asyncio.Timeout | None = None
@@ -172,11 +151,6 @@ class Switcher:
         return self._active
 
     @property
-    def history(self) -> tuple[SwitchRecord, ...]:
-        """The last switches, newest first; refused ones are not among them."""
-        return tuple(reversed(self._history))
-
-    @property
     def drain(self) -> Drain | None:
         """The drain that runs now, if one does."""
         attempt = self._attempt
@@ -191,6 +165,7 @@ class Switcher:
         reason: str | None = None,
         *,
         timeout_s: float = DRAIN_TIMEOUT_S,
+        caller: Caller = SERVER,
     ) -> SwitchResult:
         """Makes what is asked for the active method.
 
@@ -203,7 +178,7 @@ class Switcher:
             DrainTimeout, DrainStopped: requests did not end in time; nothing changed.
             EngineError: the engine failed; the old method stays active.
         """
-        attempt = self._prepare(asked, mode, timeout_s, reason)
+        attempt = self._prepare(asked, mode, timeout_s, reason, caller)
         try:
             await self._fence(attempt)
         except BaseException as error:
@@ -219,16 +194,19 @@ class Switcher:
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(0)
 
-    def _prepare(self, asked: Asked, mode: str, timeout_s: float, reason: str | None) -> _Attempt:
+    def _prepare(
+        self, asked: Asked, mode: str, timeout_s: float, reason: str | None, caller: Caller
+    ) -> _Attempt:
         if mode not in MODES:
             raise SelectionError(f"mode must be one of {', '.join(MODES)}", "mode", "unknown_mode")
         method = resolve(asked, self._catalog)
         previous = self._active.method
         begun = time.perf_counter()
-        attempt = _Attempt(method, previous, mode, timeout_s, reason, time.time(), begun)
+        attempt = _Attempt(caller, method, previous, mode, timeout_s, reason, time.time(), begun)
         if self._attempt is not None:
-            self._metrics.switched(mode, "refused")
-            raise SwitchInProgress
+            refusal = SwitchInProgress()
+            self._record(attempt, "refused", refusal)
+            raise refusal
         self._attempt = attempt
         return attempt
 
@@ -275,27 +253,37 @@ class Switcher:
         outcome: str,
         error: BaseException | None,
         generation: int | None = None,
-    ) -> SwitchRecord:
+    ) -> AuditRecord:
         """Ends a switch: records it, and lets go on what a drain held."""
-        record = SwitchRecord(
+        record = self._record(attempt, outcome, error, generation)
+        self._attempt = None
+        self.gate.open()
+        return record
+
+    def _record(
+        self,
+        attempt: _Attempt,
+        outcome: str,
+        error: BaseException | None,
+        generation: int | None = None,
+    ) -> AuditRecord:
+        record = AuditRecord(
             when=attempt.when,
+            caller=attempt.caller,
+            what="switch_spec_method",
             previous=attempt.previous,
             to=attempt.method,
             mode=attempt.mode,
-            generation=generation,
             reason=attempt.reason,
             outcome=outcome,
             error=None if error is None else str(error) or type(error).__name__,
+            generation=generation,
+            in_flight=len(self.in_flight),
             took_ms=attempt.took_ms,
         )
-        self._history.append(record)
-        reached_engine = generation is not None
-        self._metrics.switched(
-            attempt.mode, outcome, record.took_ms / 1e3 if reached_engine else None
-        )
-        log.info("spec_method_switch", **asdict(record))
-        self._attempt = None
-        self.gate.open()
+        swapped_s = None if generation is None else record.took_ms / 1e3
+        self._metrics.switched(attempt.mode, outcome, swapped_s)
+        self._audit.add(record)
         return record
 
     def _publish(self, method: SpecMethod) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from engine_adapter.interface import SpecMethod
+from server.auth import caller
 from server.control.selection import SelectionError
 from server.control.switcher import Drain, DrainStopped, DrainTimeout, SwitchInProgress
 from server.dependencies import ReadyState
@@ -32,7 +33,11 @@ async def switch_spec_method(
 ) -> SwitchResponse:
     """Makes another proposer, or none, the active method."""
     switching = state.switcher.switch(
-        body.asked(), body.mode, body.reason, timeout_s=body.timeout_s
+        body.asked(),
+        body.mode,
+        body.reason,
+        timeout_s=body.timeout_s,
+        caller=caller(request.headers, request.client, state.settings),
     )
     try:
         # A drain must not hold requests for a caller that is gone.
@@ -73,12 +78,7 @@ async def spec_method(state: ReadyState) -> SpecMethodResponse:
         drain=_drain(switcher.drain),
         window_s=WINDOW_S,
         proposers={name: Figures(**asdict(one)) for name, one in figures.items()},
-        switches=[
-            Switch(
-                **asdict(record) | {"previous": _method(record.previous), "to": _method(record.to)}
-            )
-            for record in switcher.history
-        ],
+        switches=[Switch(**record.fields() | {"when": record.when}) for record in state.audit.last],
     )
 
 

@@ -68,13 +68,17 @@ class Switch(BaseModel):
     """A switch of the past, those included that did not happen."""
 
     when: float = Field(description="Unix time in seconds")
-    previous: Method = Field(serialization_alias="from")
+    who: str = Field(description="key: and a fingerprint of the admin key, or loopback")
+    peer: str | None = Field(description="the caller's address")
+    what: str
+    previous: Method = Field(alias="from")
     to: Method
     mode: str
     generation: int | None = Field(description="null if it did not come as far as the engine")
     reason: str | None
-    outcome: str = Field(description="switched, failed, timed_out or abandoned")
+    outcome: str = Field(description="switched, failed, refused, timed_out or abandoned")
     error: str | None
+    in_flight: int = Field(description="requests admitted and unfinished when it ended")
     took_ms: float
 
 

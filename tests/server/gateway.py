@@ -15,6 +15,7 @@ from engine_adapter.factory import create_engine
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.interface import Engine
 from server.app import create_app
+from server.control.audit import Audit
 from server.dependencies import State
 from server.lifespan import Hooks
 from server.metrics import Metrics
@@ -63,7 +64,10 @@ class Gateway:
 
 
 def build(
-    hooks: Hooks | None = None, engine: Engine | None = None, **settings: Any
+    hooks: Hooks | None = None,
+    engine: Engine | None = None,
+    audit: Audit | None = None,
+    **settings: Any,
 ) -> tuple[FastAPI, Engine, CollectorRegistry]:
     """An application over an engine that has not started."""
     arguments = {"fake_step_ms": 0, **settings.pop("engine_args", {})}
@@ -71,7 +75,7 @@ def build(
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     engine = engine or create_engine("fake", made.engine_config(), registry, metrics)
-    return create_app(made, engine, metrics, registry, hooks), engine, registry
+    return create_app(made, engine, metrics, registry, hooks, audit), engine, registry
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

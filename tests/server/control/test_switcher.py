@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.errors import EngineDead
 from engine_adapter.interface import PLAIN, ProposerInfo, SpecMethod
+from server.control.audit import REMEMBERED, Audit
 from server.control.selection import Asked, ProposerCatalog, SelectionError
-from server.control.switcher import HISTORY, Switcher, SwitchInProgress
+from server.control.switcher import Switcher, SwitchInProgress
 from server.metrics import Metrics
 
 CATALOG = ProposerCatalog(
@@ -45,7 +46,8 @@ class Bench:
         self.engine = RecordingEngine()
         self.registry = CollectorRegistry()
         engine: Any = self.engine
-        self.switcher = Switcher(engine, CATALOG, Metrics(self.registry), initial)
+        self.audit = Audit()
+        self.switcher = Switcher(engine, CATALOG, Metrics(self.registry), initial, self.audit)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -153,7 +155,7 @@ async def test_what_cannot_be_switched_to_changes_nothing(
         await bench.switcher.switch(asked, mode)
     assert caught.value.param == param
     assert bench.engine.calls == []
-    assert bench.switcher.history == ()
+    assert bench.audit.last == ()
 
 
 async def test_the_message_for_an_unknown_mode_names_those_that_exist(bench: Bench) -> None:
@@ -175,12 +177,12 @@ async def test_an_immediate_switch_moves_what_is_not_pinned(
         assert bench.switcher.in_flight.by_proposer == expected
 
 
-async def test_the_history_holds_the_last_switches_newest_first(bench: Bench) -> None:
+async def test_the_audit_holds_the_last_switches_newest_first(bench: Bench) -> None:
     await bench.switcher.switch(NGRAM, "new_requests", "nightly batch")
     bench.engine.error = EngineDead("gone")
     with pytest.raises(EngineDead):
         await bench.switcher.switch(Asked("draft", 2, True))
-    failed, switched = bench.switcher.history
+    failed, switched = bench.audit.last
     assert (switched.previous, switched.to) == (PLAIN, SpecMethod("ngram", 5))
     assert (switched.outcome, switched.reason, switched.error) == (
         "switched",
@@ -191,11 +193,11 @@ async def test_the_history_holds_the_last_switches_newest_first(bench: Bench) ->
     assert (failed.outcome, failed.error, failed.generation) == ("failed", "gone", 2)
 
 
-async def test_the_history_is_bounded(bench: Bench) -> None:
-    for _ in range(HISTORY + 5):
+async def test_the_audit_is_bounded(bench: Bench) -> None:
+    for _ in range(REMEMBERED + 5):
         await bench.switcher.switch(NGRAM)
-    assert len(bench.switcher.history) == HISTORY
-    assert bench.switcher.history[0].generation == HISTORY + 5
+    assert len(bench.audit.last) == REMEMBERED
+    assert bench.audit.last[0].generation == REMEMBERED + 5
 
 
 async def test_switches_are_measured(bench: Bench) -> None:

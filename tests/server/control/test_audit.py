@@ -1,0 +1,160 @@
+"""Every admin change leaves a record, in memory and in the file, and none fails for its sake."""
+
+import asyncio
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine_adapter.interface import PLAIN, SpecMethod
+from server.commands.serve import open_audit
+from server.control.audit import REMEMBERED, Audit, AuditRecord, Caller
+from server.settings import Settings
+from server.settings_sources import SettingsError
+from tests.server.conftest import StartGateway
+from tests.server.gateway import Gateway, eventually
+
+SWITCH = "/v1/switch_spec_method"
+
+
+def record(generation: int = 1) -> AuditRecord:
+    return AuditRecord(
+        when=1.5,
+        caller=Caller("loopback", "127.0.0.1"),
+        what="switch_spec_method",
+        previous=PLAIN,
+        to=SpecMethod("ngram", 4),
+        mode="drain",
+        reason='a "reason"\nof two lines',
+        outcome="switched",
+        error=None,
+        generation=generation,
+        in_flight=0,
+        took_ms=2.5,
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text('{"kept": true}\n')
+    audit = Audit(str(path))
+    audit.add(record())
+    # Written at once, not at the end.
+    assert lines(path) == [
+        {"kept": True},
+        {
+            "when": "1970-01-01T00:00:01.500Z",
+            "who": "loopback",
+            "peer": "127.0.0.1",
+            "what": "switch_spec_method",
+            "from": {"spec_method": "none", "num_speculative_tokens": 0},
+            "to": {"spec_method": "ngram", "num_speculative_tokens": 4},
+            "mode": "drain",
+            "reason": 'a "reason"\nof two lines',
+            "outcome": "switched",
+            "error": None,
+            "generation": 1,
+            "in_flight": 0,
+            "took_ms": 2.5,
+        },
+    ]
+    audit.close()
+    audit.close()
+
+
+def test_memory_has_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(str(path))
+    for generation in range(REMEMBERED + 5):
+        audit.add(record(generation))
+    assert [r.generation for r in audit.last] == list(range(REMEMBERED + 4, 4, -1))
+    assert [line["generation"] for line in lines(path)] == list(range(REMEMBERED + 5))
+
+
+def test_a_file_that_cannot_be_written_is_logged_once_and_fails_nothing() -> None:
+    audit = Audit("/dev/full")
+    with capture_logs() as logs:
+        for generation in range(3):
+            audit.add(record(generation))
+    failures = [line for line in logs if line["event"] == "audit_log_failed"]
+    assert len(failures) == 1
+    assert failures[0]["path"] == "/dev/full"
+    assert len(audit.last) == 3
+
+
+@pytest.mark.parametrize("name", ["", "missing/audit.jsonl"])
+def test_a_path_that_cannot_be_opened_is_a_bad_setting(tmp_path: Path, name: str) -> None:
+    settings = Settings(model="org/m", audit_log=str(tmp_path / name))
+    with pytest.raises(SettingsError, match=r"^--audit-log: cannot write .*"):
+        open_audit(settings)
+
+
+def test_without_a_path_there_is_no_file() -> None:
+    audit = open_audit(Settings(model="org/m"))
+    audit.add(record())
+    audit.close()
+
+
+async def test_a_switch_over_http_is_recorded_with_its_caller(
+    start: StartGateway, tmp_path: Path
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    gateway = await start(audit=Audit(str(path)), admin_key=["sesame"])
+    headers = {"authorization": "Bearer sesame"}
+    body = {"proposer": "ngram", "reason": "nightly", "mode": "new_requests"}
+    before = datetime.now(UTC)
+    assert (await gateway.post(SWITCH, body, headers=headers)).status_code == 200
+    (line,) = lines(path)
+    assert line["who"] == f"key:{hashlib.sha256(b'sesame').hexdigest()[:8]}"
+    assert line["peer"] == "127.0.0.1"
+    assert line["from"]["spec_method"] == "draft"
+    assert line["to"] == {"spec_method": "ngram", "num_speculative_tokens": 5}
+    assert (line["mode"], line["reason"], line["outcome"]) == (
+        "new_requests",
+        "nightly",
+        "switched",
+    )
+    assert (line["error"], line["generation"], line["in_flight"]) == (None, 1, 0)
+    assert abs((datetime.fromisoformat(line["when"]) - before).total_seconds()) < 60
+    shown = (await gateway.client.get("/v1/spec_method", headers=headers)).json()["switches"]
+    assert [{**one, "when": line["when"]} for one in shown] == [line]
+    assert "sesame" not in path.read_text()
+
+
+async def test_what_did_not_happen_is_recorded_too(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 2, "fake_die_at_call": "switch"})
+    ahead = gateway.exchange(
+        "/v1/completions", {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}
+    )
+    task = ahead.begin()
+    await eventually(lambda: gateway.engine.num_running == 1, 20)
+    drain = {"proposer": "ngram", "mode": "drain"}
+    draining = asyncio.create_task(gateway.post(SWITCH, {**drain, "timeout_s": 0.2}))
+    await eventually(lambda: gateway.state.switcher.gate.holds)
+    assert (await gateway.post(SWITCH, {"proposer": None})).status_code == 409
+    assert (await draining).status_code == 504
+    assert (await gateway.post(SWITCH, {"proposer": "suffix"})).status_code == 503
+    ahead.leave()
+    await task
+    failed, timed_out, refused = gateway.state.audit.last
+    assert (failed.outcome, failed.to.proposer, failed.generation) == ("failed", "suffix", 1)
+    assert "fake_die_at_call" in (failed.error or "")
+    assert (timed_out.outcome, timed_out.in_flight) == ("timed_out", 1)
+    assert timed_out.generation is None
+    assert timed_out.error == "1 admitted requests did not end within 0.2 s"
+    assert (refused.outcome, refused.to) == ("refused", PLAIN)
+    assert refused.error == "another switch has not ended yet"
+    assert refused.caller == Caller("loopback", "127.0.0.1")
+
+
+async def test_a_full_disk_does_not_fail_a_switch(start: StartGateway) -> None:
+    gateway: Gateway = await start(audit=Audit("/dev/full"))
+    assert (await gateway.post(SWITCH, {"proposer": "ngram"})).status_code == 200
