@@ -86,7 +86,7 @@ class Metrics:
         )
         self._emitted = counter(
             f"{prefix}_emitted_tokens",
-            "Tokens emitted by decode steps, by what drafted for them",
+            "Tokens emitted, by what drafted for them",
             "proposer",
         )
         self._draft_seconds = histogram(

@@ -78,11 +78,13 @@ class VllmEngine:
         await asyncio.to_thread(preflight.check_models, self._config)
         on_progress(f"starting vLLM {version}: V1 model runner, async scheduling off")
         async with progress_pipe(on_progress) as pipe:
-            self._llm = await asyncio.to_thread(self._load, capacity, pipe)
+            await asyncio.to_thread(self._load, capacity, pipe)
         held = await self._llm.collective_rpc("specgate_memory")
         self._info = self._describe(version, capacity, held)
 
-    def _load(self, capacity: int, pipe: str) -> Any:
+    def _load(self, capacity: int, pipe: str) -> None:
+        # Sets `_llm` and returns nothing: a thread's result outlives it, and vLLM's finalizer
+        # fails if it first runs when the interpreter is half gone.
         from engine_adapter.vllm_engine import compat
         from engine_adapter.vllm_engine.metrics import stat_logger
 
@@ -94,7 +96,7 @@ class VllmEngine:
         except Exception as error:  # vLLM raises anything for a bad argument
             raise EngineConfigError("engine_args", str(error)) from error
         try:
-            return compat.AsyncLLM.from_vllm_config(
+            self._llm = compat.AsyncLLM.from_vllm_config(
                 vllm_config, stat_loggers=[stat_logger(self._registry, self._on_step)]
             )
         except Exception as error:  # whatever ended the engine process; its log has the cause
@@ -176,11 +178,15 @@ class VllmEngine:
     async def stop(self) -> None:
         """See `Engine.stop`."""
         llm, self._llm = self._llm, None
-        if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
-            # vLLM's finalizer fails if it first runs when the interpreter is half gone.
-            del llm
-            gc.collect()
+        if llm is None:
+            return
+        if handler := llm.output_handler:
+            # Still reading, it would report the engine's end as an error.
+            handler.cancel()
+            await asyncio.gather(handler, return_exceptions=True)
+        await asyncio.to_thread(llm.shutdown)
+        del llm, handler
+        gc.collect()
 
     def _require(self) -> Any:
         if self._llm is None:

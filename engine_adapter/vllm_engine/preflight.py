@@ -70,7 +70,8 @@ def check_models(config: EngineConfig) -> None:
         EngineConfigError: a folder is missing, the target is of a kind that is not proven, or a
             draft model has another tokenizer.
     """
-    target = _load_config("model", config.model, config)
+    revision = config.arguments.get("revision")
+    target = _load_config("model", config.model, config, revision)
     _refuse_unproven(target)
     vocabulary: dict[str, int] | None = None
     for spec in config.proposers:
@@ -82,7 +83,10 @@ def check_models(config: EngineConfig) -> None:
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
         if vocabulary is None:
-            vocabulary = _vocabulary("tokenizer", str(_tokenizer(config)), config)
+            tokenizer = config.arguments.get("tokenizer")
+            vocabulary = _vocabulary(
+                "tokenizer", tokenizer or config.model, config, None if tokenizer else revision
+            )
         if theirs != vocabulary:
             raise EngineConfigError(
                 "proposer",
@@ -91,18 +95,18 @@ def check_models(config: EngineConfig) -> None:
             )
 
 
-def _tokenizer(config: EngineConfig) -> Any:
-    return config.arguments.get("tokenizer") or config.model
-
-
-def _load_config(setting: str, model: str, config: EngineConfig) -> Any:
+def _load_config(
+    setting: str, model: str, config: EngineConfig, revision: str | None = None
+) -> Any:
     from transformers import AutoConfig
 
     if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
         raise EngineConfigError(setting, f"there is no folder {model}")
     try:
         return AutoConfig.from_pretrained(
-            model, trust_remote_code=bool(config.arguments.get("trust_remote_code"))
+            model,
+            revision=revision or "main",
+            trust_remote_code=bool(config.arguments.get("trust_remote_code")),
         )
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise EngineConfigError(setting, f"{model}: {error}") from error
@@ -120,12 +124,16 @@ def _refuse_unproven(target: Any) -> None:
         )
 
 
-def _vocabulary(setting: str, model: str, config: EngineConfig) -> dict[str, int]:
+def _vocabulary(
+    setting: str, model: str, config: EngineConfig, revision: str | None = None
+) -> dict[str, int]:
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            model, trust_remote_code=bool(config.arguments.get("trust_remote_code"))
+            model,
+            revision=revision or "main",
+            trust_remote_code=bool(config.arguments.get("trust_remote_code")),
         )
     except (OSError, ValueError) as error:
         raise EngineConfigError(setting, f"{model}: {error}") from error
