@@ -7,7 +7,7 @@ proposer at each temperature, and prints the table of demo/README.md.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,19 +114,16 @@ def loaded_proposers(client: httpx.Client) -> list[str]:
     return [str(entry["name"]) for entry in entries]
 
 
-def table(lines: Iterable[Line]) -> str:
-    """The lines as a markdown table."""
-    rows = [
-        "| prompts | temperature | proposer | tokens per decode step | accepted | ends by itself |",
-        "|---|---|---|---|---|---|",
-    ]
+def table(lines: Iterable[Line]) -> Iterator[str]:
+    """The rows of a markdown table, each as soon as its line is there."""
+    yield "| prompts | temperature | proposer | tokens per decode step | accepted | ends by itself |"
+    yield "|---|---|---|---|---|---|"
     for line in lines:
         rate = "" if line.acceptance_rate is None else f"{line.acceptance_rate:.0%}"
-        rows.append(
+        yield (
             f"| {line.kind} | {line.temperature:g} | `{line.proposer}` "
             f"| {line.tokens_per_step:.2f} | {rate} | {line.ended:.0%} |"
         )
-    return "\n".join(rows)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -144,11 +141,12 @@ def main(argv: list[str] | None = None) -> None:
         names = options.proposers.split(",") if options.proposers else [
             "none", *(name for name in loaded_proposers(client) if name != "none")
         ]
-        lines = [
+        lines = (
             _line(client, kind, temperature, name, options.max_tokens, options.limit)
             for kind in KINDS for temperature in TEMPERATURES for name in names
-        ]
-    print(table(lines))
+        )
+        for row in table(lines):
+            print(row, flush=True)
 
 
 def _line(client: httpx.Client, kind: PromptKind, temperature: float, proposer: str,

@@ -31,9 +31,9 @@ from demo.tokenizer import load_tokenizer, train_tokenizer
 
 STAGES = ("tokenizer", "target", "drafts", "export")
 TARGET_TOKENS = 8_500_000
-PLAIN_DRAFT_TOKENS = 4_000_000
-DISTILLED_TOKENS = 3_000_000
-SAMPLED_CHATS = 2048
+PLAIN_DRAFT_TOKENS = 1_600_000
+DISTILLED_TOKENS = 2_500_000
+SAMPLED_CHATS = 512
 
 
 def split() -> tuple[list[Piece], list[Piece]]:

@@ -55,4 +55,4 @@ def test_pooling_divides_all_tokens_by_all_steps() -> None:
 
 def test_table_has_a_row_for_each_line() -> None:
     line = pool("quote", 0.7, "none", [Reply(8, 1.0, 0, 0, True)])
-    assert table([line]).splitlines()[-1] == "| quote | 0.7 | `none` | 1.00 |  | 100% |"
+    assert list(table([line]))[-1] == "| quote | 0.7 | `none` | 1.00 |  | 100% |"
