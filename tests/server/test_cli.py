@@ -234,21 +234,21 @@ def test_logs_may_be_json(served: Serve) -> None:
     events: list[dict[str, Any]] = []
     url = re.search(r'"url": "([^"]+)"', "".join(server.err))
     assert url is not None
-    httpx.get(f"{url[1]}/health")
+    httpx.get(f"{url[1]}/version")
     assert server.end() == 0
     events = [json.loads(line) for line in server.err]
     by_name = {event["event"]: event for event in events}
     assert server.out == []
     assert {"loading", "ready", "request", "stopping", "unknown_variable"} <= set(by_name)
-    assert (by_name["request"]["path"], by_name["request"]["status"]) == ("/health", 200)
+    assert (by_name["request"]["path"], by_name["request"]["status"]) == ("/version", 200)
     assert "SPECGATE_PORT" in by_name["unknown_variable"]["detail"]
 
 
 def test_ctrl_c_stops_it_and_the_access_log_can_be_turned_off(served: Serve) -> None:
     server = served("--no-access-log")
-    httpx.get(f"{server.url}/health")
+    httpx.get(f"{server.url}/version")
     assert server.end(signal.SIGINT) == 0
-    assert "/health" not in "".join(server.err)
+    assert "/version" not in "".join(server.err)
 
 
 def test_it_does_not_decide_whether_the_hub_is_reached() -> None:
