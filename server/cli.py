@@ -30,6 +30,18 @@ def _serve(argv: Sequence[str]) -> int:
     return serve(argv)
 
 
+def _switch(argv: Sequence[str]) -> int:
+    from server.commands.switch import switch
+
+    return switch(argv)
+
+
+def _status(argv: Sequence[str]) -> int:
+    from server.commands.status import status
+
+    return status(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     from server.commands.version import version
 
@@ -38,6 +50,8 @@ def _version(argv: Sequence[str]) -> int:
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "serve": ("serve a model over OpenAI's API; `specgate serve --help` lists its flags", _serve),
+    "switch": ("switch a running server to another method", _switch),
+    "status": ("show what a running server drafts with, and how well", _status),
     "version": ("print the versions of Specgate and of its engine", _version),
 }
 """Name -> what it does, and who does it. A command's libraries load when it runs."""

@@ -129,7 +129,8 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
     They are no error: Kubernetes makes such variables from the name of a service.
     """
-    known = [PREFIX + name.upper() for name in ("config", *Settings.model_fields)]
+    # The other commands' variable is no mistake.
+    known = [PREFIX + name.upper() for name in ("config", "url", *Settings.model_fields)]
     return [
         f"{name}: no setting reads this variable{_did_you_mean(name, known)}"
         for name in sorted(environ)

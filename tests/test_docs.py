@@ -31,8 +31,8 @@ PAGES = checks.read(ROOT)
 README, API = PAGES["README.md"], PAGES["docs/api.md"]
 METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 
-NOT_SETTINGS = ("--help", "--config")
-"""Flags of `specgate serve` that are no settings."""
+NOT_SETTINGS = ("--help", "--config", "--url", "--watch", "--json")
+"""Flags that are no settings: of `specgate serve`, and of the commands that ask a server."""
 
 VLLM_NAMES = (
     "spec_decode_num_drafts_total",

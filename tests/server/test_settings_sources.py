@@ -144,7 +144,8 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
 
 
 def test_variables_that_nothing_reads_are_found() -> None:
-    (line,) = unknown_variables({"SPECGATE_PROT": "1", "SPECGATE_PORT": "1", "PATH": "/"})
+    known = {"SPECGATE_PORT": "1", "SPECGATE_URL": "http://a", "PATH": "/"}
+    (line,) = unknown_variables({"SPECGATE_PROT": "1", **known})
     assert line == "SPECGATE_PROT: no setting reads this variable; did you mean SPECGATE_PORT?"
 
 

@@ -1,0 +1,161 @@
+"""`specgate status`: what a running server drafts with, and how well."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import httpx
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from server.commands import FAILED, complain
+from server.commands.remote import Parser, Remote, RemoteError, shown
+
+SWITCHES_SHOWN = 5
+REFRESH_S = 2.0
+"""Seconds between two looks of `--watch`."""
+
+_PIPE_WIDTH = 200
+
+
+def status(
+    argv: Sequence[str],
+    transport: httpx.BaseTransport | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Shows the state once, or until Ctrl-C. Returns the process's exit status."""
+    parser = Parser("specgate status", "Shows proposers, active method and last switches.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on a line")
+    parser.add_argument(
+        "--watch", action="store_true", help=f"look again every {REFRESH_S:g} seconds"
+    )
+    parser.add_connection()
+    options = parser.parse_args(argv)
+    try:
+        with Remote(options.url, options.admin_key, transport) as remote:
+            if options.json:
+                _print_json(remote, options.watch, sleep)
+            else:
+                _print_tables(remote, options.watch, sleep)
+    except RemoteError as error:
+        complain(str(error))
+        return FAILED
+    return 0
+
+
+def _look(remote: Remote) -> dict[str, Any]:
+    """Both routes' answers, as `--json` prints them."""
+    return {
+        "spec_method": remote.get("/v1/spec_method"),
+        "proposers": remote.get("/v1/proposers")["data"],
+    }
+
+
+def _print_json(remote: Remote, watch: bool, sleep: Callable[[float], None]) -> None:
+    print(json.dumps(_look(remote)), flush=True)
+    while watch:
+        sleep(REFRESH_S)
+        print(json.dumps(_look(remote)), flush=True)
+
+
+def _print_tables(remote: Remote, watch: bool, sleep: Callable[[float], None]) -> None:
+    # Without markup: a reason is what somebody wrote.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width, markup=False, highlight=False)
+    if not watch:
+        console.print(tables(_look(remote)))
+        return
+    with Live(tables(_look(remote)), console=console, auto_refresh=False) as live:
+        while True:
+            sleep(REFRESH_S)
+            live.update(tables(_look(remote)), refresh=True)
+
+
+def tables(state: dict[str, Any]) -> Group:
+    """What `_look` found, for people."""
+    method = state["spec_method"]
+    return Group(
+        *(Text(line) for line in _lines(method)),
+        Text(),
+        _proposers(method, state["proposers"]),
+        Text(),
+        _switches(method["switches"][:SWITCHES_SHOWN]),
+    )
+
+
+def _lines(method: dict[str, Any]) -> list[str]:
+    counts = method["in_flight"]
+    each = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    lines = [
+        f"active     {shown(method)}, generation {method['generation']}, "
+        f"since {_time(method['since'])}",
+        f"in flight  {sum(counts.values())}" + (f" ({each})" if each else ""),
+    ]
+    if drain := method["drain"]:
+        lines.append(
+            f"drain      to {shown(drain['to'])}: {drain['held']} held, "
+            f"{drain['waited_ms'] / 1e3:.1f} of {drain['timeout_s']:g} s"
+        )
+    return lines
+
+
+def _proposers(method: dict[str, Any], loaded: Sequence[dict[str, Any]]) -> Table:
+    """The loaded proposers and their last minute; the active one has a star."""
+    table = Table(
+        *("", "proposer", "method", "k", "role", "state"),
+        *("acceptance rate", "mean acceptance length", "draft latency ms"),
+        box=None,
+        pad_edge=False,
+    )
+    for proposer in loaded:
+        name = proposer["name"]
+        figures = method["proposers"].get(name, {})
+        table.add_row(
+            "*" if name == method["spec_method"] else "",
+            name,
+            proposer["method"],
+            str(proposer["num_speculative_tokens"]),
+            ", ".join(proposer["roles"]),
+            proposer["state"],
+            _number(figures.get("acceptance_rate")),
+            _number(figures.get("mean_acceptance_length")),
+            _number(proposer["draft_latency_ms"]),
+        )
+    return table
+
+
+def _switches(switches: Sequence[dict[str, Any]]) -> Table | Text:
+    if not switches:
+        return Text("no switch yet")
+    names = ("when", "from", "to", "mode", "outcome", "took ms", "who", "reason")
+    table = Table(*names, box=None, pad_edge=False)
+    for one in switches:
+        table.add_row(
+            _time(one["when"]),
+            shown(one["from"]),
+            shown(one["to"]),
+            one["mode"],
+            one["outcome"],
+            f"{one['took_ms']:.1f}",
+            one["who"],
+            _printable(one["reason"] or ""),
+        )
+    return table
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _printable(text: str) -> str:
+    """`text` on one line, without what would steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,88 @@
+"""`specgate switch`: makes another method the active one of a running server."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from server.commands import FAILED, complain
+from server.commands.remote import Parser, Remote, RemoteError, shown
+from server.control.switcher import DRAIN_TIMEOUT_S, MODES
+
+
+def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) -> int:
+    """Switches and says what was and what is. Returns the process's exit status."""
+    options = _parser().parse_args(argv)
+    wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == "drain" else 0.0
+    try:
+        with Remote(options.url, options.admin_key, transport) as remote:
+            answer = remote.post("/v1/switch_spec_method", _body(options), wait_s)
+            print(_sentence(answer))
+    except RemoteError as error:
+        complain(str(error))
+        return FAILED
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("specgate switch", "Makes METHOD draft for requests that do not choose.")
+    parser.add_argument(
+        "method", metavar="METHOD", help="a proposer, [method], primary, backup, or none"
+    )
+    parser.add_argument(
+        "--k", type=_count, help="most tokens to draft in a step (default: the proposer's)"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default="immediate",
+        help="immediate: running requests change too; new_requests: they keep theirs; "
+        "drain: they finish first, and new ones are held (default: immediate)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help=f"seconds that a drain may wait (default: {DRAIN_TIMEOUT_S:g})",
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="kept in the server's audit")
+    parser.add_connection()
+    return parser
+
+
+def _body(options: argparse.Namespace) -> dict[str, Any]:
+    """The request's body; what is not given is left to the server's defaults."""
+    body = {
+        "speculative_model": options.method,
+        "mode": options.mode,
+        "num_speculative_tokens": options.k,
+        "timeout_s": options.timeout,
+        "reason": options.reason,
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _sentence(answer: dict[str, Any]) -> str:
+    return (
+        f"{shown(answer['previous'])} -> {shown(answer['active'])}: {answer['mode']}, "
+        f"generation {answer['generation']}, {answer['in_flight']} in flight, "
+        f"{answer['waited_ms']:.1f} ms"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number of tokens, 0 or more, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds, above 0, got {text!r}")
+    return seconds

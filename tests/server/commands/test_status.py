@@ -1,0 +1,151 @@
+"""`specgate status`: a table for people, an object for programs."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from server.cli import main
+from server.commands.status import SWITCHES_SHOWN, status
+
+METHOD: dict[str, Any] = {
+    "spec_method": "ngram",
+    "num_speculative_tokens": 4,
+    "generation": 9,
+    "since": 1795254640.9,
+    "in_flight": {"ngram": 3, "draft": 1},
+    "drain": {
+        "to": {"spec_method": "none", "num_speculative_tokens": 0},
+        "held": 2,
+        "waited_ms": 1250.0,
+        "timeout_s": 30.0,
+    },
+    "proposers": {
+        "ngram": {"acceptance_rate": 0.625, "mean_acceptance_length": 2.875},
+        "draft": {"acceptance_rate": None, "mean_acceptance_length": None},
+    },
+    "switches": [
+        {
+            "when": 1795254640.9 - i,
+            "who": "key:9f86d081",
+            "from": {"spec_method": "none", "num_speculative_tokens": 0},
+            "to": {"spec_method": "ngram", "num_speculative_tokens": 4},
+            "mode": "drain",
+            "outcome": "switched",
+            "took_ms": 3.21,
+            "reason": f"[red]number {i}\x1b[31m",
+        }
+        for i in range(SWITCHES_SHOWN + 1)
+    ],
+}
+PROPOSERS = {
+    "data": [
+        {
+            "name": name,
+            "method": method,
+            "num_speculative_tokens": 4,
+            "roles": roles,
+            "state": "loaded",
+            "draft_latency_ms": latency,
+        }
+        for name, method, roles, latency in (
+            ("ngram", "ngram", ["primary", "backup"], 0.126),
+            ("draft", "draft_model", [], None),
+        )
+    ]
+}
+
+
+def answering(method: Callable[[], dict[str, Any]] = lambda: METHOD) -> httpx.MockTransport:
+    def answer(request: httpx.Request) -> httpx.Response:
+        known = {"/v1/spec_method": method, "/v1/proposers": lambda: PROPOSERS}
+        return httpx.Response(200, json=known[request.url.path]())
+
+    return httpx.MockTransport(answer)
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_the_table_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status([], answering()) == 0
+    out = capsys.readouterr().out
+    lines = [" ".join(row) for row in rows(out)]
+    assert lines[0].startswith("active ngram (k 4), generation 9, since 20")
+    assert lines[1] == "in flight 4 (draft 1, ngram 3)"
+    assert lines[2] == "drain to none: 2 held, 1.2 of 30 s"
+    assert "* ngram ngram 4 primary, backup loaded 0.62 2.88 0.13" in lines
+    assert "draft draft_model 4 loaded - - -" in lines
+    (heading,) = [line for line in lines if line.startswith("proposer ")]
+    assert heading.endswith("acceptance rate mean acceptance length draft latency ms")
+
+
+def test_the_last_switches_are_shown_as_they_were_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status([], answering()) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    shown = [line for line in out.splitlines() if "key:9f86d081" in line]
+    assert len(shown) == SWITCHES_SHOWN
+    assert "[red]number 0" in shown[0]
+    assert (
+        " ".join(shown[0].split())
+        .split(" ", 2)[2]
+        .startswith("none ngram (k 4) drain switched 3.2 key:9f86d081")
+    )
+
+
+def test_json_is_both_answers_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["--json"], answering()) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"spec_method": METHOD, "proposers": PROPOSERS["data"]}
+
+
+@pytest.mark.parametrize("flags", [["--json"], []])
+def test_it_watches_until_it_is_stopped(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    looks: list[int] = []
+    slept: list[float] = []
+
+    def method() -> dict[str, Any]:
+        looks.append(len(looks))
+        return {**METHOD, "generation": 100 + len(looks)}
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        status(["--watch", *flags], answering(method), sleep)
+    assert (len(looks), slept) == (3, [2.0] * 3)
+    assert "103" in capsys.readouterr().out
+
+
+def test_a_running_server_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True, "speculative_model": "suffix"}
+    httpx.post(f"{url}/v1/completions", json=body).raise_for_status()
+    assert main(["status", "--url", url]) == 0
+    found = {
+        row[0] if row[0] != "*" else row[1]: row for row in rows(capsys.readouterr().out) if row
+    }
+    assert {"ngram", "suffix", "draft", "draft-small", "active"} <= set(found)
+    assert 0 < float(found["suffix"][-3]) < 1
+    assert float(found["suffix"][-2]) > 1
+    assert main(["status", "--json", "--url", url]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(last)["spec_method"]["window_s"] == 60
+
+
+def test_a_key_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"message": "This path needs an admin key.", "code": "invalid_api_key"}
+    refusing = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": error}))
+    assert status([], refusing) == 1
+    told = capsys.readouterr().err
+    assert told == "specgate: error: This path needs an admin key. (401 invalid_api_key)\n"
