@@ -24,8 +24,19 @@ MAX_CHARS = 1000
 
 # Tests are not documentation; the code-page tables and generated parsers are not prose or code.
 _SKIPPED_PARTS = frozenset(
-    {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__",
-     "lib2to3", "config", "__phello__", "_vendor"}
+    {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "encodings",
+        "__pycache__",
+        "lib2to3",
+        "config",
+        "__phello__",
+        "_vendor",
+    }
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "_pydecimal_tables", "config-")
 
@@ -152,9 +163,7 @@ def _function_pieces(
         yield from _doc_pieces(group, node.name, owner, signature, doc)
 
 
-def _doc_pieces(
-    group: str, name: str, owner: str, signature: str, doc: str
-) -> Iterator[Piece]:
+def _doc_pieces(group: str, name: str, owner: str, signature: str, doc: str) -> Iterator[Piece]:
     first = _parts(doc.splitlines(), MAX_CHARS)
     for index, part in enumerate(first):
         if len(part) < MIN_CHARS:
@@ -170,8 +179,9 @@ def _paragraph_pieces(group: str, text: str) -> Iterator[Piece]:
             yield Piece("text", group, "", "", "", "", part)
 
 
-def _source_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
-               lines: list[str]) -> str:
+def _source_of(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: list[str]
+) -> str:
     start = min([node.lineno, *(item.lineno for item in node.decorator_list)])
     body = "\n".join(line.rstrip() for line in lines[start - 1 : node.end_lineno])
     return textwrap.dedent(body.expandtabs(8)).strip("\n")

@@ -148,9 +148,14 @@ def sample_chats(
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part])
         with torch.autocast("cpu", torch.bfloat16):
             out = target.generate(  # type: ignore[misc]
-                input_ids=ids, attention_mask=mask, do_sample=True, top_k=0,
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                top_k=0,
                 temperature=TEMPERATURES[number % len(TEMPERATURES)],
-                max_new_tokens=SAMPLE_TOKENS, pad_token_id=0, eos_token_id=2,
+                max_new_tokens=SAMPLE_TOKENS,
+                pad_token_id=0,
+                eos_token_id=2,
             )
         assert isinstance(out, torch.Tensor)
         chats += [[token for token in row if token != 0] for row in out.tolist()]
@@ -166,8 +171,11 @@ def _sample_prompts(
     prompts: list[list[int]] = []
     while len(prompts) < count:
         quote = len(prompts) % 2 == 0
-        chat = (quoting_chat(rng.choice(quotable), quotable, rng) if quote
-                else free_chat(rng.choice(free), rng))
+        chat = (
+            quoting_chat(rng.choice(quotable), quotable, rng)
+            if quote
+            else free_chat(rng.choice(free), rng)
+        )
         ids = encode(tokenizer, render_chat(tokenizer, chat.prompt, answer_next=True))
         if len(ids) <= PROMPT_TOKENS:
             prompts.append(ids)
@@ -206,9 +214,7 @@ def _slices(rows: Rows) -> Iterator[Rows]:
         yield Rows(rows.inputs[at : at + size], rows.labels[at : at + size])
 
 
-def _print_step(
-    stage: str, step: int, steps: int, losses: dict[str, float], began: float
-) -> None:
+def _print_step(stage: str, step: int, steps: int, losses: dict[str, float], began: float) -> None:
     if step % 20 == 0 or step == steps:
         figures = " ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
         print(f"{stage} {step}/{steps} {figures} s {time.monotonic() - began:.0f}", flush=True)

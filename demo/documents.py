@@ -126,6 +126,7 @@ def copy_chat(words: Sequence[str], rng: random.Random) -> Chat:
         words: where the passage's words are drawn from.
         rng: decides the words; advanced.
     """
+
     def passage() -> Piece:
         name = "_".join(rng.sample(words, 2))
         body = " ".join(rng.choice(words) for _ in range(rng.randint(10, 40)))
@@ -162,4 +163,3 @@ def _chat(content: str, answer: str, rng: random.Random) -> list[Message]:
     messages.append({"role": "user", "content": content})
     messages.append({"role": "assistant", "content": answer})
     return messages
-

@@ -11,9 +11,7 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 from demo.tokenizer import MAX_LENGTH
 
 
-def export_model(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
-) -> None:
+def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write `model` into `folder`, weights in bf16; the model in memory stays as it is.
 
     The configuration says bf16 too, so a server must be told fp32 (`dtype=float32`) where it is

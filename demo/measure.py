@@ -78,7 +78,10 @@ def read_reply(body: dict[str, Any]) -> Reply:
 
 
 def measure(
-    client: httpx.Client, prompts: Sequence[Prompt], proposer: str, temperature: float,
+    client: httpx.Client,
+    prompts: Sequence[Prompt],
+    proposer: str,
+    temperature: float,
     max_tokens: int = MAX_TOKENS,
 ) -> list[Reply]:
     """Send `prompts` one after another with a pinned proposer.
@@ -100,8 +103,14 @@ def measure(
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
     replies = []
     for prompt in prompts:
-        body = {"model": model, "messages": prompt.messages, "max_tokens": max_tokens,
-                "temperature": temperature, "seed": SEED, "spec_decode": spec_decode}
+        body = {
+            "model": model,
+            "messages": prompt.messages,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": SEED,
+            "spec_decode": spec_decode,
+        }
         answer = client.post("/v1/chat/completions", json=body).raise_for_status()
         replies.append(read_reply(answer.json()))
     return replies
@@ -116,7 +125,15 @@ def loaded_proposers(client: httpx.Client) -> list[str]:
 
 def table(lines: Iterable[Line]) -> Iterator[str]:
     """The rows of a markdown table, each as soon as its line is there."""
-    yield "| prompts | temperature | proposer | tokens per decode step | accepted | ends by itself |"
+    head = (
+        "prompts",
+        "temperature",
+        "proposer",
+        "tokens per decode step",
+        "accepted",
+        "ends by itself",
+    )
+    yield f"| {' | '.join(head)} |"
     yield "|---|---|---|---|---|---|"
     for line in lines:
         rate = "" if line.acceptance_rate is None else f"{line.acceptance_rate:.0%}"
@@ -131,26 +148,40 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m demo.measure", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--api-key", default="", help="inference key")
-    parser.add_argument("--proposers", default="", metavar="NAME[:K],...",
-                        help="default: every loaded one, and none")
+    parser.add_argument(
+        "--proposers",
+        default="",
+        metavar="NAME[:K],...",
+        help="default: every loaded one, and none",
+    )
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     parser.add_argument("--limit", type=int, default=0, help="prompts per kind; 0 for all")
     options = parser.parse_args(argv)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     with httpx.Client(base_url=options.url, headers=headers, timeout=300) as client:
-        names = options.proposers.split(",") if options.proposers else [
-            "none", *(name for name in loaded_proposers(client) if name != "none")
-        ]
+        names = (
+            options.proposers.split(",")
+            if options.proposers
+            else ["none", *(name for name in loaded_proposers(client) if name != "none")]
+        )
         lines = (
             _line(client, kind, temperature, name, options.max_tokens, options.limit)
-            for kind in KINDS for temperature in TEMPERATURES for name in names
+            for kind in KINDS
+            for temperature in TEMPERATURES
+            for name in names
         )
         for row in table(lines):
             print(row, flush=True)
 
 
-def _line(client: httpx.Client, kind: PromptKind, temperature: float, proposer: str,
-          max_tokens: int, limit: int) -> Line:
+def _line(
+    client: httpx.Client,
+    kind: PromptKind,
+    temperature: float,
+    proposer: str,
+    max_tokens: int,
+    limit: int,
+) -> Line:
     prompts = [prompt for prompt in load_prompts() if prompt.kind == kind]
     replies = measure(client, prompts[: limit or None], proposer, temperature, max_tokens)
     return pool(kind, temperature, proposer, replies)

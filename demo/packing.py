@@ -96,9 +96,7 @@ class Stream:
         chats = [copy_chat(self._words, rng) for _ in range(count)]
         prompts = self._encode([self._render(chat.prompt, answer_next=True) for chat in chats])
         whole = self._encode([self._render(chat.messages) for chat in chats])
-        return [
-            Tokenized(ids, len(prompt)) for ids, prompt in zip(whole, prompts, strict=True)
-        ]
+        return [Tokenized(ids, len(prompt)) for ids, prompt in zip(whole, prompts, strict=True)]
 
     def _render(self, messages: Sequence[Message], *, answer_next: bool = False) -> str:
         return render_chat(self._tokenizer, messages, answer_next=answer_next)

@@ -85,7 +85,10 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def train_target(
-    stream: Stream, tokens: int, out: Path, report: Callable[[LlamaForCausalLM], dict[str, float]],
+    stream: Stream,
+    tokens: int,
+    out: Path,
+    report: Callable[[LlamaForCausalLM], dict[str, float]],
     every_s: float = 600.0,
 ) -> LlamaForCausalLM:
     """Train the target on `tokens` tokens and return it; resumes from `out/target.pt`.
@@ -165,16 +168,25 @@ def _save(
 ) -> None:
     part = path.with_suffix(".part")
     torch.save(
-        {"model": model.state_dict(), "optims": [optim.state_dict() for optim in optims],
-         "step": progress.step, "seconds": progress.seconds},
+        {
+            "model": model.state_dict(),
+            "optims": [optim.state_dict() for optim in optims],
+            "step": progress.step,
+            "seconds": progress.seconds,
+        },
         part,
     )
     part.replace(path)
 
 
 def _log(path: Path, progress: Progress, loss: float, figures: dict[str, float]) -> None:
-    line = {"step": progress.step, "tokens": progress.step * STEP_TOKENS,
-            "seconds": round(progress.seconds), "loss": round(loss, 4), **figures}
+    line = {
+        "step": progress.step,
+        "tokens": progress.step * STEP_TOKENS,
+        "seconds": round(progress.seconds),
+        "loss": round(loss, 4),
+        **figures,
+    }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     print(line, flush=True)

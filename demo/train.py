@@ -82,8 +82,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train_drafts(
-    out: Path, options: argparse.Namespace, stream: Stream,
-    tokenizer: PreTrainedTokenizerFast, training: list[Piece],
+    out: Path,
+    options: argparse.Namespace,
+    stream: Stream,
+    tokenizer: PreTrainedTokenizerFast,
+    training: list[Piece],
 ) -> None:
     """Corpus, then samples, then distillation; the first two are kept and not done twice."""
     plain = {name: out / f"{name}.plain.pt" for name in DRAFTS}

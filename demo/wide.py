@@ -24,8 +24,12 @@ from demo import model_path
 
 INTERMEDIATE_SIZE = 33_472
 SEED = 11
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-           "generation_config.json")
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 def default_folder() -> Path:
@@ -85,8 +89,11 @@ def _widened(
 
 def main(argv: list[str] | None = None) -> None:
     """Write the twin and say where it is and how big."""
-    parser = argparse.ArgumentParser(prog="python -m demo.wide", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.wide",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, default=default_folder())
     parser.add_argument("--intermediate-size", type=int, default=INTERMEDIATE_SIZE)
     options = parser.parse_args(argv)

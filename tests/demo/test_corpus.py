@@ -13,7 +13,9 @@ def test_pieces_are_the_same_each_time(library: Path, pieces: list[Piece]) -> No
 
 def test_test_folders_are_left_out(library: Path, pieces: list[Piece]) -> None:
     assert [path.name for path in source_files(library)] == [
-        "module0.py", "module1.py", "module2.py"
+        "module0.py",
+        "module1.py",
+        "module2.py",
     ]
     assert not any("area_999" in piece.text for piece in pieces)
 
@@ -22,7 +24,7 @@ def test_functions_methods_classes_and_docstrings_become_pieces(pieces: list[Pie
     kinds = {piece.kind for piece in pieces if piece.group == "module0:Shape3"}
     assert kinds == {"class", "method"}
     function = next(p for p in pieces if p.name == "area_3" and p.kind == "function")
-    assert function.text.startswith("def area_3(width, height=2):\n    \"\"\"Return")
+    assert function.text.startswith('def area_3(width, height=2):\n    """Return')
     assert function.signature == "width, height=2"
     assert function.summary == "Return the area of a rectangle number 3"
     assert any(p.kind == "doc" and p.name == "area_3" for p in pieces)

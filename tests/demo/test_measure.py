@@ -21,12 +21,19 @@ def server(seen: list[dict[str, Any]]) -> httpx.Client:
         if request.url.path == "/v1/proposers":
             return httpx.Response(200, json={"data": [{"name": "ngram"}, {"name": "draft"}]})
         seen.append(json.loads(request.content))
-        figures = {"mean_tokens_per_step": 2.5, "num_draft_tokens": 20,
-                   "num_accepted_draft_tokens": 6}
-        return httpx.Response(200, json={
-            "choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 11},
-            "metrics": {"speculative_decoding": figures},
-        })
+        figures = {
+            "mean_tokens_per_step": 2.5,
+            "num_draft_tokens": 20,
+            "num_accepted_draft_tokens": 6,
+        }
+        return httpx.Response(
+            200,
+            json={
+                "choices": [{"finish_reason": "stop"}],
+                "usage": {"completion_tokens": 11},
+                "metrics": {"speculative_decoding": figures},
+            },
+        )
 
     return httpx.Client(base_url="http://test", transport=httpx.MockTransport(answer))
 
