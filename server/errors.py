@@ -165,9 +165,11 @@ def _http_error(error: HTTPException) -> ApiError:
     if error.status_code in (404, 405):
         phrases = {404: "No such path.", 405: "This path does not have that method."}
         message = phrases[error.status_code]
-    return ApiError(
-        error.status_code, message, code=codes.get(error.status_code), headers=error.headers
-    )
+    code = codes.get(error.status_code)
+    if error.status_code == 400:
+        # FastAPI raises it for a body that cannot be read as JSON at all.
+        code, message = "invalid_json", "The body is not valid JSON."
+    return ApiError(error.status_code, message, code=code, headers=error.headers)
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:

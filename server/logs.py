@@ -13,6 +13,10 @@ ACCESS_LOGGER = "server.middleware"
 """Who logs each HTTP request, at level info."""
 
 
+# Tracebacks never show local variables: they hold keys and prompts.
+_JSON_TRACEBACK = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+
+
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what `sys.stderr` is at the time: the terminal's progress display wraps it."""
 
@@ -38,9 +42,16 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     render: list[structlog.typing.Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [
+            structlog.processors.ExceptionRenderer(_JSON_TRACEBACK),
+            structlog.processors.JSONRenderer(),
+        ]
         if json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     )
     structlog.configure(
         processors=[

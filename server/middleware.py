@@ -2,6 +2,7 @@
 the body's size. Pure ASGI: a stream passes through without being wrapped per event.
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, error_response, to_api_error
+from server.errors import ApiError, Stopping, error_response, to_api_error
 from server.metrics import Metrics
 
 REQUEST_ID = "x-request-id"
@@ -125,6 +126,11 @@ class ErrorBoundary:
 
         try:
             await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            # The server stops and has waited long enough.
+            if started:
+                raise
+            await error_response(Stopping())(scope, receive, send)
         except Exception as error:
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:

@@ -25,6 +25,8 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         "worker_cls",
         "worker_extension_cls",
         "scheduler_cls",
+        "additional_config",
+        "kv_transfer_config",
         "async_scheduling",
         "disable_log_stats",
         "stat_loggers",

@@ -15,7 +15,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ClientDisconnected, error_body, to_api_error
+from server.errors import ClientDisconnected, Stopping, error_body, to_api_error
 
 T = TypeVar("T")
 
@@ -109,6 +109,12 @@ class EventStream(Response):
                 if not self._started:
                     raise
                 log.info("stream_disconnected")
+            except asyncio.CancelledError:
+                # The server stops and has waited long enough.
+                if not self._started:
+                    raise
+                await self._write(send, event(error_body(Stopping())) + DONE)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, send: Send) -> None:
         keeping_alive = asyncio.ensure_future(self._keep_alive(send))

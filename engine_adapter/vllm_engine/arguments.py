@@ -11,11 +11,13 @@ from engine_adapter.vllm_engine.extension import Extension
 OURS = {
     "speculative_config": "the proposers come from --proposer",
     "worker_cls": "the worker is Specgate's",
+    "worker_extension_cls": "the worker is Specgate's",
     "scheduler_cls": "the scheduler is Specgate's",
     "async_scheduling": "drafts are merged on the CPU after each step, so it is off",
     "additional_config": "it carries Specgate's own configuration",
     "kv_transfer_config": "its channel carries Specgate's statistics",
     "disable_log_stats": "the metrics are made from these statistics",
+    "stat_loggers": "the statistics go to Specgate's metrics",
 }
 """Arguments that cannot be given, with the reason."""
 

@@ -105,7 +105,10 @@ class Service:
         self._progress.close()
         if isinstance(error, EngineConfigError):
             reason = str(error).removeprefix(f"{error.setting}: ")
-            complain(f"{flag(error.setting)}: {reason}")
+            if error.setting in Settings.model_fields:
+                complain(f"{flag(error.setting)}: {reason}")
+            else:
+                complain(f"{flag('engine_args')}: {error}")
             self._status = BAD_SETTING
         else:
             if not isinstance(error, EngineError):

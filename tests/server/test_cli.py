@@ -168,18 +168,35 @@ def test_running_requests_finish_before_it_stops(served: Serve) -> None:
     assert server.wait() == 0
 
 
-def test_a_request_that_does_not_finish_is_cut_at_the_bound(served: Serve) -> None:
+def test_a_stream_that_does_not_finish_in_time_ends_with_an_error(served: Serve) -> None:
     server = served(
         *("--shutdown-timeout-s", "1", "--engine-args", '{"fake_step_ms": 1000}'), "--no-access-log"
     )
     body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
         begun = time.monotonic()
+        lines = response.iter_lines()
+        next(lines)
         server.process.send_signal(signal.SIGTERM)
-        with pytest.raises(httpx.RemoteProtocolError):
-            response.read()
+        *_, failure, done = [line for line in lines if line]
+    assert json.loads(failure.removeprefix("data: "))["error"]["code"] == "stopping"
+    assert done == "data: [DONE]"
     server.wait()
     assert time.monotonic() - begun < 10
+    assert "Traceback" not in "".join(server.err)
+
+
+def test_an_answer_that_does_not_finish_in_time_is_a_503(served: Serve) -> None:
+    server = served(
+        *("--shutdown-timeout-s", "1", "--engine-args", '{"fake_step_ms": 1000}'), "--no-access-log"
+    )
+    body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
+    url = server.url  # it is known once the server serves
+    threading.Timer(1.5, server.process.send_signal, (signal.SIGTERM,)).start()
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "stopping"
+    server.wait()
 
 
 def test_a_start_that_fails_ends_with_its_reason(served: Serve) -> None:

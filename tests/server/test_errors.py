@@ -22,9 +22,9 @@ MALFORMED = [
     (b"[]", None),
     (b"null", None),
     (b"7", None),
-    (b'\xff\xfe{"prompt"', None),
-    (b'{"a":' * 100_000, None),
-    (b'{"prompt": [' + b"9" * 5000 + b"]}", None),
+    (b'\xff\xfe{"prompt"', "invalid_json"),
+    (b'{"a":' * 100_000, "invalid_json"),
+    (b'{"prompt": [' + b"9" * 5000 + b"]}", "invalid_json"),
 ]
 
 

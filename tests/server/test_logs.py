@@ -68,3 +68,22 @@ def test_every_line_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
         "some.library",
     )
     assert theirs["exception"][0]["exc_type"] == "ValueError"
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_a_logged_exception_shows_no_local_variables(
+    capsys: pytest.CaptureFixture[str], json_lines: bool
+) -> None:
+    configure_logs("info", json=json_lines, access=True)
+
+    def fail(authorization: str) -> None:
+        raise ValueError("boom")
+
+    try:
+        fail("Bearer sk-" + "secret")
+    except ValueError as error:
+        structlog.get_logger("server.middleware").error("unhandled_exception", exc_info=error)
+        logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=error)
+    err = capsys.readouterr().err
+    assert err.count("boom") >= 2
+    assert "sk-secret" not in err

@@ -132,7 +132,7 @@ async def test_disconnect_closes_the_generator(at_yield: bool) -> None:
     assert closed.is_set()
 
 
-async def test_cancelled_server_closes_the_generator() -> None:
+async def test_a_stopping_server_closes_the_generator_and_says_so() -> None:
     closed = asyncio.Event()
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -142,12 +142,16 @@ async def test_cancelled_server_closes_the_generator() -> None:
         finally:
             closed.set()
 
-    task = asyncio.create_task(Wire().run(events()))
+    wire = Wire()
+    task = asyncio.create_task(wire.run(events()))
     await asyncio.sleep(0.01)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await task
     assert closed.is_set()
+    assert wire.body.startswith(b"one")
+    assert b'"code":"stopping"' in wire.body
+    assert wire.body.endswith(b"data: [DONE]\n\n")
+    assert wire.sent[-1]["more_body"] is False
 
 
 async def test_until_disconnect_gives_the_result_or_cancels() -> None:
