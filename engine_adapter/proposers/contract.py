@@ -40,11 +40,14 @@ class Capabilities:
 
     Attributes:
         model: it has weights of its own (`model` is required).
-        draft_kv: it keeps KV of its own, reserved when the engine starts.
+        draft_kv: it keeps KV of its own, reserved when the engine starts; a method without can
+            be loaded while the engine serves.
+        hidden_states: it drafts from the target's last hidden states (`DraftBatch.hidden`).
     """
 
     model: bool = False
     draft_kv: bool = False
+    hidden_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,9 @@ class DraftBatch:
             prompt, to be read only; methods without draft KV never see one.
         token_ids: int32 array [B, max_model_len], the whole batch's tokens; row `rows[i]` is
             valid in [0, num_tokens[i]).
+        hidden: tensor [R, H] on the engine's device, of its dtype: the target's final hidden
+            state from which each row's newest token was sampled, so that of position
+            num_tokens[i] - 2. `None` for methods that do not ask for it.
     """
 
     rows: npt.NDArray[np.intp]
@@ -71,30 +77,36 @@ class DraftBatch:
     num_computed: npt.NDArray[np.int64]
     k: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int32]
+    hidden: Any = None
 
     def context(self, i: int) -> npt.NDArray[np.int32]:
         """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
         return self.token_ids[self.rows[i], : self.num_tokens[i]]
 
 
-class Proposer(Protocol):
-    """A loaded proposer. Lives in the engine's process; called once a step at most.
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a proposer drafted in one step.
 
     Attributes:
-        catchup_tokens: the lag, in tokens over all rows, that the last `propose` removed.
+        tokens: R lists of token ids; the i-th holds at most `batch.k[i]`, and none where the
+            proposer has nothing to say.
+        probabilities: for drafts that were sampled, the distributions they were sampled from:
+            R tensors, the i-th float32 [len(tokens[i]), V], or `None` for a one-hot row. `None`
+            altogether where all are one-hot.
+        catchup_tokens: the lag, in tokens over all rows, that was removed before drafting.
     """
 
-    @property
-    def catchup_tokens(self) -> int:
-        """See the class."""
-        ...
+    tokens: Sequence[Sequence[int]]
+    probabilities: Sequence[Any] | None = None
+    catchup_tokens: int = 0
 
-    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
-        """Drafts for every row of the batch.
 
-        Returns R lists; the i-th holds at most `batch.k[i]` token ids, and none where the
-        proposer has nothing to say. A row's drafts depend on that row alone.
-        """
+class Proposer(Protocol):
+    """A loaded proposer. Lives in the engine's process; called once a step at most."""
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        """Drafts for every row of the batch. A row's drafts depend on that row alone."""
         ...
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -103,19 +115,10 @@ class Proposer(Protocol):
 
 
 class DraftModel(Protocol):
-    """A draft model that the engine runs for a proposer, with KV that the engine keeps.
+    """A draft model that the engine runs for a proposer, with KV that the engine keeps."""
 
-    Attributes:
-        catchup_tokens: the lag, in tokens over all rows, that the last `draft` removed.
-    """
-
-    @property
-    def catchup_tokens(self) -> int:
-        """See the class."""
-        ...
-
-    def draft(self, batch: DraftBatch) -> npt.NDArray[np.int64]:
-        """Greedy drafts, int64 [R, max k]; column 0 follows the row's end.
+    def draft(self, batch: DraftBatch) -> Drafts:
+        """Drafts `batch.k[i]` tokens for each row.
 
         Committed tokens whose draft KV is missing are read first, so a row drafts as well
         after a switch, a prefix-cache hit or a preemption as if it had never been away.
@@ -123,8 +126,41 @@ class DraftModel(Protocol):
         ...
 
 
+class Target(Protocol):
+    """The loaded target, for heads that draft from its hidden states."""
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of its hidden states."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V; its logits may be padded beyond it."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """The torch dtype of its hidden states; heads are loaded in it."""
+        ...
+
+    @property
+    def device(self) -> Any:
+        """The torch device of its hidden states."""
+        ...
+
+    def logits(self, hidden: Any) -> Any:
+        """The target's language-model head: [N, H] -> logits [N, V]."""
+        ...
+
+
 class DraftHost(Protocol):
     """What an engine lends to the proposers that it creates."""
+
+    @property
+    def target(self) -> Target:
+        """The target, loaded before any proposer."""
+        ...
 
     def draft_model(self, spec: ProposerSpec) -> DraftModel:
         """The runner of the spec's draft model, loaded with the engine."""

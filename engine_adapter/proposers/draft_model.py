@@ -11,26 +11,21 @@ from engine_adapter.proposers.contract import (
     DraftBatch,
     DraftHost,
     DraftModel,
+    Drafts,
     Method,
     ProposerSpec,
 )
 
 
 class DraftModelProposer:
-    """Drafts the longest k of the batch for every row and cuts each to its own."""
+    """Hands every batch to the draft model that the engine runs for it."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
 
-    @property
-    def catchup_tokens(self) -> int:
-        """As the draft model counted them."""
-        return self._model.catchup_tokens
-
-    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
+    def propose(self, batch: DraftBatch) -> Drafts:
         """The draft model's greedy continuation of each row."""
-        drafts = self._model.draft(batch).tolist()
-        return [row[:k] for row, k in zip(drafts, batch.k.tolist(), strict=True)]
+        return self._model.draft(batch)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """The draft KV belongs to the engine's blocks and goes with them."""

@@ -13,6 +13,7 @@ from engine_adapter.proposers.contract import (
     Capabilities,
     DraftBatch,
     DraftHost,
+    Drafts,
     Method,
     ProposerSpec,
 )
@@ -49,18 +50,18 @@ def continuation(
 class NgramProposer:
     """Looks every row up in itself. Keeps nothing between steps, so it never lags."""
 
-    catchup_tokens = 0
-
     def __init__(self, min_n: int, max_n: int) -> None:
         self._min_n = min_n
         self._max_n = max_n
 
-    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
+    def propose(self, batch: DraftBatch) -> Drafts:
         """Each row's continuation of its longest repeated n-gram."""
-        return [
-            continuation(batch.context(i), self._min_n, self._max_n, int(k)).tolist()
-            for i, k in enumerate(batch.k)
-        ]
+        return Drafts(
+            [
+                continuation(batch.context(i), self._min_n, self._max_n, int(k)).tolist()
+                for i, k in enumerate(batch.k)
+            ]
+        )
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept."""

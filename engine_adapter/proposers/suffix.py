@@ -10,6 +10,7 @@ from engine_adapter.proposers.contract import (
     Capabilities,
     DraftBatch,
     DraftHost,
+    Drafts,
     Method,
     ProposerSpec,
 )
@@ -35,12 +36,12 @@ class SuffixProposer:
         self._max_spec_factor = max_spec_factor
         self._min_token_prob = min_token_prob
         self._fed: dict[str, int] = {}
-        self.catchup_tokens = 0
 
-    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
+    def propose(self, batch: DraftBatch) -> Drafts:
         """The most likely continuation of each row, by the better of its two trees."""
-        self.catchup_tokens = 0
-        return [self._propose_row(batch, i) for i in range(len(batch.request_ids))]
+        count = len(batch.request_ids)
+        caught_up = sum(self._feed(batch, i) for i in range(count))
+        return Drafts([self._speculate(batch, i) for i in range(count)], None, caught_up)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Frees the rows' own trees; their outputs stay in the shared one."""
@@ -48,18 +49,21 @@ class SuffixProposer:
             if self._fed.pop(request_id, None) is not None:
                 self._cache.stop_request(request_id)
 
-    def _propose_row(self, batch: DraftBatch, i: int) -> Sequence[int]:
+    def _feed(self, batch: DraftBatch, i: int) -> int:
+        """Gives the trees what they lack of a row; the lag that this removed, in tokens."""
         request_id, tokens = batch.request_ids[i], batch.context(i)
         fed = self._fed.get(request_id)
         if fed is None:
             fed = int(batch.num_prompt_tokens[i])
             self._cache.start_request(request_id, tokens[:fed])
-        self.catchup_tokens += max(int(batch.num_computed[i]) - fed, 0)
         self._cache.add_active_response(request_id, tokens[fed:])
         self._fed[request_id] = len(tokens)
+        return max(int(batch.num_computed[i]) - fed, 0)
+
+    def _speculate(self, batch: DraftBatch, i: int) -> Sequence[int]:
         drafted: Sequence[int] = self._cache.speculate(
-            request_id,
-            tokens[-self._cache.max_tree_depth :],
+            batch.request_ids[i],
+            batch.context(i)[-self._cache.max_tree_depth :],
             max_spec_tokens=int(batch.k[i]),
             max_spec_factor=self._max_spec_factor,
             min_token_prob=self._min_token_prob,

@@ -14,11 +14,20 @@ import torch
 
 from engine_adapter.interface import SpecMethod
 from engine_adapter.proposers.catalog import method
-from engine_adapter.proposers.contract import DraftBatch, DraftModel, Proposer, ProposerSpec
+from engine_adapter.proposers.contract import (
+    DraftBatch,
+    DraftModel,
+    Drafts,
+    Proposer,
+    ProposerSpec,
+    Target,
+)
 from engine_adapter.vllm_engine.draft_model import PagedDraftModel
 from engine_adapter.vllm_engine.extension import Extension
 from engine_adapter.vllm_engine.progress import ProgressWriter
 from engine_adapter.vllm_engine.stats import DraftReport
+from engine_adapter.vllm_engine.step import TargetStep
+from engine_adapter.vllm_engine.target import LoadedTarget
 
 
 class ProposerDispatch:
@@ -36,6 +45,8 @@ class ProposerDispatch:
         self._proposers: dict[str, Proposer] = {}
         self._draft_models: dict[str, PagedDraftModel] = {}
         self._limits: dict[str, int] = {}
+        self._capabilities = {spec.name: method(spec.method).capabilities for spec in self._specs}
+        self._target: LoadedTarget | None = None
         self._runner: Any = None
         self._report: DraftReport | None = None
 
@@ -45,11 +56,18 @@ class ProposerDispatch:
 
     def load_model(self, target: torch.nn.Module) -> None:
         """Creates every proposer; vLLM calls it when the target is loaded."""
+        self._target = LoadedTarget(target, self._vllm_config.model_config, self._runner.device)
         for spec in self._specs:
             with self._progress.stage(f"loading proposer {spec.name} ({spec.method})"):
                 self._proposers[spec.name] = method(spec.method).create(spec, self)
                 if spec.name in self._draft_models:
                     self._draft_models[spec.name].load(target)
+
+    @property
+    def target(self) -> Target:
+        """The target, once it is loaded."""
+        assert self._target is not None
+        return self._target
 
     def draft_model(self, spec: ProposerSpec) -> DraftModel:
         """The runner of a proposer's draft model; loaded with the rest."""
@@ -96,31 +114,27 @@ class ProposerDispatch:
 
     # -- drafting ----------------------------------------------------------------------------
 
-    def propose(
-        self, plan: Mapping[str, SpecMethod], scheduled: Mapping[str, int], sampled: Sequence[Any]
-    ) -> list[list[int]]:
-        """Drafts for the rows of the plan.
+    def propose(self, plan: Mapping[str, SpecMethod], step: TargetStep) -> list[list[int]]:
+        """Drafts for the rows of the plan, after a step of the target.
 
         Args:
             plan: request id -> proposer and k.
-            scheduled: request id -> tokens that the target read in this step.
-            sampled: for each row of the batch, the tokens it emitted; none in mid-prompt.
 
         Returns:
             The drafts of each row of the batch, `[]` for a row without.
         """
         self._report = DraftReport()
-        drafts: list[list[int]] = [[] for _ in sampled]
-        for name, rows in self._group(plan, sampled).items():
+        merged: list[list[int]] = [[] for _ in step.sampled]
+        for name, rows in self._group(plan, step.sampled).items():
             began = time.perf_counter()
-            batch = self._batch(name, rows, plan, scheduled, sampled)
+            batch = self._batch(name, rows, plan, step)
             if batch is None:
                 continue
-            proposed = self._proposers[name].propose(batch)
-            for row, tokens in zip(batch.rows.tolist(), proposed, strict=True):
-                drafts[row] = list(tokens)
-            self._note(name, time.perf_counter() - began, sum(map(len, proposed)))
-        return drafts
+            drafts = self._proposers[name].propose(batch)
+            for row, tokens in zip(batch.rows.tolist(), drafts.tokens, strict=True):
+                merged[row] = list(tokens)
+            self._note(name, time.perf_counter() - began, drafts)
+        return merged
 
     def _group(
         self, plan: Mapping[str, SpecMethod], sampled: Sequence[Any]
@@ -136,12 +150,7 @@ class ProposerDispatch:
         return rows
 
     def _batch(
-        self,
-        name: str,
-        rows: list[int],
-        plan: Mapping[str, SpecMethod],
-        scheduled: Mapping[str, int],
-        sampled: Sequence[Any],
+        self, name: str, rows: list[int], plan: Mapping[str, SpecMethod], step: TargetStep
     ) -> DraftBatch | None:
         """The proposer's rows; those that its context cannot hold are left out."""
         batch = self._runner.input_batch
@@ -149,19 +158,20 @@ class ProposerDispatch:
         request_ids = [batch.req_ids[row] for row in rows]
         k = np.array(
             [
-                plan[request_id].num_speculative_tokens if sampled[row] else 0
+                plan[request_id].num_speculative_tokens if step.sampled[row] else 0
                 for request_id, row in zip(request_ids, rows, strict=True)
             ]
         )
         computed = batch.num_computed_tokens_cpu[index].astype(np.int64)
-        read = computed + np.array([scheduled[request_id] for request_id in request_ids])
-        emitted = [bool(sampled[row]) for row in rows]
+        read = computed + np.array([step.scheduled[request_id] for request_id in request_ids])
+        emitted = [bool(step.sampled[row]) for row in rows]
         num_tokens = np.where(emitted, batch.num_tokens_no_spec[index], read).astype(np.int64)
         limit = min(self._runner.max_model_len, self._limits.get(name, self._runner.max_model_len))
         room = limit - num_tokens
         kept = np.flatnonzero((room >= 0) & ((room > 0) | (k == 0)))
         if not kept.size:
             return None
+        needs_hidden = self._capabilities[name].hidden_states
         return DraftBatch(
             rows=index[kept],
             request_ids=[request_ids[i] for i in kept],
@@ -170,6 +180,7 @@ class ProposerDispatch:
             num_computed=computed[kept],
             k=np.minimum(k, room)[kept].astype(np.int64),
             token_ids=batch.token_ids_cpu,
+            hidden=step.last_hidden(index[kept]) if needs_hidden else None,
         )
 
     def take_report(self) -> DraftReport | None:
@@ -177,9 +188,9 @@ class ProposerDispatch:
         report, self._report = self._report, None
         return report
 
-    def _note(self, name: str, seconds: float, drafted: int) -> None:
+    def _note(self, name: str, seconds: float, drafts: Drafts) -> None:
         assert self._report is not None
         self._report.seconds[name] = seconds
-        self._report.drafted[name] = drafted
-        if caught_up := self._proposers[name].catchup_tokens:
-            self._report.catchup[name] = caught_up
+        self._report.drafted[name] = sum(map(len, drafts.tokens))
+        if drafts.catchup_tokens:
+            self._report.catchup[name] = drafts.catchup_tokens

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.proposers.contract import DraftBatch, ProposerSpec
+from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.catchup import DraftKVLedger
 
@@ -77,7 +77,6 @@ class PagedDraftModel:
 
     Attributes:
         max_model_len: positions that the draft model knows; rows beyond it get no drafts.
-        catchup_tokens: the lag that the last `draft` removed, in tokens over all rows.
     """
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
@@ -90,7 +89,6 @@ class PagedDraftModel:
         self._ledger: DraftKVLedger | None = None
         self._kv_bytes = 0
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
-        self.catchup_tokens = 0
 
     # -- vLLM's set-up, in the order in which it calls ---------------------------------------
 
@@ -134,26 +132,27 @@ class PagedDraftModel:
     # -- drafting ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch) -> Ints:
-        """Greedy drafts, int64 [R, max k]; see `DraftModel.draft`."""
+    def draft(self, batch: DraftBatch) -> Drafts:
+        """Greedy drafts; see `DraftModel.draft`."""
         assert self._ledger is not None
         blocks = self._blocks(batch.rows)
         missing = self._ledger.first_missing(blocks, batch.num_tokens)
         start = self._read_from(batch, missing)
-        self.catchup_tokens = int(np.maximum(batch.num_computed - start, 0).sum())
+        caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
         drafting = np.flatnonzero(batch.k)
         drafts = np.zeros((len(batch.rows), int(batch.k.max())), np.int64)
         last = self._extend(batch, start)
         self._ledger.mark(blocks, missing, batch.num_tokens)
         if not drafting.size:
-            return drafts
+            return Drafts([[] for _ in batch.rows], None, caught_up)
         tokens = [self._sample(last[torch.from_numpy(drafting).to(self._device)])]
         for depth in range(1, drafts.shape[1]):
             tokens.append(self._step(batch, drafting, tokens[-1], depth))
         drafts[drafting] = torch.stack(tokens, dim=1).cpu().numpy()
         for i in drafting:
             self._drafted[batch.request_ids[i]] = (int(batch.num_tokens[i]), drafts[i])
-        return drafts
+        tokens_of_rows = zip(drafts.tolist(), batch.k.tolist(), strict=True)
+        return Drafts([row[:k] for row, k in tokens_of_rows], None, caught_up)
 
     def _read_from(self, batch: DraftBatch, missing: Ints) -> Ints:
         """The first position of each row to feed: `missing`, or later where drafting was there."""

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.step import TargetStep
 from engine_adapter.vllm_engine.verifier import ExactMatchVerifier, noise_key
 
 
@@ -37,15 +38,29 @@ class RunnerHooks:
         return common_attn_metadata is not None
 
     def propose_draft_token_ids(
-        self, scheduler_output: Any, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
+        self,
+        scheduler_output: Any,
+        sampled_token_ids: list[list[int]],
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
     ) -> list[list[int]]:
         """The step's drafts, `[]` for a row without."""
         plan = scheduler_output.specgate_plan
         if not plan:
             return []
-        drafts: list[list[int]] = self.drafter.propose(
-            plan, scheduler_output.num_scheduled_tokens, sampled_token_ids
+        verified = spec_decode_metadata and spec_decode_metadata.num_draft_tokens
+        step = TargetStep(
+            scheduled=scheduler_output.num_scheduled_tokens,
+            sampled=sampled_token_ids,
+            draft_counts=verified or [0] * len(sampled_token_ids),
+            sample_hidden=sample_hidden_states,
         )
+        drafts: list[list[int]] = self.drafter.propose(plan, step)
         return drafts
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine_adapter.proposers.catalog import METHODS, parse_spec
-from engine_adapter.proposers.contract import DraftBatch, Method, Proposer, ProposerSpec
+from engine_adapter.proposers.contract import DraftBatch, Drafts, Method, Proposer, ProposerSpec
 from tests.engine_adapter.proposers.batches import JUNK, batch
 
 ROWS: Mapping[str, Sequence[int]] = {
@@ -21,15 +21,9 @@ ROWS: Mapping[str, Sequence[int]] = {
 class LastTokens:
     """A draft model for these tests: repeats the row's last tokens, newest first."""
 
-    catchup_tokens = 0
-
-    def draft(self, batch: DraftBatch) -> np.ndarray:
-        width = int(batch.k.max())
-        drafts = np.zeros((len(batch.rows), width), np.int64)
-        for i in range(len(batch.rows)):
-            tokens = batch.context(i)[::-1][:width]
-            drafts[i, : len(tokens)] = tokens
-        return drafts
+    def draft(self, batch: DraftBatch) -> Drafts:
+        ks = batch.k.tolist()
+        return Drafts([batch.context(i)[::-1][:k].tolist() for i, k in enumerate(ks)])
 
 
 class Host:
@@ -58,7 +52,7 @@ def create(method: Method) -> Proposer:
 
 
 def propose(proposer: Proposer, rows: Mapping[str, Sequence[int]], **how: Any) -> list[list[int]]:
-    return [list(row) for row in proposer.propose(batch(rows, **how))]
+    return [list(row) for row in proposer.propose(batch(rows, **how)).tokens]
 
 
 def test_the_default_spec_is_valid_and_of_this_method(method: Method) -> None:
@@ -116,10 +110,9 @@ def test_the_batch_is_left_as_it_was(method: Method) -> None:
 def test_the_lag_is_a_count_and_none_for_rows_never_left(method: Method) -> None:
     proposer, tokens = create(method), list(ROWS["long"])
     for length in range(4, 30):
-        propose(
-            proposer, {"r": tokens[:length]}, prompt=4, computed=[length - 1 if length > 4 else 0]
-        )
-        assert proposer.catchup_tokens == 0
+        computed = [length - 1 if length > 4 else 0]
+        drafts = proposer.propose(batch({"r": tokens[:length]}, prompt=4, computed=computed))
+        assert drafts.catchup_tokens == 0
 
 
 def test_forget_takes_known_and_unknown_ids_again_and_again(method: Method) -> None:

@@ -80,12 +80,12 @@ def test_the_continuation_is_an_int32_view_of_the_row() -> None:
 
 def test_rows_are_looked_up_in_themselves_alone_and_each_to_its_own_k() -> None:
     rows = {"a": [1, 2, 3, 4, 1, 2], "b": [3, 4], "c": [5, 6, 5, 6, 5, 6]}
-    proposed = NgramProposer(2, 5).propose(batch(rows, k=[1, 4, 3], scattered=True))
+    proposed = NgramProposer(2, 5).propose(batch(rows, k=[1, 4, 3], scattered=True)).tokens
     assert [list(row) for row in proposed] == [[3], [], [5, 6]]
 
 
 def test_proposed_tokens_are_plain_integers() -> None:
-    (row,) = NgramProposer(1, 2).propose(batch({"a": [1, 2, 1]}))
+    (row,) = NgramProposer(1, 2).propose(batch({"a": [1, 2, 1]})).tokens
     assert all(type(token) is int for token in row)
 
 
@@ -95,7 +95,7 @@ def test_its_options_reach_the_proposer() -> None:
 
     proposer = METHOD.create(spec, None)  # type: ignore[arg-type]
     rows = {"two": [1, 2, 3, 1, 2], "three": [9, 1, 2, 3, 9, 1, 2]}
-    assert [list(row) for row in proposer.propose(batch(rows, k=1))] == [[], [3]]
+    assert [list(row) for row in proposer.propose(batch(rows, k=1)).tokens] == [[], [3]]
 
 
 @pytest.mark.vllm

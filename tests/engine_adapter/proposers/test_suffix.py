@@ -23,7 +23,7 @@ def step(
     suffix: SuffixProposer, tokens: Sequence[int], k: int = 8, prompt: int = 4, name: str = "r"
 ) -> list[int]:
     """One row, alone in its batch."""
-    (row,) = suffix.propose(batch({name: tokens}, k=k, prompt=prompt))
+    (row,) = suffix.propose(batch({name: tokens}, k=k, prompt=prompt)).tokens
     return list(row)
 
 
@@ -67,8 +67,8 @@ def test_a_lag_is_counted_once_and_only_when_there_is_one() -> None:
     suffix, lags = proposer(), []
     tokens = list(range(1, 40))
     for length, computed in ((5, 0), (7, 4), (8, 6), (20, 18), (21, 19)):
-        suffix.propose(batch({"r": tokens[:length]}, prompt=4, computed=[computed]))
-        lags.append(suffix.catchup_tokens)
+        drafts = suffix.propose(batch({"r": tokens[:length]}, prompt=4, computed=[computed]))
+        lags.append(drafts.catchup_tokens)
     # Between the third and the fourth step another proposer drafted: 10 tokens were read.
     assert lags == [0, 0, 0, 10, 0]
 
@@ -76,19 +76,18 @@ def test_a_lag_is_counted_once_and_only_when_there_is_one() -> None:
 def test_a_lag_is_summed_over_rows() -> None:
     suffix = proposer()
     suffix.propose(batch({"a": range(5), "b": range(6)}, prompt=4, computed=[0, 0]))
-    suffix.propose(batch({"a": range(9), "b": range(12)}, prompt=4, computed=[8, 11]))
-    assert suffix.catchup_tokens == (8 - 5) + (11 - 6)
+    rows = batch({"a": range(9), "b": range(12)}, prompt=4, computed=[8, 11])
+    assert suffix.propose(rows).catchup_tokens == (8 - 5) + (11 - 6)
 
 
 def test_a_row_taken_over_from_another_proposer_lags_by_what_was_generated() -> None:
     suffix = proposer()
-    suffix.propose(batch({"r": range(10)}, prompt=4, computed=[9]))
-    assert suffix.catchup_tokens == 5
+    assert suffix.propose(batch({"r": range(10)}, prompt=4, computed=[9])).catchup_tokens == 5
 
 
 def test_each_row_keeps_to_its_own_k() -> None:
     rows = dict.fromkeys("abc", PATTERN * 3)
-    proposed = proposer().propose(batch(rows, k=[1, 5, 3], prompt=4, scattered=True))
+    proposed = proposer().propose(batch(rows, k=[1, 5, 3], prompt=4, scattered=True)).tokens
     assert [len(row) for row in proposed] == [1, 5, 3]
     assert [list(row) for row in proposed] == [PATTERN[:1], PATTERN[:5], PATTERN[:3]]
 

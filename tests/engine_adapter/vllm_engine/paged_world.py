@@ -25,6 +25,7 @@ from engine_adapter.vllm_engine.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.draft_model import PagedDraftModel
 from engine_adapter.vllm_engine.extension import Extension
 from engine_adapter.vllm_engine.stats import DraftReport
+from engine_adapter.vllm_engine.step import TargetStep
 
 VOCAB = 29
 PADDED_VOCAB = 32
@@ -226,7 +227,9 @@ class World:
             SimpleNamespace(
                 additional_config=extension.to_additional_config(),
                 cache_config=SimpleNamespace(block_size=self.block_size),
-                model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
+                model_config=SimpleNamespace(
+                    get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: 1, dtype=torch.float32
+                ),
             )
         )
         made.bind(self.runner)
@@ -325,9 +328,10 @@ class World:
         self._fill_batch(before)
         for name in self.dispatch.draft_models:
             self.toy(name).fed.clear()
-        drafts = self.dispatch.propose(
-            plan, scheduled, [sampled[name] for name in self.batch.req_ids]
-        )
+        emitted = [sampled[name] for name in self.batch.req_ids]
+        nothing = torch.empty(0, 1)
+        step = TargetStep(scheduled, emitted, [0] * len(emitted), nothing)
+        drafts = self.dispatch.propose(plan, step)
         result = StepResult(
             drafts=dict(zip(self.batch.req_ids, drafts, strict=True)),
             emitted={name: len(tokens) for name, tokens in sampled.items()},

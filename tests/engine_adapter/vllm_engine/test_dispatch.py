@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine_adapter.interface import SpecMethod
-from engine_adapter.proposers.contract import DraftBatch
+from engine_adapter.proposers.contract import Capabilities, DraftBatch, Drafts
+from engine_adapter.vllm_engine.step import TargetStep
 
 pytestmark = pytest.mark.vllm
 
@@ -26,12 +28,13 @@ class Echo:
         self.batches: list[DraftBatch] = []
         self.forgotten: list[str] = []
 
-    def propose(self, batch: DraftBatch) -> Sequence[Sequence[int]]:
+    def propose(self, batch: DraftBatch) -> Drafts:
         self.batches.append(batch)
         lengths = batch.num_tokens.tolist()
-        return [
+        tokens = [
             [self.tag + length] * k for length, k in zip(lengths, batch.k.tolist(), strict=True)
         ]
+        return Drafts(tokens, catchup_tokens=self.catchup_tokens)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         self.forgotten.extend(request_ids)
@@ -95,6 +98,12 @@ class Bench:
         self.dispatch._proposers = dict(self.echoes)
         self.dispatch._draft_models = {"d": self.kept}
         self.dispatch._limits = {"d": CONTEXT}
+        self.dispatch._capabilities = {
+            "a": Capabilities(),
+            "b": Capabilities(),
+            "c": Capabilities(model=True, hidden_states=True),
+            "d": Capabilities(model=True, draft_kv=True),
+        }
         self.runner = SimpleNamespace(max_model_len=CONTEXT, input_batch=None)
         self.dispatch.bind(self.runner)
 
@@ -112,10 +121,21 @@ class Bench:
         )
         drafts = self.dispatch.propose(
             {name: SpecMethod(*chosen) for name, chosen in plan.items()},
-            {name: r.scheduled for name, r in rows.items()},
-            [[5] * r.sampled for r in every],
+            TargetStep(
+                scheduled={name: r.scheduled for name, r in rows.items()},
+                sampled=[[5] * r.sampled for r in every],
+                draft_counts=[max(r.sampled - 1, 0) for r in every],
+                sample_hidden=self.hidden(every),
+            ),
         )
         return dict(zip(rows, drafts, strict=True))
+
+    @staticmethod
+    def hidden(rows: Sequence[Row]) -> torch.Tensor:
+        """The state of the row's j-th sampled position: [10 * row + j, row]."""
+        return torch.tensor(
+            [[10.0 * i + j, i] for i, r in enumerate(rows) for j in range(max(r.sampled, 1))]
+        )
 
 
 @pytest.fixture
@@ -236,6 +256,13 @@ def test_drafts_are_lists_of_their_own(bench: Bench) -> None:
     drafts["s"].append(1)
     assert drafts["r"] == [109, 109]
     assert bench.propose({"r": row(9)}, {}) == {"r": []}
+
+
+def test_only_heads_are_given_the_hidden_state_of_each_rows_newest_token(bench: Bench) -> None:
+    rows = {"r": row(9), "s": row(12, sampled=3), "t": row(9), "u": prompt_row(9, 0, 4)}
+    bench.propose(rows, {"r": ("a", 2), "s": ("c", 2), "t": ("c", 1), "u": ("c", 0)})
+    assert bench.echoes["a"].batches[0].hidden is None
+    assert bench.echoes["c"].batches[0].hidden.tolist() == [[12.0, 1.0], [20.0, 2.0]]
 
 
 # -- the report ------------------------------------------------------------------------------
