@@ -1,7 +1,8 @@
 """The seam between the gateway and an engine: plain, frozen types and one protocol.
 
 Nothing here imports torch, vLLM, FastAPI or pydantic. The gateway speaks only these words;
-`vllm_engine` and `fake` implement them. It is long because every type of the seam stands here.
+`vllm_engine` and `fake` implement them. It is long because the seam is read in one piece; only
+how a sequence is sampled stands apart, in `engine_adapter.sampling`, and is exported from here.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -9,39 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from engine_adapter.sampling import Form as Form
+from engine_adapter.sampling import SamplingOptions as SamplingOptions
+from engine_adapter.sampling import StructuredOutput as StructuredOutput
+
 NONE = "none"
 """The name of plain decoding, wherever a proposer's name can stand."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How one sequence is sampled. Defaults are OpenAI's; `None` means "not asked for".
-
-    Attributes:
-        max_tokens: most tokens to generate; `None` is "up to the context's end".
-        top_k: 0 keeps every token.
-        seed: makes the sequence repeatable; `None` draws from the engine's generator.
-        logprobs: how many alternatives per generated token (0 is the sampled token's own).
-        prompt_logprobs: the same for the prompt's tokens.
-        stop: strings that end the text; the matched string is left out.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_tokens: int = 0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +62,7 @@ class GenerationRequest:
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    sampling: SamplingOptions = SamplingOptions()
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     spec_decode: SpecDecodeParams = SpecDecodeParams()
 
 

@@ -21,6 +21,7 @@ NAMES = {
     "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
     "current_platform": "vllm.platforms",
+    "StructuredOutputsParams": "vllm.sampling_params",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",

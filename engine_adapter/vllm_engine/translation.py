@@ -7,7 +7,9 @@ from engine_adapter.interface import (
     Alternative,
     Delta,
     FinishReason,
+    Form,
     GenerationRequest,
+    StructuredOutput,
     TokenLogprob,
 )
 from engine_adapter.vllm_engine import compat
@@ -29,6 +31,7 @@ def sampling_params(request: GenerationRequest) -> Any:
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
+            min_p=options.min_p,
             min_tokens=options.min_tokens,
             max_tokens=options.max_tokens,
             stop=list(options.stop),
@@ -37,6 +40,10 @@ def sampling_params(request: GenerationRequest) -> Any:
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             repetition_penalty=options.repetition_penalty,
+            logit_bias=dict(options.logit_bias) or None,
+            allowed_token_ids=list(options.allowed_token_ids) or None,
+            bad_words=list(options.bad_words) or None,
+            structured_outputs=_structured_outputs(options.structured_output),
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
             ignore_eos=options.ignore_eos,
@@ -47,6 +54,20 @@ def sampling_params(request: GenerationRequest) -> Any:
         )
     except (ValueError, compat.VLLMClientError) as error:
         raise refused(error) from error
+
+
+def _structured_outputs(wanted: StructuredOutput | None) -> Any:
+    """vLLM's `StructuredOutputsParams`."""
+    if wanted is None:
+        return None
+    fields: dict[Form, dict[str, Any]] = {
+        Form.JSON_OBJECT: {"json_object": True},
+        Form.JSON_SCHEMA: {"json": wanted.value},
+        Form.REGEX: {"regex": wanted.value},
+        Form.CHOICE: {"choice": list(wanted.choices)},
+        Form.GRAMMAR: {"grammar": wanted.value},
+    }
+    return compat.StructuredOutputsParams(**fields[wanted.form])
 
 
 def refused(error: Exception) -> InvalidRequest:

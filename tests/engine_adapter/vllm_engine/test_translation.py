@@ -9,11 +9,13 @@ import pytest
 from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
 from engine_adapter.interface import (
     FinishReason,
+    Form,
     GenerationRequest,
     SamplingOptions,
     SpecDecodeParams,
     SpecMethod,
     SpecStats,
+    StructuredOutput,
 )
 from engine_adapter.vllm_engine.extension import from_extra_args
 from engine_adapter.vllm_engine.stats import RowState
@@ -24,6 +26,7 @@ OPTIONS = SamplingOptions(
     temperature=0.7,
     top_p=0.9,
     top_k=17,
+    min_p=0.125,
     min_tokens=3,
     max_tokens=50,
     stop=("\n\n", "END"),
@@ -32,12 +35,19 @@ OPTIONS = SamplingOptions(
     presence_penalty=0.5,
     frequency_penalty=-0.25,
     repetition_penalty=1.25,
+    logit_bias={7: -100.0, 8: 2.5},
+    allowed_token_ids=(7, 8, 9),
+    bad_words=("never",),
+    structured_output=StructuredOutput(Form.REGEX, "[0-9]+"),
     logprobs=3,
     prompt_logprobs=2,
     ignore_eos=True,
     skip_special_tokens=False,
     include_stop_str_in_output=True,
 )
+
+PLAIN_FIELDS = [f.name for f in fields(SamplingOptions) if f.name != "structured_output"]
+"""Those that vLLM has under the same name."""
 
 
 def translated(options: SamplingOptions, spec: SpecDecodeParams = UNPINNED) -> Any:
@@ -76,17 +86,43 @@ def test_the_example_differs_from_every_default() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", [field.name for field in fields(SamplingOptions)])
+@pytest.mark.parametrize("name", PLAIN_FIELDS)
 def test_every_sampling_option_reaches_vllm(name: str) -> None:
     ours, theirs = getattr(OPTIONS, name), getattr(translated(OPTIONS), name)
     assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", [field.name for field in fields(SamplingOptions)])
+@pytest.mark.parametrize("name", PLAIN_FIELDS)
 def test_every_default_reaches_vllm(name: str) -> None:
     ours, theirs = getattr(SamplingOptions(), name), getattr(translated(SamplingOptions()), name)
-    assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
+    if name in ("logit_bias", "allowed_token_ids"):
+        assert theirs is None, "vLLM takes an empty list as one that allows nothing"
+    else:
+        assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("wanted", "field", "value"),
+    [
+        (StructuredOutput(Form.JSON_OBJECT), "json_object", True),
+        (StructuredOutput(Form.JSON_SCHEMA, "{}"), "json", "{}"),
+        (StructuredOutput(Form.REGEX, "a+"), "regex", "a+"),
+        (StructuredOutput(Form.GRAMMAR, "root ::= x"), "grammar", "root ::= x"),
+        (StructuredOutput(Form.CHOICE, choices=("a", "b")), "choice", ["a", "b"]),
+    ],
+)
+def test_each_form_of_a_text_is_vllms_own(
+    wanted: StructuredOutput, field: str, value: object
+) -> None:
+    theirs = translated(SamplingOptions(structured_output=wanted)).structured_outputs
+    assert getattr(theirs, field) == value
+
+
+@pytest.mark.vllm
+def test_a_free_text_has_no_form() -> None:
+    assert translated(SamplingOptions()).structured_outputs is None
 
 
 @pytest.mark.vllm
