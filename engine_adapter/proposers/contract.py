@@ -103,7 +103,12 @@ class Drafts:
 
 
 class Proposer(Protocol):
-    """A loaded proposer. Lives in the engine's process; called once a step at most."""
+    """A loaded proposer. Lives in the engine's process; no row is drafted for twice in a step."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """What its own weights take, in bytes, on this rank; 0 where it has none."""
+        ...
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """Drafts for every row of the batch. A row's drafts depend on that row alone."""
@@ -116,6 +121,11 @@ class Proposer(Protocol):
 
 class DraftModel(Protocol):
     """A draft model that the engine runs for a proposer, with KV that the engine keeps."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """What its weights take, in bytes, on this rank."""
+        ...
 
     def draft(self, batch: DraftBatch) -> Drafts:
         """Drafts `batch.k[i]` tokens for each row.

@@ -23,6 +23,11 @@ class DraftModelProposer:
     def __init__(self, model: DraftModel) -> None:
         self._model = model
 
+    @property
+    def weights_bytes(self) -> int:
+        """See `Proposer.weights_bytes`."""
+        return self._model.weights_bytes
+
     def propose(self, batch: DraftBatch) -> Drafts:
         """The draft model's greedy continuation of each row."""
         return self._model.draft(batch)

@@ -50,6 +50,8 @@ def continuation(
 class NgramProposer:
     """Looks every row up in itself. Keeps nothing between steps, so it never lags."""
 
+    weights_bytes = 0
+
     def __init__(self, min_n: int, max_n: int) -> None:
         self._min_n = min_n
         self._max_n = max_n

@@ -26,6 +26,8 @@ class SuffixProposer:
     its trees are the same as if it had been here all along.
     """
 
+    weights_bytes = 0
+
     def __init__(
         self,
         cache: "SuffixDecodingCache",

@@ -81,6 +81,14 @@ class ProposerDispatch:
         """The proposers that keep KV, by name."""
         return self._draft_models
 
+    def memory(self) -> dict[str, tuple[int, int]]:
+        """Bytes of weights and of KV on this rank, of every proposer that holds any."""
+        held = {}
+        for name, proposer in self._proposers.items():
+            model = self._draft_models.get(name)
+            held[name] = (proposer.weights_bytes, model.kv_bytes if model else 0)
+        return {name: both for name, both in held.items() if any(both)}
+
     # -- following the batch -----------------------------------------------------------------
 
     def observe(self, scheduler_output: Any) -> None:

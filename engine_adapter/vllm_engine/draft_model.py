@@ -110,9 +110,15 @@ class PagedDraftModel:
         """Prepares the CUDA-graph keys for the mode that the target resolved to."""
         self._loaded.initialize_cudagraph_keys(mode)
 
-    def memory(self) -> tuple[int, int]:
-        """Bytes of weights, and of KV that its layers hold, on this rank."""
-        return self._loaded.weights_bytes, self._kv_bytes
+    @property
+    def weights_bytes(self) -> int:
+        """What its weights take, in bytes, on this rank."""
+        return self._loaded.weights_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """What its layers take of every KV block, in bytes over all blocks, on this rank."""
+        return self._kv_bytes
 
     # -- following the blocks ----------------------------------------------------------------
 

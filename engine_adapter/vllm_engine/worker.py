@@ -27,8 +27,8 @@ class WorkerHooks:
 
     def specgate_memory(self) -> dict[str, tuple[int, int]]:
         """Proposer -> bytes of weights and of KV that it holds on this rank."""
-        models = self.model_runner.drafter.draft_models
-        return {name: model.memory() for name, model in models.items()}
+        held: dict[str, tuple[int, int]] = self.model_runner.drafter.memory()
+        return held
 
     @contextmanager
     def _stage(self, what: str) -> Iterator[None]:

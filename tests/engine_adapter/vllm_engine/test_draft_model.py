@@ -319,4 +319,4 @@ def test_memory_counts_weights_and_kv_of_its_own_layers(make: Any) -> None:
         num_blocks=7, kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4))]
     )
     model.bind_kv_cache(kv_cache, [4])
-    assert model.memory() == (132, 7 * 2 * 2 * 1000)
+    assert (model.weights_bytes, model.kv_bytes) == (132, 7 * 2 * 2 * 1000)
