@@ -34,7 +34,15 @@ class EngineNotReady(EngineError):
 
 
 class EngineDead(EngineError):
-    """The engine died; requests in flight are lost and say so."""
+    """The engine died; requests in flight are lost and say so. The message is for clients.
+
+    Attributes:
+        retry_after_s: seconds until another process should serve; `None` if none will.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class InvalidRequest(EngineError):

@@ -14,6 +14,22 @@ ENGINES = ("vllm", "fake")
 
 
 @dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a dead engine process is replaced.
+
+    Attributes:
+        first_delay_s: wait before the first attempt; it doubles with each further one.
+        max_delay_s: the longest wait.
+        limit: attempts within `window_s` seconds, after which it is given up; 0 never tries.
+    """
+
+    first_delay_s: float = 1.0
+    max_delay_s: float = 60.0
+    limit: int = 5
+    window_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine is built from; `server.settings` makes one.
 
@@ -24,6 +40,7 @@ class EngineConfig:
         max_speculative_tokens: the draft capacity; `None` is the largest k, at least 5.
         arguments: the engine's own arguments by vLLM's field names, set ones only.
         log_level: of the engine process.
+        restart: when a dead process is replaced; the fake engine's is not.
     """
 
     model: str
@@ -32,6 +49,7 @@ class EngineConfig:
     max_speculative_tokens: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     log_level: str = "WARNING"
+    restart: RestartPolicy = RestartPolicy()
 
 
 def create_engine(

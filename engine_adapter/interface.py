@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from engine_adapter.errors import EngineDead
 from engine_adapter.sampling import Form as Form
 from engine_adapter.sampling import SamplingOptions as SamplingOptions
 from engine_adapter.sampling import StructuredOutput as StructuredOutput
@@ -224,6 +225,9 @@ class EngineObserver(Protocol):
     def on_step(self, report: StepReport) -> None:
         """Counts one engine step."""
 
+    def on_restart(self, succeeded: bool) -> None:
+        """Counts an attempt to replace a dead engine process."""
+
 
 class Engine(Protocol):
     """A target model and its proposers.
@@ -238,8 +242,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def failure(self) -> BaseException | None:
-        """Why the engine is dead, or `None` while it can serve."""
+    def failure(self) -> EngineDead | None:
+        """Why the engine is dead and when it should serve again; `None` while it can serve."""
         ...
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
@@ -256,7 +260,7 @@ class Engine(Protocol):
 
         Raises:
             InvalidRequest: the engine cannot honour a field; nothing was started.
-            EngineDead: the engine died before the sequence was whole.
+            EngineDead: the engine is dead, or died before the sequence was whole.
         """
         ...
 

@@ -34,6 +34,8 @@ Switches that did not happen:
 Slowest switches:
     histogram_quantile(0.99, sum by (mode, le) (
         rate(specgate_spec_method_switch_seconds_bucket[1h])))
+Engine processes that were replaced, and attempts to that failed:
+    increase(specgate_engine_restarts_total[1h])
 Median step time by kind:
     histogram_quantile(0.5, sum by (kind, le) (rate(specgate_step_seconds_bucket[5m])))
 Share of HTTP requests that failed, by route:
@@ -62,6 +64,9 @@ _HTTP_BUCKETS = (
 SWITCH_OUTCOMES = ("switched", "failed", "refused", "timed_out", "abandoned")
 """What becomes of a switch: it happened, the engine failed, another one ran, admitted requests
 did not end in time, its caller or the server went away before the swap."""
+
+RESTART_OUTCOMES = ("restarted", "failed")
+"""What becomes of an attempt to replace a dead engine process."""
 
 
 class Metrics:
@@ -110,6 +115,11 @@ class Metrics:
         self._step_seconds = histogram(
             "specgate_step_seconds", "Engine step time", _STEP_BUCKETS, "kind"
         )
+        self._restarts = counter(
+            "specgate_engine_restarts", "Attempts to replace a dead engine process", "outcome"
+        )
+        for outcome in RESTART_OUTCOMES:
+            self._restarts.labels(outcome)
         self._http_requests = counter(
             "specgate_http_requests", "HTTP requests", "route", "method", "status"
         )
@@ -149,6 +159,10 @@ class Metrics:
             self._draft_seconds.labels(name).observe(seconds)
         for name, tokens in report.catchup_tokens.items():
             self._catchup.labels(name).inc(tokens)
+
+    def on_restart(self, succeeded: bool) -> None:
+        """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
+        self._restarts.labels("restarted" if succeeded else "failed").inc()
 
     def _count(self, name: str, counts: ProposerCounts) -> None:
         self._emitted.labels(name).inc(counts.emitted)

@@ -19,7 +19,7 @@ from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import read_options
 from engine_adapter.fake.sequence import Sequence
-from engine_adapter.fake.stepper import InjectedDeath, Stepper
+from engine_adapter.fake.stepper import Stepper
 from engine_adapter.fake.vocabulary import Vocabulary, load_vocabulary, model_context
 from engine_adapter.interface import (
     Delta,
@@ -57,7 +57,7 @@ class FakeEngine:
         self._loop_task: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
         self._vocabulary: Vocabulary | None = None
-        self._failure: BaseException | None = None
+        self._failure: EngineDead | None = None
         self._stopped = False
         self._overtaking: tuple[int, SpecMethod] | None = None
         self._seeds = itertools.count()
@@ -70,7 +70,7 @@ class FakeEngine:
         return self._info
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> EngineDead | None:
         """Why the engine is dead, or `None`."""
         return self._failure
 
@@ -124,7 +124,7 @@ class FakeEngine:
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """The proposers, with the draft latency of those that have drafted."""
-        self._enter("proposers")
+        self._meet_fate("proposers")
         return self._proposers()
 
     async def stop(self) -> None:
@@ -134,32 +134,42 @@ class FakeEngine:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        self._end_all(EngineDead("the engine was stopped"))
+        self._end_all(EngineDead("The engine was stopped."))
 
-    def die(self, reason: str = "killed") -> None:
-        """Kills the engine, as a crash of its process would."""
+    def die(self, reason: str = "killed", retry_after_s: float | None = None) -> None:
+        """Kills the engine, as a crash of its process would.
+
+        With `retry_after_s` it says that it will serve again then; `revive` makes that true.
+        """
         if self._failure is None:
-            self._failure = InjectedDeath(reason)
-            self._end_all(EngineDead(f"the engine died: {reason}"))
+            self._failure = EngineDead(f"The engine died: {reason}.", retry_after_s)
+            self._end_all(self._failure)
         if self._loop_task is not None:
             self._loop_task.cancel()
+
+    def revive(self) -> None:
+        """Serves again after `die`, as a process that replaced the dead one would."""
+        self._failure = None
+        self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
     async def _run(self) -> None:
         try:
             await self._stepper.run()
         except Exception as error:
-            self._failure = error
-            self._end_all(EngineDead(f"the engine died: {error}"))
+            self.die(str(error))
 
-    def _enter(self, call: str) -> None:
+    def _meet_fate(self, call: str) -> None:
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
-        if self._options.fake_die_at_call == call and self._failure is None:
+        if self._options.fake_die_at_call == call:
             self.die(f"died at {call}, as fake_die_at_call asks")
+
+    def _enter(self, call: str) -> None:
+        self._meet_fate(call)
         if self._failure is not None:
-            raise EngineDead(f"the engine died: {self._failure}")
+            raise EngineDead(str(self._failure), self._failure.retry_after_s)
         if self._stopped:
-            raise EngineDead("the engine was stopped")
+            raise EngineDead("The engine was stopped.")
 
     def _admit(self, request: GenerationRequest) -> Sequence:
         self._enter("generate")

@@ -36,6 +36,8 @@ def prepare_environment(config: EngineConfig) -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log_level)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # A forked process would keep the clients' connections open. vLLM's own server spawns too.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if config.log_level != "DEBUG":
         # The engine's process inherits it; vLLM's imports there warn of what users cannot mend.
         os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")

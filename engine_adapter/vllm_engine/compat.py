@@ -18,6 +18,7 @@ NAMES = {
     # The front end, its configuration and its failures.
     "AsyncLLM": "vllm.v1.engine.async_llm",
     "EngineDeadError": "vllm.v1.engine.exceptions",
+    "EngineGenerateError": "vllm.v1.engine.exceptions",
     "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
     "current_platform": "vllm.platforms",

@@ -1,7 +1,6 @@
-"""The engine: `Engine` over vLLM's AsyncLLM, which never leaves this file."""
+"""The engine: `Engine` over vLLM, one process of it after the other."""
 
 import asyncio
-import gc
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
@@ -9,12 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.errors import (
-    EngineConfigError,
-    EngineDead,
-    EngineNotReady,
-    EngineStartError,
-)
+from engine_adapter.errors import EngineDead, EngineNotReady
 from engine_adapter.factory import EngineConfig
 from engine_adapter.interface import (
     Delta,
@@ -25,8 +19,10 @@ from engine_adapter.interface import (
     SpecMethod,
     StepReport,
 )
-from engine_adapter.vllm_engine import arguments, preflight
-from engine_adapter.vllm_engine.progress import progress_pipe
+from engine_adapter.vllm_engine import arguments, compat, preflight
+from engine_adapter.vllm_engine.metrics import VllmMetrics
+from engine_adapter.vllm_engine.process import EngineProcess
+from engine_adapter.vllm_engine.supervisor import Supervisor
 from engine_adapter.vllm_engine.translation import refused, sampling_params, to_delta
 
 _LATENCY_WINDOW = 256
@@ -35,20 +31,29 @@ _LATENCY_WINDOW = 256
 class VllmEngine:
     """vLLM with the configured proposers. See `engine_adapter.interface.Engine`.
 
+    A process that dies is replaced as `config.restart` says; what the engine must be brought
+    to again then is in `_adopt`.
+
     Args:
         config: model, proposers and vLLM's arguments.
         registry: gets the `vllm:` metrics.
-        observer: gets every step's report.
+        observer: gets every step's report, and hears of replacements.
     """
 
     def __init__(
         self, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
     ) -> None:
         self._config = config
-        self._registry = registry
         self._observer = observer
-        self._llm: Any = None
+        self._metrics = VllmMetrics(registry, self._on_step)
+        self._supervisor = Supervisor(
+            self._new_process, self._adopt, config.restart, observer.on_restart
+        )
+        self._version = ""
+        self._capacity = 0
         self._info: EngineInfo | None = None
+        # The last switch that reached running requests: proposer, k, generation.
+        self._sweep: tuple[str, int, int] | None = None
         # Name -> (seconds, tokens) of the last steps in which the proposer drafted.
         self._latency: dict[str, deque[tuple[float, int]]] = defaultdict(
             lambda: deque(maxlen=_LATENCY_WINDOW)
@@ -62,50 +67,32 @@ class VllmEngine:
         return self._info
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> EngineDead | None:
         """See `Engine.failure`."""
-        if self._llm is None or not self._llm.errored:
-            return None
-        error: BaseException = self._llm.dead_error
-        return error
+        return self._supervisor.failure
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Engine.start`."""
-        version = preflight.check_libraries()
-        capacity = preflight.draft_capacity(self._config)
+        self._version = preflight.check_libraries()
+        self._capacity = preflight.draft_capacity(self._config)
         arguments.prepare_environment(self._config)
         on_progress("checking models")
         await asyncio.to_thread(preflight.check_models, self._config)
-        on_progress(f"starting vLLM {version}: V1 model runner, async scheduling off")
-        async with progress_pipe(on_progress) as pipe:
-            await asyncio.to_thread(self._load, capacity, pipe)
-        held = await self._llm.collective_rpc("specgate_memory")
-        self._info = self._describe(version, capacity, held)
+        on_progress(f"starting vLLM {self._version}: V1 model runner, async scheduling off")
+        await self._supervisor.start(on_progress)
 
-    def _load(self, capacity: int, pipe: str) -> None:
-        # Sets `_llm` and returns nothing: a thread's result outlives it, and vLLM's finalizer
-        # fails if it first runs when the interpreter is half gone.
-        from engine_adapter.vllm_engine import compat
-        from engine_adapter.vllm_engine.metrics import stat_logger
+    def _new_process(self) -> EngineProcess:
+        return EngineProcess(self._config, self._capacity, self._metrics)
 
-        try:
-            args = arguments.engine_args(self._config, capacity, pipe)
-            vllm_config = args.create_engine_config()
-        except EngineConfigError:
-            raise
-        except Exception as error:  # vLLM raises anything for a bad argument
-            raise EngineConfigError("engine_args", str(error)) from error
-        try:
-            self._llm = compat.AsyncLLM.from_vllm_config(
-                vllm_config, stat_loggers=[stat_logger(self._registry, self._on_step)]
-            )
-        except Exception as error:  # whatever ended the engine process; its log has the cause
-            raise EngineStartError(f"vLLM did not start: {error}") from error
+    async def _adopt(self, process: EngineProcess) -> None:
+        """Brings a new process to where the one before it was, and learns what it holds."""
+        held = await process.collective_rpc("specgate_memory")
+        self._info = self._describe(process.vllm_config, held)
+        if self._sweep is not None:
+            # A request that was admitted before that switch may still be on its way.
+            await process.call("specgate_switch", *self._sweep)
 
-    def _describe(
-        self, version: str, capacity: int, held: list[Mapping[str, tuple[int, int]]]
-    ) -> EngineInfo:
-        config = self._llm.vllm_config
+    def _describe(self, config: Any, held: list[Mapping[str, tuple[int, int]]]) -> EngineInfo:
         proposers = []
         for spec in self._config.proposers:
             of_ranks = [rank[spec.name] for rank in held if spec.name in rank]
@@ -122,31 +109,29 @@ class VllmEngine:
             )
         return EngineInfo(
             engine="vllm",
-            version=version,
+            version=self._version,
             model=self._config.model,
             tokenizer=config.model_config.tokenizer,
             max_model_len=config.model_config.max_model_len,
             vocab_size=config.model_config.get_vocab_size(),
             max_logprobs=config.model_config.max_logprobs,
-            max_speculative_tokens=capacity,
+            max_speculative_tokens=self._capacity,
             proposers=tuple(proposers),
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
-        from engine_adapter.vllm_engine import compat
-
-        llm = self._require()
+        process = self._supervisor.child
         params = sampling_params(request)
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
-        outputs = llm.generate(prompt, params, request.request_id)
+        outputs = process.generate(prompt, params, request.request_id)
         admitted = False
         try:
             async for output in outputs:
                 admitted = True
                 yield to_delta(output)
-        except compat.EngineDeadError as error:
-            raise EngineDead(f"the engine died: {error}") from error
+        except EngineDead as error:
+            raise self._lost("This request is lost") from error
         except (ValueError, compat.VLLMClientError) as error:
             if admitted:
                 raise
@@ -156,17 +141,15 @@ class VllmEngine:
 
     async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
         """See `Engine.switch`. New requests bring their method; only running ones need telling."""
-        from engine_adapter.vllm_engine import compat
-
-        llm = self._require()
+        process = self._supervisor.child
         if not running:
             return
+        sweep = (method.proposer, method.num_speculative_tokens, generation)
         try:
-            await llm.engine_core.call_utility_async(
-                "specgate_switch", method.proposer, method.num_speculative_tokens, generation
-            )
-        except compat.EngineDeadError as error:
-            raise EngineDead(f"the engine died: {error}") from error
+            await process.call("specgate_switch", *sweep)
+        except EngineDead as error:
+            raise self._lost("The method was not changed") from error
+        self._sweep = sweep
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """See `Engine.proposers`."""
@@ -177,23 +160,14 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        llm, self._llm = self._llm, None
-        if llm is None:
-            return
-        if handler := llm.output_handler:
-            # Still reading, it would report the engine's end as an error.
-            handler.cancel()
-            await asyncio.gather(handler, return_exceptions=True)
-        await asyncio.to_thread(llm.shutdown)
-        del llm, handler
-        gc.collect()
+        await self._supervisor.stop()
 
-    def _require(self) -> Any:
-        if self._llm is None:
-            raise EngineNotReady("the engine is not running")
-        if self._llm.errored:
-            raise EngineDead(f"the engine died: {self._llm.dead_error}")
-        return self._llm
+    def _lost(self, consequence: str) -> EngineDead:
+        """The present failure, with what it means for one call."""
+        failure = self.failure
+        if failure is None:
+            return EngineDead(f"The engine was stopped. {consequence}.")
+        return EngineDead(f"{failure} {consequence}.", failure.retry_after_s)
 
     def _on_step(self, report: StepReport, drafted: Mapping[str, int]) -> None:
         for name, seconds in report.draft_seconds.items():

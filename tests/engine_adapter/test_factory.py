@@ -19,6 +19,9 @@ class Silent:
     def on_step(self, report: object) -> None:
         """Nothing."""
 
+    def on_restart(self, succeeded: bool) -> None:
+        """Nothing."""
+
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_is_made_without_being_started(name: str) -> None:
@@ -44,8 +47,9 @@ def test_making_an_engine_imports_neither_torch_nor_vllm(name: str) -> None:
     program = f"""
 import sys
 from prometheus_client import CollectorRegistry
+from tests.engine_adapter.test_factory import Silent
 from engine_adapter.factory import EngineConfig, create_engine
-create_engine({name!r}, EngineConfig("m", "m"), CollectorRegistry(), None)
+create_engine({name!r}, EngineConfig("m", "m"), CollectorRegistry(), Silent())
 assert not {{"torch", "vllm", "transformers"}} & set(sys.modules), "imported too early"
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

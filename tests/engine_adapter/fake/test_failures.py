@@ -109,17 +109,33 @@ async def test_death_after_steps_ends_what_runs_and_what_comes(start: StartBench
         await run(bench, ask())
 
 
-@pytest.mark.parametrize("call", ["generate", "switch", "proposers"])
+@pytest.mark.parametrize("call", ["generate", "switch"])
 async def test_death_at_a_call(start: StartBench, call: str) -> None:
     bench = await start(fake_die_at_call=call)
     calls = {
         "generate": lambda: run(bench, ask()),
         "switch": lambda: bench.engine.switch(PLAIN, 1, running=True),
-        "proposers": lambda: bench.engine.proposers(),
     }
     with pytest.raises(EngineDead):
         await calls[call]()
     assert bench.engine.failure is not None
+
+
+async def test_a_dead_engine_still_tells_its_proposers(start: StartBench) -> None:
+    bench = await start(fake_die_at_call="proposers")
+    assert await bench.engine.proposers() == bench.engine.info.proposers
+    assert bench.engine.failure is not None
+
+
+async def test_revived_it_serves_again(start: StartBench) -> None:
+    bench = await start()
+    bench.engine.die(retry_after_s=2.5)
+    with pytest.raises(EngineDead) as caught:
+        await run(bench, ask())
+    assert caught.value.retry_after_s == 2.5
+    bench.engine.revive()
+    assert bench.engine.failure is None
+    assert len(tokens(await run(bench, ask(max_tokens=8)))) == 8
 
 
 async def test_one_request_fails_and_its_neighbours_do_not(start: StartBench) -> None:

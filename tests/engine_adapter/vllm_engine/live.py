@@ -32,11 +32,15 @@ class Recorder:
     """An observer that keeps every step's report."""
 
     steps: list[StepReport] = field(default_factory=list)
+    restarts: list[bool] = field(default_factory=list)
     made: asyncio.Event = field(default_factory=asyncio.Event)
 
     def on_step(self, report: StepReport) -> None:
         self.steps.append(report)
         self.made.set()
+
+    def on_restart(self, succeeded: bool) -> None:
+        self.restarts.append(succeeded)
 
     async def more(self, steps: int) -> None:
         """Waits until the engine has made so many steps more."""
