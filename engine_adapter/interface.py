@@ -157,7 +157,8 @@ class ProposerInfo:
 
     Attributes:
         model: the path or id of its weights, `None` where it has none.
-        state: `loaded`; other states come with loading while serving.
+        state: `loaded`, or `quarantined`: it failed again and again and is not asked any more.
+        last_error: why it was quarantined.
         weights_bytes, kv_bytes: what it holds beside the target, summed over the ranks.
         draft_latency_ms: rolling mean time per drafted token, `None` before the first.
     """
@@ -171,6 +172,7 @@ class ProposerInfo:
     weights_bytes: int = 0
     kv_bytes: int = 0
     draft_latency_ms: float | None = None
+    last_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,8 @@ class StepReport:
         verified: counts of this step by proposer; `none` holds what was emitted without drafts.
         draft_seconds: time in each proposer that drafted.
         catchup_tokens: positions each proposer caught up before it drafted.
+        faults: proposers that failed in this step, and why.
+        quarantined: those of them that are not asked any more.
     """
 
     kind: str
@@ -217,6 +221,8 @@ class StepReport:
     verified: Mapping[str, ProposerCounts]
     draft_seconds: Mapping[str, float]
     catchup_tokens: Mapping[str, int]
+    faults: Mapping[str, str] = field(default_factory=dict)
+    quarantined: tuple[str, ...] = ()
 
 
 class EngineObserver(Protocol):

@@ -83,6 +83,21 @@ class DraftBatch:
         """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
         return self.token_ids[self.rows[i], : self.num_tokens[i]]
 
+    def select(
+        self, index: npt.NDArray[np.intp], k: npt.NDArray[np.int64] | None = None
+    ) -> "DraftBatch":
+        """The rows at `index` ([N], into this batch's R), with the N entries of `k` if given."""
+        return DraftBatch(
+            rows=self.rows[index],
+            request_ids=[self.request_ids[i] for i in index],
+            num_tokens=self.num_tokens[index],
+            num_prompt_tokens=self.num_prompt_tokens[index],
+            num_computed=self.num_computed[index],
+            k=self.k[index] if k is None else k,
+            token_ids=self.token_ids,
+            hidden=None if self.hidden is None else self.hidden[index],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
@@ -100,6 +115,39 @@ class Drafts:
     tokens: Sequence[Sequence[int]]
     probabilities: Sequence[Any] | None = None
     catchup_tokens: int = 0
+
+
+class DraftRows:
+    """Drafts gathered row by row from several proposers; a row that gets none stays empty.
+
+    Args:
+        count: how many rows.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._tokens: list[Sequence[int]] = [[] for _ in range(count)]
+        self._probabilities: list[Any] = [None] * count
+        self._catchup_tokens = 0
+
+    def put(self, index: npt.NDArray[np.intp], drafts: Drafts) -> None:
+        """Takes the drafts of the rows at `index`, [N]."""
+        places = index.tolist()
+        for i, tokens in zip(places, drafts.tokens, strict=True):
+            self._tokens[i] = tokens
+        if drafts.probabilities is not None:
+            for i, probabilities in zip(places, drafts.probabilities, strict=True):
+                self._probabilities[i] = probabilities
+        self._catchup_tokens += drafts.catchup_tokens
+
+    @property
+    def empty(self) -> npt.NDArray[np.bool_]:
+        """Which rows have no draft, bool [count]."""
+        return np.array([not tokens for tokens in self._tokens], np.bool_)
+
+    def drafts(self) -> Drafts:
+        """All of them."""
+        sampled = any(one is not None for one in self._probabilities)
+        return Drafts(self._tokens, self._probabilities if sampled else None, self._catchup_tokens)
 
 
 class Proposer(Protocol):

@@ -2,11 +2,16 @@
 
 vLLM creates the class by its dotted path (`speculative_config.method = "custom_class"`, a public
 setting) and calls it after the step's tokens are known on the CPU.
+
+Under tensor parallelism every rank drafts the same rows, and the scheduler takes rank 0's drafts.
+Ranks stay together because a plan and what is quarantined come from the scheduler, and because
+what a proposer drafts, and whether it fails, follows from its batch.
 """
 
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,17 +22,21 @@ from engine_adapter.proposers.catalog import method
 from engine_adapter.proposers.contract import (
     DraftBatch,
     DraftModel,
+    DraftRows,
     Drafts,
     Proposer,
     ProposerSpec,
     Target,
 )
+from engine_adapter.vllm_engine.containment import cause, checked
 from engine_adapter.vllm_engine.draft_model import PagedDraftModel
 from engine_adapter.vllm_engine.extension import Extension
 from engine_adapter.vllm_engine.progress import ProgressWriter
 from engine_adapter.vllm_engine.stats import DraftReport
 from engine_adapter.vllm_engine.step import TargetStep
 from engine_adapter.vllm_engine.target import LoadedTarget
+
+log = logging.getLogger(__name__)
 
 
 class ProposerDispatch:
@@ -44,11 +53,12 @@ class ProposerDispatch:
         self._progress = ProgressWriter(extension.progress_pipe)
         self._proposers: dict[str, Proposer] = {}
         self._draft_models: dict[str, PagedDraftModel] = {}
-        self._limits: dict[str, int] = {}
         self._capabilities = {spec.name: method(spec.method).capabilities for spec in self._specs}
         self._target: LoadedTarget | None = None
         self._runner: Any = None
         self._report: DraftReport | None = None
+        self._quarantined: Set[str] = frozenset()
+        self._last_cause: dict[str, str] = {}
 
     def bind(self, runner: Any) -> None:
         """Takes the runner whose batch it drafts for; it exists only after this class does."""
@@ -73,7 +83,6 @@ class ProposerDispatch:
         """The runner of a proposer's draft model; loaded with the rest."""
         model = PagedDraftModel(spec, self._vllm_config, self._runner.device, self._runner)
         self._draft_models[spec.name] = model
-        self._limits[spec.name] = model.max_model_len
         return model
 
     @property
@@ -93,6 +102,7 @@ class ProposerDispatch:
 
     def observe(self, scheduler_output: Any) -> None:
         """Notes which requests ended and which KV blocks changed hands. Called first in a step."""
+        self._quarantined = scheduler_output.specgate_quarantined
         if ended := list(scheduler_output.finished_req_ids):
             for proposer in self._proposers.values():
                 proposer.forget(ended)
@@ -132,17 +142,43 @@ class ProposerDispatch:
             The drafts of each row of the batch, `[]` for a row without.
         """
         self._report = DraftReport()
-        merged: list[list[int]] = [[] for _ in step.sampled]
+        merged = DraftRows(len(step.sampled))
         for name, rows in self._group(plan, step.sampled).items():
             began = time.perf_counter()
             batch = self._batch(name, rows, plan, step)
             if batch is None:
                 continue
-            drafts = self._proposers[name].propose(batch)
-            for row, tokens in zip(batch.rows.tolist(), drafts.tokens, strict=True):
-                merged[row] = list(tokens)
+            drafts = self.draft(name, batch)
+            merged.put(batch.rows, drafts)
             self._note(name, time.perf_counter() - began, drafts)
-        return merged
+        return [list(tokens) for tokens in merged.drafts().tokens]
+
+    def draft(self, name: str, batch: DraftBatch) -> Drafts:
+        """What a proposer drafts for each row: nothing where it fails, or its context ends."""
+        rows = DraftRows(len(batch.rows))
+        if (model := self._draft_models.get(name)) is not None:
+            room = model.max_model_len - batch.num_tokens
+            index = np.flatnonzero((room > 0) | ((room == 0) & (batch.k == 0)))
+            batch = batch.select(index, np.minimum(batch.k, room)[index])
+        else:
+            index = np.arange(len(batch.rows))
+        if index.size and name not in self._quarantined:
+            try:
+                drafts = self._proposers[name].propose(batch)
+                rows.put(index, checked(drafts, batch, self.target.vocab_size))
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:
+                self._failed(name, error)
+        return rows.drafts()
+
+    def _failed(self, name: str, error: Exception) -> None:
+        """Reports a fault. The same one again and again is in the log once."""
+        assert self._report is not None
+        why = self._report.faults[name] = cause(error)
+        if self._last_cause.get(name) != why:
+            self._last_cause[name] = why
+            log.error("proposer %s failed: its rows go without drafts", name, exc_info=error)
 
     def _group(
         self, plan: Mapping[str, SpecMethod], sampled: Sequence[Any]
@@ -151,16 +187,18 @@ class ProposerDispatch:
         index = self._runner.input_batch.req_id_to_index
         rows: defaultdict[str, list[int]] = defaultdict(list)
         for request_id, chosen in plan.items():
+            if chosen.proposer not in self._proposers:
+                continue  # unloaded; a request that was aborted still has it
             row = index[request_id]
             reads_only = not chosen.num_speculative_tokens or not sampled[row]
-            if not reads_only or chosen.proposer in self._draft_models:
+            if not reads_only or self._capabilities[chosen.proposer].draft_kv:
                 rows[chosen.proposer].append(row)
         return rows
 
     def _batch(
         self, name: str, rows: list[int], plan: Mapping[str, SpecMethod], step: TargetStep
     ) -> DraftBatch | None:
-        """The proposer's rows; those that its context cannot hold are left out."""
+        """The proposer's rows; those that the engine's context cannot hold are left out."""
         batch = self._runner.input_batch
         index = np.asarray(rows)
         request_ids = [batch.req_ids[row] for row in rows]
@@ -174,12 +212,13 @@ class ProposerDispatch:
         read = computed + np.array([step.scheduled[request_id] for request_id in request_ids])
         emitted = [bool(step.sampled[row]) for row in rows]
         num_tokens = np.where(emitted, batch.num_tokens_no_spec[index], read).astype(np.int64)
-        limit = min(self._runner.max_model_len, self._limits.get(name, self._runner.max_model_len))
-        room = limit - num_tokens
+        room = self._runner.max_model_len - num_tokens
         kept = np.flatnonzero((room >= 0) & ((room > 0) | (k == 0)))
         if not kept.size:
             return None
         needs_hidden = self._capabilities[name].hidden_states
+        token_ids = batch.token_ids_cpu.view()
+        token_ids.flags.writeable = False  # the target reads its next tokens from there
         return DraftBatch(
             rows=index[kept],
             request_ids=[request_ids[i] for i in kept],
@@ -187,7 +226,7 @@ class ProposerDispatch:
             num_prompt_tokens=batch.num_prompt_tokens[index[kept]].astype(np.int64),
             num_computed=computed[kept],
             k=np.minimum(k, room)[kept].astype(np.int64),
-            token_ids=batch.token_ids_cpu,
+            token_ids=token_ids,
             hidden=step.last_hidden(index[kept]) if needs_hidden else None,
         )
 

@@ -12,6 +12,7 @@ from engine_adapter.interface import NONE, SpecMethod
 from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.containment import Quarantine
 from engine_adapter.vllm_engine.extension import Extension, from_extra_args
 from engine_adapter.vllm_engine.stats import DraftReport, RowState, StepTally
 
@@ -32,6 +33,7 @@ class SpecgateScheduler(compat.Scheduler):
         self._policy = FixedPolicy()
         self._rows: dict[str, RowState] = {}
         self._drafting = 0
+        self._quarantine = Quarantine()
         self._swept = (0, SpecMethod())
         self._step = StepTally()
         self._step_began = 0.0
@@ -40,20 +42,21 @@ class SpecgateScheduler(compat.Scheduler):
     # -- plan ------------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's step, with the plan attached as `specgate_plan`."""
+        """vLLM's step, with `specgate_plan`, and with who is not to be asked attached."""
         self._step_began = time.perf_counter()
         output = super().schedule(*args, **kwargs)
         for request_id in output.scheduled_spec_decode_tokens:
             row = self._rows[request_id]
             row.verified_by = row.drafted_by
         output.specgate_plan = self._plan(output) if self._drafting else {}
+        output.specgate_quarantined = self._quarantine.names
         return output
 
     def _plan(self, output: Any) -> StepPlan:
         views = []
         for request_id in output.num_scheduled_tokens:
             method = self._rows[request_id].method
-            if method.num_speculative_tokens:
+            if method.num_speculative_tokens and method.proposer not in self._quarantine.names:
                 request = self.requests[request_id]
                 room = 0 if request.is_prefill_chunk else self._room(request)
                 if room or request.is_prefill_chunk:
@@ -104,7 +107,10 @@ class SpecgateScheduler(compat.Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """vLLM's, with statistics on every output that may turn out to be a request's last."""
         self._step = StepTally(self._kind(scheduler_output))
-        self._draft_report = getattr(model_runner_output, "specgate_report", None)
+        report = self._draft_report = getattr(model_runner_output, "specgate_report", None)
+        if report is not None and report.faults:
+            now = time.monotonic()
+            self._step.quarantined = self._quarantine.note(report.faults, now)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             for output in client.outputs:

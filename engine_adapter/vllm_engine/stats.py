@@ -107,29 +107,38 @@ class DraftReport:
         seconds: time in each proposer.
         drafted: tokens that each drafted.
         catchup: lag, in tokens, that each removed.
+        faults: those that failed, and why.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     drafted: dict[str, int] = field(default_factory=dict)
     catchup: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class StepTally:
-    """One step over all rows."""
+    """One step over all rows.
+
+    Attributes:
+        quarantined: proposers that are not asked any more after this step.
+    """
 
     kind: str = "decode"
+    quarantined: list[str] = field(default_factory=list)
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def to_wire(self, seconds: float, drafts: DraftReport | None) -> dict[str, Any]:
         """The step's report; `drafts` is the runner's part, if it drafted."""
         tallies = {name: tally.wire for name, tally in self.tallies.items()}
-        report = [drafts.seconds, drafts.drafted, drafts.catchup] if drafts else [{}, {}, {}]
-        return {KEY: [self.kind, seconds, tallies, *report]}
+        drafts = drafts or DraftReport()
+        report = [drafts.seconds, drafts.drafted, drafts.catchup, drafts.faults]
+        return {KEY: [self.kind, seconds, tallies, *report, self.quarantined]}
 
 
 def decode_step(stats: Mapping[str, Any]) -> tuple[StepReport, Mapping[str, int]]:
     """`StepTally.to_wire` as the frozen type, and the tokens that each proposer drafted."""
-    kind, seconds, tallies, draft_seconds, drafted, catchup = stats[KEY]
+    kind, seconds, tallies, draft_seconds, drafted, catchup, faults, quarantined = stats[KEY]
     verified = {name: decode_counts(wire) for name, wire in tallies.items()}
-    return StepReport(kind, seconds, verified, draft_seconds, catchup), drafted
+    report = StepReport(kind, seconds, verified, draft_seconds, catchup, faults, tuple(quarantined))
+    return report, drafted

@@ -401,6 +401,7 @@ class World:
             scheduled_new_reqs=new,
             scheduled_cached_reqs=cached,
             kv_cache_block_copies=None,
+            specgate_quarantined=frozenset(),
         )
         self.finished = set()
         return scheduled, output, preempted, hits

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.vllm
 
 CONTEXT = 64
 BLOCK = 4
+VOCABULARY = 1000
 
 
 class Echo:
@@ -44,6 +45,7 @@ class Kept:
     """A draft model's place: what the dispatch tells it about blocks and requests."""
 
     def __init__(self) -> None:
+        self.max_model_len = CONTEXT
         self.fresh: list[int] = []
         self.copies: list[Any] = []
         self.forgotten: list[str] = []
@@ -97,7 +99,7 @@ class Bench:
         self.kept = Kept()
         self.dispatch._proposers = dict(self.echoes)
         self.dispatch._draft_models = {"d": self.kept}
-        self.dispatch._limits = {"d": CONTEXT}
+        self.dispatch._target = SimpleNamespace(vocab_size=VOCABULARY)
         self.dispatch._capabilities = {
             "a": Capabilities(),
             "b": Capabilities(),
@@ -231,7 +233,7 @@ def test_near_the_context_limit_k_shrinks_for_that_row_alone(
 
 
 def test_a_draft_models_own_context_bounds_only_its_rows(bench: Bench) -> None:
-    bench.dispatch._limits["d"] = 20
+    bench.kept.max_model_len = 20
     rows = {"in": row(18), "at": row(20), "over": row(30), "other": row(30)}
     plan = {"in": ("d", 4), "at": ("d", 4), "over": ("d", 4), "other": ("a", 4)}
     drafts = bench.propose(rows, plan)
@@ -239,7 +241,7 @@ def test_a_draft_models_own_context_bounds_only_its_rows(bench: Bench) -> None:
 
 
 def test_a_prompt_longer_than_the_draft_models_context_is_not_read_beyond_it(bench: Bench) -> None:
-    bench.dispatch._limits["d"] = 20
+    bench.kept.max_model_len = 20
     rows = {"fits": prompt_row(40, 16, 4), "beyond": prompt_row(40, 16, 5)}
     bench.propose(rows, dict.fromkeys(rows, ("d", 4)))
     (batch,) = bench.echoes["d"].batches
@@ -263,6 +265,84 @@ def test_only_heads_are_given_the_hidden_state_of_each_rows_newest_token(bench: 
     bench.propose(rows, {"r": ("a", 2), "s": ("c", 2), "t": ("c", 1), "u": ("c", 0)})
     assert bench.echoes["a"].batches[0].hidden is None
     assert bench.echoes["c"].batches[0].hidden.tolist() == [[12.0, 1.0], [20.0, 2.0]]
+
+
+# -- faults ----------------------------------------------------------------------------------
+
+
+def broken(bench: Bench, name: str, how: Any) -> None:
+    """Lets a proposer do `how` with its batch in place of drafting."""
+    bench.echoes[name].propose = how  # type: ignore[method-assign]
+
+
+def explode(batch: DraftBatch) -> Drafts:
+    raise ZeroDivisionError("its own mistake")
+
+
+def overwrite(batch: DraftBatch) -> Drafts:
+    batch.token_ids[:] = 0
+    return Drafts([[1]])
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (explode, "ZeroDivisionError: its own mistake"),
+        (lambda batch: Drafts([[VOCABULARY]]), "BadDrafts"),
+        (lambda batch: Drafts([[1, 2, 3, 4]]), "BadDrafts"),
+        (lambda batch: None, "BadDrafts"),
+        (lambda batch: Drafts([[float("nan")]]), "BadDrafts"),
+        (overwrite, "ValueError"),
+    ],
+)
+def test_a_fault_costs_the_proposers_own_rows_their_drafts(
+    bench: Bench, how: Any, why: str
+) -> None:
+    broken(bench, "b", how)
+    drafts = bench.propose(
+        {"r": row(9), "s": row(9), "t": row(9)}, {"r": ("a", 2), "s": ("b", 3), "t": ("d", 2)}
+    )
+    assert drafts == {"r": [109, 109], "s": [], "t": [409, 409]}
+    assert (bench.runner.input_batch.token_ids_cpu == np.arange(CONTEXT)).all()
+    report = bench.dispatch.take_report()
+    assert list(report.faults) == ["b"]
+    assert report.faults["b"].startswith(why)
+    assert report.drafted == {"a": 2, "b": 0, "d": 2}
+
+
+def test_a_device_that_failed_is_no_proposers_fault(bench: Bench) -> None:
+    def fail(batch: DraftBatch) -> Drafts:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    broken(bench, "a", fail)
+    with pytest.raises(torch.AcceleratorError):
+        bench.propose({"r": row(9)}, {"r": ("a", 2)})
+
+
+def test_the_same_fault_is_logged_once_until_another_one_comes(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken(bench, "a", explode)
+    for _ in range(3):
+        bench.propose({"r": row(9)}, {"r": ("a", 2)})
+    (record,) = caplog.records
+    assert "proposer a failed" in record.getMessage()
+    assert record.exc_info is not None
+    broken(bench, "a", lambda batch: None)
+    bench.propose({"r": row(9)}, {"r": ("a", 2)})
+    assert len(caplog.records) == 2
+
+
+def test_who_is_quarantined_is_not_asked(bench: Bench) -> None:
+    bench.dispatch.observe(output(specgate_quarantined={"a"}))
+    drafts = bench.propose({"r": row(9), "s": row(9)}, {"r": ("a", 2), "s": ("b", 2)})
+    assert drafts == {"r": [], "s": [209, 209]}
+    assert not bench.echoes["a"].batches
+
+
+def test_a_plan_for_who_is_not_there_is_a_plan_for_nobody(bench: Bench) -> None:
+    drafts = bench.propose({"r": row(9), "s": row(9)}, {"r": ("gone", 2), "s": ("b", 2)})
+    assert drafts == {"r": [], "s": [209, 209]}
 
 
 # -- the report ------------------------------------------------------------------------------
@@ -303,6 +383,7 @@ def output(**fields: Any) -> Any:
         "scheduled_new_reqs": [],
         "scheduled_cached_reqs": cached(),
         "kv_cache_block_copies": None,
+        "specgate_quarantined": frozenset(),
     }
     return SimpleNamespace(**nothing | fields)
 

@@ -8,8 +8,9 @@ import pytest
 
 from engine_adapter.interface import NONE, PLAIN, ProposerCounts, SpecDecodeParams, SpecMethod
 from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.vllm_engine.containment import MAX_FAULTS, Quarantine
 from engine_adapter.vllm_engine.extension import to_extra_args
-from engine_adapter.vllm_engine.stats import StepTally, decode_request, decode_step
+from engine_adapter.vllm_engine.stats import DraftReport, StepTally, decode_request, decode_step
 
 pytestmark = pytest.mark.vllm
 
@@ -47,6 +48,7 @@ def scheduler(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.max_model_len = CONTEXT
     made.requests = {}
     made._policy = FixedPolicy()
+    made._quarantine = Quarantine()
     made._rows = {}
     made._drafting = 0
     made._swept = (0, PLAIN)
@@ -179,6 +181,31 @@ def test_planning_resumes_when_a_drafting_request_comes_and_ends_when_it_goes(
     scheduler._free_request(scheduler.requests["b"])
     assert scheduler._drafting == 0
     assert step(scheduler, "a").specgate_plan == {}
+
+
+def fault(scheduler: Any, monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
+    """The outputs of a step in which the proposers failed come back; the step's report."""
+    base = scheduler.__class__.__mro__[1]
+    monkeypatch.setattr(base, "update_from_output", lambda *args: {}, raising=False)
+    output = step(scheduler)
+    result = SimpleNamespace(specgate_report=DraftReport(faults=dict.fromkeys(names, "broken")))
+    scheduler.update_from_output(output, result)
+    report, _ = decode_step(scheduler._step.to_wire(0.1, scheduler._draft_report))
+    return report
+
+
+def test_a_proposer_that_fails_again_and_again_is_planned_for_nobody(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit(scheduler, request("a"), request("b", DRAFT))
+    for _ in range(MAX_FAULTS - 1):
+        report = fault(scheduler, monkeypatch, "ngram")
+        assert (report.faults, report.quarantined) == ({"ngram": "broken"}, ())
+    assert set(step(scheduler, "a", "b").specgate_plan) == {"a", "b"}
+    assert fault(scheduler, monkeypatch, "ngram").quarantined == ("ngram",)
+    output = step(scheduler, "a", "b")
+    assert set(output.specgate_plan) == {"b"}
+    assert output.specgate_quarantined == {"ngram"}
 
 
 # -- switch ----------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ def test_a_steps_report_survives_the_wire() -> None:
     step.tallies["small"].verified(4, 1)
     step.tallies["small"].emitted(2)
     step.tallies[NONE].emitted(3)
-    drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17})
+    step.quarantined = ["bad"]
+    drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
     report, drafted = decode_step(over_the_wire(step.to_wire(0.25, drafts)))
     assert report == StepReport(
         kind="verify",
@@ -137,6 +138,8 @@ def test_a_steps_report_survives_the_wire() -> None:
         },
         draft_seconds={"small": 0.5},
         catchup_tokens={"small": 17},
+        faults={"bad": "ValueError: no"},
+        quarantined=("bad",),
     )
     assert drafted == {"small": 8}
 
