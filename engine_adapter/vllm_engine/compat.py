@@ -21,8 +21,8 @@ NAMES = {
     "EngineGenerateError": "vllm.v1.engine.exceptions",
     "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
-    "current_platform": "vllm.platforms",
     "StructuredOutputsParams": "vllm.sampling_params",
+    "current_platform": "vllm.platforms",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",
@@ -36,14 +36,23 @@ NAMES = {
     # What a draft model's forward pass needs. `DraftModelProposer` loads the model and builds
     # its attention groups and CUDA-graph keys; the drafting itself is ours.
     "DraftModelProposer": "vllm.v1.spec_decode.draft_model",
+    "EagleProposer": "vllm.v1.spec_decode.eagle",
     "SpeculativeConfig": "vllm.config",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
     "get_model_loader": "vllm.model_executor.model_loader",
     "set_model_tag": "vllm.compilation.backends",
     "set_forward_context": "vllm.forward_context",
-    # Verification: the plain sampler is vLLM's, the rule is ours.
+    # The target's hidden states, as a layer of the KV cache.
+    "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
+    "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",
+    "FullAttentionSpec": "vllm.v1.kv_cache_interface",
+    # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
+    "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
     "LogitsProcessors": "vllm.v1.sample.logits_processor",
+    "PIN_MEMORY": "vllm.utils.torch_utils",
+    "apply_top_k_top_p": "vllm.v1.sample.ops.topk_topp_sampler",
+    "build_logitsprocs": "vllm.v1.sample.logits_processor",
     "SamplerOutput": "vllm.v1.outputs",
     # Prometheus: the logger and the classes that it makes its metrics with.
     "PrometheusStatLogger": "vllm.v1.metrics.loggers",

@@ -1,21 +1,45 @@
 """The model runner: vLLM's V1 runners with hooks only; what happens in them is elsewhere."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine import compat, logits_processors
+from engine_adapter.vllm_engine.positions import noise_key
+from engine_adapter.vllm_engine.rejection import SampledDraft
 from engine_adapter.vllm_engine.step import TargetStep
-from engine_adapter.vllm_engine.verifier import ExactMatchVerifier, noise_key
+from engine_adapter.vllm_engine.verifier import Verifier
 
 
 class RunnerHooks:
     """Mixed into a V1 runner whose drafter is a `ProposerDispatch`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        logits_processors.hide_warning()
         super().__init__(*args, **kwargs)
+        self.input_batch.logitsprocs = logits_processors.build(self.vllm_config, self.device)
         self.drafter.bind(self)
-        self.rejection_sampler = ExactMatchVerifier(self.sampler)
+        self.rejection_sampler = Verifier(self.sampler)
+
+    def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
+        # Called when target and drafters are loaded.
+        self.use_aux_hidden_state_outputs = bool(self.drafter.aux_layers)
+        super()._setup_eagle3_aux_hidden_state_outputs()
+
+    def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...]:
+        layers: tuple[int, ...] = self.drafter.aux_layers
+        return layers
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's; after it the target's steps know of the target's layers alone."""
+        super().initialize_kv_cache(*args, **kwargs)
+        # Drafts build metadata for their own layers when they run.
+        theirs = {n for model in self.drafter.draft_models.values() for n in model.layer_names}
+        for groups in self.attn_groups:
+            for group in groups:
+                group.layer_names = [name for name in group.layer_names if name not in theirs]
+            groups[:] = [group for group in groups if group.layer_names]
 
     def initialize_metadata_builders(self, kv_cache_config: Any, block_sizes: list[int]) -> None:
         """vLLM's, then the same for every draft model's layers."""
@@ -23,8 +47,14 @@ class RunnerHooks:
         for model in self.drafter.draft_models.values():
             model.bind_kv_cache(kv_cache_config, block_sizes)
 
-    def _check_and_update_cudagraph_mode(self, *args: Any, **kwargs: Any) -> None:
-        super()._check_and_update_cudagraph_mode(*args, **kwargs)
+    def _check_and_update_cudagraph_mode(
+        self, attention_backends: list[set[Any]], *args: Any, **kwargs: Any
+    ) -> None:
+        # A layer without attention has no say in how the target's steps are captured.
+        attending = [
+            backends - {compat.CacheOnlyAttentionBackend} for backends in attention_backends
+        ]
+        super()._check_and_update_cudagraph_mode(attending, *args, **kwargs)
         mode = self.compilation_config.cudagraph_mode or compat.CUDAGraphMode.NONE
         for model in self.drafter.draft_models.values():
             model.set_cudagraph_mode(mode)
@@ -50,6 +80,12 @@ class RunnerHooks:
         slot_mappings: Any,
     ) -> list[list[int]]:
         """The step's drafts, `[]` for a row without."""
+        total = scheduler_output.total_num_scheduled_tokens
+        self.drafter.keep_states(
+            common_attn_metadata.slot_mapping[:total],
+            hidden_states[:total],
+            [states[:total] for states in aux_hidden_states or ()],
+        )
         plan = scheduler_output.specgate_plan
         if not plan:
             return []
@@ -74,6 +110,10 @@ class RunnerHooks:
             spec_decode_metadata = None
         self._key_noise(spec_decode_metadata)
         return super()._sample(logits, spec_decode_metadata)
+
+    def _get_spec_decode_draft_probs(self, metadata: Any) -> Mapping[int, SampledDraft]:
+        """What `_sample` hands to the verifier, in the place of one tensor for all rows."""
+        return {}
 
     def _key_noise(self, metadata: Any) -> None:
         """Seeds the noise of every position that the step samples, for the rows with a seed."""

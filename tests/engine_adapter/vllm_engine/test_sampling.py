@@ -4,8 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from engine_adapter.interface import SamplingOptions
+from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.live import Live, Prompt, generate, greedy, pinned
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
@@ -18,6 +20,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top_k": {"temperature": 1.0, "top_k": 20},
     "penalties": {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.4},
     "min_tokens": {"temperature": 1.0, "min_tokens": 20, "ignore_eos": False},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "logit_bias": {"temperature": 0.9, "logit_bias": dict.fromkeys(range(200, 400), -3.0)},
+    "bad_words": {"temperature": 0.9, "bad_words": ("return", " self", "(")},
+    "allowed_token_ids": {"temperature": 0.9, "allowed_token_ids": tuple(range(100, 700))},
+    "everything": {
+        "temperature": 0.9,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "logit_bias": {300: 2.0, 301: -5.0},
+        "bad_words": (" =",),
+        "presence_penalty": 0.3,
+    },
 }
 
 
@@ -43,6 +58,55 @@ async def test_a_seed_gives_the_text_of_plain_decoding_whatever_drafts(
         assert result.tokens == plain[i // len(DRAFTING)].tokens
     assert sum(result.spec.by_proposer["self"].accepted for result in mixed[3:-1:4]) > 0
     assert len({result.tokens for result in plain}) == len(plain)
+
+
+async def of_all(
+    live: Live, prompts: list[Prompt], **options: Any
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """What every proposer and none emit for three prompts, in one batch: 40 tokens each."""
+    sampling = SamplingOptions(**({"max_tokens": 40, "ignore_eos": True} | options))
+    keys = [(name, i) for name in ("none", *DRAFTING) for i in range(3)]
+    results = await asyncio.gather(
+        *(
+            generate(live, prompts[i], sampling, pinned(name, DRAFTING.get(name, 0)))
+            for name, i in keys
+        )
+    )
+    return {key: result.tokens for key, result in zip(keys, results, strict=True)}
+
+
+async def test_min_p_of_one_leaves_the_likeliest_token(live: Live, prompts: list[Prompt]) -> None:
+    greedily = await of_all(live, prompts, temperature=0.0)
+    assert await of_all(live, prompts, temperature=1.0, min_p=1.0) == greedily
+    assert await of_all(live, prompts, temperature=1.0, min_p=0.0) != greedily
+
+
+async def test_logit_bias_bans_and_forces_tokens(live: Live, prompts: list[Prompt]) -> None:
+    free = await of_all(live, prompts, temperature=0.0)
+    common = {token for tokens in free.values() for token in tokens[::3]}
+    banned = await of_all(live, prompts, temperature=0.0, logit_bias=dict.fromkeys(common, -100.0))
+    assert not common & {token for tokens in banned.values() for token in tokens}
+    for (_, prompt), tokens in banned.items():
+        assert tokens == banned["none", prompt]
+    forced = await of_all(live, prompts, temperature=1.0, logit_bias={77: 100.0})
+    assert set(forced.values()) == {(77,) * 40}
+
+
+async def test_bad_words_and_other_tokens_than_the_allowed_ones_are_never_emitted(
+    live: Live, prompts: list[Prompt]
+) -> None:
+    free = await of_all(live, prompts, temperature=0.0)
+    allowed = tuple(sorted({token for tokens in free.values() for token in tokens}))[::2]
+    kept = await of_all(live, prompts, temperature=1.2, allowed_token_ids=allowed)
+    assert {token for tokens in kept.values() for token in tokens} <= set(allowed)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    words = ("return", "def")
+    forms = [prefix + word for word in words for prefix in ("", " ")]
+    (ids,) = zip(*(tokenizer.encode(form, add_special_tokens=False) for form in forms), strict=True)
+    for bad_words in ((), words):
+        made = await of_all(live, prompts, temperature=1.0, bad_words=bad_words)
+        emitted = {token for tokens in made.values() for token in tokens}
+        assert bool(emitted.intersection(ids)) is not bool(bad_words)
 
 
 async def test_greedy_rows_are_greedy_beside_sampled_ones(

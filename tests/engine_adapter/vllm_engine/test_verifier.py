@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine_adapter.vllm_engine.positions import Positions, noise_key
 from engine_adapter.vllm_engine.runner import RunnerHooks
-from engine_adapter.vllm_engine.verifier import (
-    Positions,
-    _min_tokens,
-    _outputs_at,
-    _pad,
-    noise_key,
-)
+from engine_adapter.vllm_engine.verifier import _outputs_at, _pad
 
 
 def emitted(counts: list[int], drafts: list[int], samples: list[int]) -> list[list[int]]:
@@ -59,16 +54,6 @@ def test_each_position_sees_the_drafts_before_it() -> None:
         [(3, 0)],
         [(4, 0), (5, 1)],
     ]
-
-
-def test_min_tokens_forbids_stops_only_at_the_positions_before_it_is_reached() -> None:
-    """vLLM forbids them behind the last draft too, however far that is."""
-    positions = Positions([3, 1], torch.device("cpu"))
-    least = SimpleNamespace(min_toks={0: (3, [4], {9}, False)})
-    (forbidden,) = _min_tokens(SimpleNamespace(non_argmax_invariant=[least]), positions)
-    logits = forbidden.apply(torch.zeros(6, 10))
-    assert logits[:, 9].isneginf().tolist() == [True, True, False, False, False, False]
-    assert not logits[:, :9].any()
 
 
 def test_logprobs_follow_the_layout_of_the_output() -> None:
