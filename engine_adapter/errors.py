@@ -18,11 +18,15 @@ class EngineConfigError(EngineError):
 
     Attributes:
         setting: the setting's name as the user writes it, e.g. `proposer`.
+        message: what was wrong and what would be right.
+        field: for a setting that is an object, the field at fault, if it is one alone.
     """
 
-    def __init__(self, setting: str, message: str) -> None:
+    def __init__(self, setting: str, message: str, field: str | None = None) -> None:
         super().__init__(f"{setting}: {message}")
         self.setting = setting
+        self.message = message
+        self.field = field
 
 
 class EngineStartError(EngineError):

@@ -5,10 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposers import draft_model, ngram, suffix
-from engine_adapter.proposers.contract import RESERVED_NAMES, Method, ProposerSpec
+from engine_adapter.proposers import cascade, draft_model, ngram, suffix
+from engine_adapter.proposers.contract import RESERVED_NAMES, Capabilities, Method, ProposerSpec
 
-METHODS: tuple[Method, ...] = (ngram.METHOD, suffix.METHOD, draft_model.METHOD)
+METHODS: tuple[Method, ...] = (
+    ngram.METHOD,
+    suffix.METHOD,
+    draft_model.METHOD,
+    cascade.METHOD,
+)
 """Every drafting method that can be configured."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -23,11 +28,22 @@ def method(name: str) -> Method:
     return _BY_NAME[name]
 
 
-def parse_spec(fields: Mapping[str, Any]) -> ProposerSpec:
+def needs(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Capabilities:
+    """What a proposer needs from the engine, its members included; `others` has those."""
+    capabilities = method(spec.method).capabilities
+    if capabilities.members:
+        for other in others:
+            if other.name in spec.options["members"]:
+                capabilities |= method(other.method).capabilities
+    return capabilities
+
+
+def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -> ProposerSpec:
     """Builds a proposer's spec from its JSON object.
 
-    `method` may be left out where `name` is a method's name. Raises `EngineConfigError`, with
-    the setting `proposer` and the field, for anything that cannot work.
+    `method` may be left out where `name` is a method's name. `others` are the proposers that it
+    may name as members. Raises `EngineConfigError`, with the setting `proposer` and the field,
+    for anything that cannot work.
     """
     name = fields.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -38,26 +54,53 @@ def parse_spec(fields: Mapping[str, Any]) -> ProposerSpec:
     if not isinstance(method_name, str) or method_name not in _BY_NAME:
         raise _error("method", f"{method_name!r} is unknown; there are {', '.join(_BY_NAME)}")
     chosen = method(method_name)
-    k = fields.get("num_speculative_tokens", chosen.default_k)
+    options = _options(chosen, fields)
+    default = chosen.default_k or _largest_k(options["members"], others)
+    k = fields.get("num_speculative_tokens", default)
     if type(k) is not int or k < 1:
         raise _error("num_speculative_tokens", f"must be an integer of at least 1, got {k!r}")
-    spec = ProposerSpec(name, method_name, k, _model(chosen, fields), _options(chosen, fields))
+    spec = ProposerSpec(name, method_name, k, _model(chosen, fields), options)
     try:
         chosen.validate(spec)
     except ValueError as error:
-        raise EngineConfigError("proposer", f"{name}: {error}") from None
+        at_fault = next((word for word in str(error).split()[:1] if word in options), None)
+        raise EngineConfigError("proposer", f"{name}: {error}", at_fault) from None
+    if chosen.capabilities.members:
+        _check_members(spec, others)
     return spec
 
 
 def parse_specs(objects: Sequence[Mapping[str, Any]]) -> tuple[ProposerSpec, ...]:
     """`parse_spec` for each object; two proposers of one name are refused too."""
-    specs = tuple(parse_spec(fields) for fields in objects)
+    simple = tuple(parse_spec(fields) for fields in objects if not _has_members(fields))
+    specs = tuple(parse_spec(fields, simple) for fields in objects)
     seen: set[str] = set()
     for spec in specs:
         if spec.name in seen:
             raise _error("name", f"{spec.name!r} is given twice")
         seen.add(spec.name)
     return specs
+
+
+def _has_members(fields: Mapping[str, Any]) -> bool:
+    chosen = fields.get("method", fields.get("name"))
+    return isinstance(chosen, str) and chosen in _BY_NAME and method(chosen).capabilities.members
+
+
+def _largest_k(members: Any, others: Sequence[ProposerSpec]) -> int:
+    """The largest k of the members; 1 where there are none, which is refused later."""
+    named = members if isinstance(members, list) else []
+    return max((spec.num_speculative_tokens for spec in others if spec.name in named), default=1)
+
+
+def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
+    known = [other.name for other in others if not method(other.method).capabilities.members]
+    for name in spec.options["members"]:
+        if name not in known:
+            there_are = ", ".join(known) or "none"
+            raise _error(
+                "members", f"{name!r} is no proposer to be a member; there are {there_are}"
+            )
 
 
 def _model(chosen: Method, fields: Mapping[str, Any]) -> str | None:
@@ -79,4 +122,4 @@ def _options(chosen: Method, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _error(field: str, message: str) -> EngineConfigError:
-    return EngineConfigError("proposer", f"{field}: {message}")
+    return EngineConfigError("proposer", f"{field}: {message}", field)

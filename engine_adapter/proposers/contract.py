@@ -43,11 +43,23 @@ class Capabilities:
         draft_kv: it keeps KV of its own, reserved when the engine starts; a method without can
             be loaded while the engine serves.
         hidden_states: it drafts from the target's last hidden states (`DraftBatch.hidden`).
+        members: it drafts through other proposers, whose names its option `members` lists; it
+            needs what they need, and their KV is reserved with them.
     """
 
     model: bool = False
     draft_kv: bool = False
     hidden_states: bool = False
+    members: bool = False
+
+    def __or__(self, other: "Capabilities") -> "Capabilities":
+        """What is needed by either."""
+        return Capabilities(
+            model=self.model or other.model,
+            draft_kv=self.draft_kv or other.draft_kv,
+            hidden_states=self.hidden_states or other.hidden_states,
+            members=self.members or other.members,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,10 @@ class DraftBatch:
     def context(self, i: int) -> npt.NDArray[np.int32]:
         """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
         return self.token_ids[self.rows[i], : self.num_tokens[i]]
+
+    def cut(self, tokens: Sequence[list[int]]) -> "Drafts":
+        """One-hot drafts of the R rows of `tokens`, each cut to its row's k."""
+        return Drafts([row[:k] for row, k in zip(tokens, self.k.tolist(), strict=True)])
 
     def select(
         self, index: npt.NDArray[np.intp], k: npt.NDArray[np.int64] | None = None
@@ -184,6 +200,24 @@ class DraftModel(Protocol):
         ...
 
 
+class Member(Protocol):
+    """A loaded proposer as another one asks it: what it gets wrong is contained before."""
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Its own k."""
+        ...
+
+    @property
+    def draft_kv(self) -> bool:
+        """Whether it reads rows in mid-prompt along."""
+        ...
+
+    def draft(self, batch: DraftBatch) -> Drafts:
+        """What it drafts for each row; nothing where it fails or is not to be asked."""
+        ...
+
+
 class Target(Protocol):
     """The loaded target, for heads that draft from its hidden states."""
 
@@ -224,6 +258,26 @@ class DraftHost(Protocol):
         """The runner of the spec's draft model, loaded with the engine."""
         ...
 
+    def member(self, name: str) -> Member:
+        """Another proposer, by its name; it may be loaded later than the one that asks."""
+        ...
+
+    def draft_head(self, spec: ProposerSpec) -> DraftModel:
+        """The same for a head with KV that reads the target's hidden states of every position."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSizes:
+    """What is known of a target before it loads, as in `Target`."""
+
+    hidden_size: int
+    vocab_size: int
+
+
+def no_check(spec: ProposerSpec, target: TargetSizes) -> None:
+    """For methods that nothing but their options can make fail."""
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -232,15 +286,20 @@ class Method:
     Attributes:
         name: the method's name, as in `ProposerSpec.method`.
         capabilities: what it needs.
-        default_k: k where the configuration gives none.
+        default_k: k where the configuration gives none; `None` is its members' largest.
         options: the options it knows, with their defaults.
         validate: raises `ValueError`, naming the option, if a spec's options cannot work.
-        create: builds the proposer; imports what it needs when called.
+        create: builds the proposer; imports what it needs when called. It changes nothing but
+            what it returns, so a method without draft KV can be created beside a running engine.
+            Raises `ValueError` for what `check` raises it for.
+        check: raises `ValueError`, naming file and field, if the spec's weights cannot work with
+            the target. Reads configurations and headers, no weights.
     """
 
     name: str
     capabilities: Capabilities
-    default_k: int
+    default_k: int | None
     options: Mapping[str, Any]
     validate: Callable[[ProposerSpec], None]
     create: Callable[[ProposerSpec, DraftHost], Proposer]
+    check: Callable[[ProposerSpec, TargetSizes], None] = no_check

@@ -12,18 +12,20 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from engine_adapter.interface import SpecMethod
-from engine_adapter.proposers.catalog import method
+from engine_adapter.proposers.catalog import method, needs
 from engine_adapter.proposers.contract import (
     DraftBatch,
     DraftModel,
     DraftRows,
     Drafts,
+    Member,
     Proposer,
     ProposerSpec,
     Target,
@@ -37,6 +39,22 @@ from engine_adapter.vllm_engine.step import TargetStep
 from engine_adapter.vllm_engine.target import LoadedTarget
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A `Member` of the dispatch's."""
+
+    spec: ProposerSpec
+    draft_kv: bool
+    dispatch: "ProposerDispatch"
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return self.spec.num_speculative_tokens
+
+    def draft(self, batch: DraftBatch) -> Drafts:
+        return self.dispatch.draft(self.spec.name, batch)
 
 
 class ProposerDispatch:
@@ -53,7 +71,7 @@ class ProposerDispatch:
         self._progress = ProgressWriter(extension.progress_pipe)
         self._proposers: dict[str, Proposer] = {}
         self._draft_models: dict[str, PagedDraftModel] = {}
-        self._capabilities = {spec.name: method(spec.method).capabilities for spec in self._specs}
+        self._capabilities = {spec.name: needs(spec, self._specs) for spec in self._specs}
         self._target: LoadedTarget | None = None
         self._runner: Any = None
         self._report: DraftReport | None = None
@@ -78,6 +96,11 @@ class ProposerDispatch:
         """The target, once it is loaded."""
         assert self._target is not None
         return self._target
+
+    def member(self, name: str) -> Member:
+        """Another proposer, asked through this dispatch."""
+        spec = next(spec for spec in self._specs if spec.name == name)
+        return _Member(spec, self._capabilities[name].draft_kv, self)
 
     def draft_model(self, spec: ProposerSpec) -> DraftModel:
         """The runner of a proposer's draft model; loaded with the rest."""

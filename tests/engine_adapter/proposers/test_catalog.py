@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposers.catalog import METHODS, method, parse_spec, parse_specs
-from engine_adapter.proposers.contract import RESERVED_NAMES, ProposerSpec
+from engine_adapter.proposers.catalog import METHODS, method, needs, parse_spec, parse_specs
+from engine_adapter.proposers.contract import RESERVED_NAMES, Capabilities, ProposerSpec
 
 NGRAM = {"name": "lookup", "method": "ngram"}
 SUFFIX = {"name": "tree", "method": "suffix"}
@@ -127,7 +127,10 @@ def test_a_suffix_option_at_its_limit_is_taken(option: str, value: Any) -> None:
     assert parse_spec({**SUFFIX, option: value}).options[option] == value
 
 
-@pytest.mark.parametrize("known", METHODS, ids=lambda known: known.name)
+SIMPLE = [known for known in METHODS if not known.capabilities.members]
+
+
+@pytest.mark.parametrize("known", SIMPLE, ids=lambda known: known.name)
 def test_defaults_are_the_methods(known: Any) -> None:
     model = {"model": "a/b"} if known.capabilities.model else {}
     spec = parse_spec({"name": "x", "method": known.name, **model})
@@ -136,7 +139,7 @@ def test_defaults_are_the_methods(known: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("known", METHODS, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", SIMPLE, ids=lambda known: known.name)
 def test_a_methods_name_alone_names_the_method(known: Any) -> None:
     model = {"model": "a/b"} if known.capabilities.model else {}
     assert parse_spec({"name": known.name, **model}).method == known.name
@@ -159,6 +162,65 @@ def test_methods_are_found_by_their_unique_names() -> None:
 def test_several_proposers_of_one_method_keep_their_order() -> None:
     specs = parse_specs([DRAFT, NGRAM, {**DRAFT, "name": "smaller"}])
     assert [spec.name for spec in specs] == ["small", "lookup", "smaller"]
+
+
+CASCADE = {"name": "both", "method": "cascade", "members": ["tree", "small"]}
+
+
+def test_a_cascade_may_stand_before_its_members() -> None:
+    cascade, *_ = parse_specs([CASCADE, SUFFIX, DRAFT])
+    assert cascade.options == {"members": ["tree", "small"]}
+
+
+@pytest.mark.parametrize(("given", "k"), [({}, 8), ({"num_speculative_tokens": 3}, 3)])
+def test_a_cascades_k_is_its_members_largest_unless_given(given: dict[str, int], k: int) -> None:
+    *_, cascade = parse_specs([SUFFIX, DRAFT, NGRAM, CASCADE | given])
+    assert cascade.num_speculative_tokens == k
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        *[None, "tree", 5, {}, [], ["tree"], ["tree", "tree"], ["tree", 5], [["tree"], "small"]],
+        *[["tree", "gone"], ["tree", "both"], ["tree", "other"]],
+    ],
+)
+def test_members_that_cannot_be_are_refused(members: Any) -> None:
+    other = CASCADE | {"name": "other"}
+    with pytest.raises(EngineConfigError, match="members") as caught:
+        parse_specs([SUFFIX, DRAFT, other, CASCADE | {"members": members}])
+    assert caught.value.field == "members"
+
+
+def test_a_cascade_without_members_is_refused() -> None:
+    assert "members" in refusal({"name": "cascade"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"name": "a b"}, "name"),
+        ({"name": "x", "method": "nothing"}, "method"),
+        (NGRAM | {"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        (DRAFT | {"model": None}, "model"),
+        (NGRAM | {"unknown": 1}, "unknown"),
+        (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        (SUFFIX | {"suffix_decoding_min_token_prob": 2}, "suffix_decoding_min_token_prob"),
+    ],
+)
+def test_a_refusal_knows_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(EngineConfigError) as caught:
+        parse_spec(fields)
+    assert caught.value.field == field
+
+
+def test_what_a_cascade_needs_is_what_its_members_need() -> None:
+    specs = parse_specs(
+        [SUFFIX, NGRAM, DRAFT, CASCADE, CASCADE | {"name": "b", "members": ["tree", "lookup"]}]
+    )
+    assert needs(specs[3], specs) == Capabilities(model=True, draft_kv=True, members=True)
+    assert needs(specs[4], specs) == Capabilities(members=True)
+    assert needs(specs[2], specs) == Capabilities(model=True, draft_kv=True)
 
 
 def test_a_name_given_twice_is_refused() -> None:

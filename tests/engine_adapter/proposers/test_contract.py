@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_adapter.proposers.catalog import METHODS, parse_spec
+from engine_adapter.proposers.catalog import METHODS, parse_spec, parse_specs
 from engine_adapter.proposers.contract import DraftBatch, Drafts, Method, Proposer, ProposerSpec
 from tests.engine_adapter.proposers.batches import JUNK, batch
 
@@ -18,8 +18,15 @@ ROWS: Mapping[str, Sequence[int]] = {
 }
 
 
+MEMBERS = parse_specs([{"name": "ngram"}, {"name": "tail", "method": "draft_model", "model": "a"}])
+
+
 class LastTokens:
     """A draft model for these tests: repeats the row's last tokens, newest first."""
+
+    weights_bytes = 5
+    num_speculative_tokens = 4
+    draft_kv = True
 
     def draft(self, batch: DraftBatch) -> Drafts:
         ks = batch.k.tolist()
@@ -27,7 +34,10 @@ class LastTokens:
 
 
 class Host:
-    """Lends `LastTokens`."""
+    """Lends `LastTokens`, as a model and as a member."""
+
+    def member(self, name: str) -> LastTokens:
+        return LastTokens()
 
     def draft_model(self, spec: ProposerSpec) -> LastTokens:
         return LastTokens()
@@ -43,8 +53,13 @@ def method(request: pytest.FixtureRequest) -> Method:
 
 
 def spec_of(method: Method) -> ProposerSpec:
+    return parse_spec({"name": "x", "method": method.name, **required(method)}, MEMBERS)
+
+
+def required(method: Method) -> dict[str, Any]:
+    """The fields without which there is no proposer of the method."""
     model = {"model": "a/b"} if method.capabilities.model else {}
-    return parse_spec({"name": "x", "method": method.name, **model})
+    return model | ({"members": ["ngram", "tail"]} if method.capabilities.members else {})
 
 
 def create(method: Method) -> Proposer:
@@ -59,7 +74,13 @@ def test_the_default_spec_is_valid_and_of_this_method(method: Method) -> None:
     spec = spec_of(method)
     method.validate(spec)
     assert spec.method == method.name
-    assert method.default_k >= 1
+    assert method.capabilities.members if method.default_k is None else method.default_k >= 1
+
+
+def test_what_it_holds_is_known(method: Method) -> None:
+    held = create(method).weights_bytes
+    assert type(held) is int
+    assert held >= 0
 
 
 def test_draft_kv_comes_with_weights(method: Method) -> None:

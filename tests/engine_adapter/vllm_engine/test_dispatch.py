@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from engine_adapter.interface import SpecMethod
+from engine_adapter.proposers.cascade import CascadeProposer
 from engine_adapter.proposers.contract import Capabilities, DraftBatch, Drafts
 from engine_adapter.vllm_engine.step import TargetStep
 
@@ -331,6 +333,46 @@ def test_the_same_fault_is_logged_once_until_another_one_comes(
     broken(bench, "a", lambda batch: None)
     bench.propose({"r": row(9)}, {"r": ("a", 2)})
     assert len(caplog.records) == 2
+
+
+def cascade(bench: Bench, *names: str) -> None:
+    """Loads a cascade `e` of the given members."""
+    members = [
+        SimpleNamespace(
+            num_speculative_tokens=4, draft_kv=n == "d", draft=partial(bench.dispatch.draft, n)
+        )
+        for n in names
+    ]
+    bench.dispatch._proposers["e"] = CascadeProposer(members)
+    bench.dispatch._capabilities["e"] = Capabilities(members=True, draft_kv="d" in names)
+
+
+def test_a_members_fault_is_its_own_and_the_next_member_drafts(bench: Bench) -> None:
+    cascade(bench, "b", "d")
+    broken(bench, "b", explode)
+    plan = {"r": ("e", 3), "s": ("a", 1), "t": ("e", 3)}
+    drafts = bench.propose({"r": row(9), "s": row(9), "t": prompt_row(30, 16, 8)}, plan)
+    assert drafts == {"r": [409] * 3, "s": [109], "t": []}
+    report = bench.dispatch.take_report()
+    assert list(report.faults) == ["b"]
+    assert report.drafted == {"e": 3, "a": 1}
+
+
+def test_a_quarantined_member_is_passed_over(bench: Bench) -> None:
+    cascade(bench, "b", "c")
+    bench.dispatch.observe(output(specgate_quarantined={"b"}))
+    assert bench.propose({"r": row(9)}, {"r": ("e", 2)}) == {"r": [309, 309]}
+    assert not bench.echoes["b"].batches
+
+
+def test_a_members_own_context_bounds_its_rows_alone(bench: Bench) -> None:
+    cascade(bench, "d", "b")
+    bench.kept.max_model_len = 20
+    rows = {"in": row(18), "over": row(30)}
+    assert bench.propose(rows, dict.fromkeys(rows, ("e", 3))) == {
+        "in": [418] * 2,
+        "over": [230] * 3,
+    }
 
 
 def test_who_is_quarantined_is_not_asked(bench: Bench) -> None:
