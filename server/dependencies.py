@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.errors import EngineDead, EngineNotReady
+from engine_adapter.errors import EngineNotReady
 from engine_adapter.interface import Engine, EngineInfo
 from server.control.audit import Audit
 from server.control.selection import ProposerCatalog
@@ -96,17 +96,26 @@ def get_state(request: Request) -> State:
     return state
 
 
-def get_ready_state(request: Request) -> State:
-    """The state of a started engine. Raises `EngineNotReady` (503) or `EngineDead` (503)."""
+def get_loaded_state(request: Request) -> State:
+    """The state of an engine that has started, dead or alive. Raises `EngineNotReady` (503)."""
     state = get_state(request)
     state._require()
-    if state.engine.failure is not None:
-        raise EngineDead("the engine has died")
+    return state
+
+
+def get_ready_state(request: Request) -> State:
+    """The state of an engine that serves. Raises `EngineNotReady` (503) or `EngineDead` (503)."""
+    state = get_loaded_state(request)
+    if failure := state.engine.failure:
+        raise failure
     return state
 
 
 AnyState = Annotated[State, Depends(get_state)]
 """For routes that answer while the engine loads."""
 
+LoadedState = Annotated[State, Depends(get_loaded_state)]
+"""For routes that answer while the engine is dead, too: 503 until it has started."""
+
 ReadyState = Annotated[State, Depends(get_ready_state)]
-"""For routes that need the engine: 503 until it has started."""
+"""For routes that need the engine: 503 until it has started, and while it is dead."""

@@ -3,7 +3,7 @@
 ApiError                    a status and the four fields of OpenAI's error body
 ├── InvalidField            400: a field of the request; `param` is its dotted path
 ├── NotFound                404
-├── Unavailable             503 with Retry-After
+├── Unavailable             503, with Retry-After where asking again can help
 │   └── Stopping            the server stops
 └── ClientDisconnected      499: nobody is left to read it; for the log and the metrics
 
@@ -11,6 +11,7 @@ Every error of every route has the body `{"error": {"message", "type", "param", 
 `code` a string or null. A message never holds more than `MAX_ECHO` characters of the input.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -27,7 +28,7 @@ MAX_ECHO = 200
 """The most characters of a request's own text that an error message repeats."""
 
 RETRY_AFTER_LOADING_S = 5
-"""Retry-After while the engine loads or is being replaced: there is no queue to measure."""
+"""Retry-After while the engine loads for the first time: nothing is known that tells how long."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,10 +70,14 @@ class NotFound(ApiError):
 
 
 class Unavailable(ApiError):
-    """503: not now; `retry_after_s` says when it is worth asking again."""
+    """503: not now; `retry_after_s` says when it is worth asking again, `None` that it is not."""
 
-    def __init__(self, message: str, code: str, retry_after_s: int = RETRY_AFTER_LOADING_S) -> None:
-        headers = {"Retry-After": str(retry_after_s)}
+    def __init__(
+        self, message: str, code: str, retry_after_s: float | None = RETRY_AFTER_LOADING_S
+    ) -> None:
+        headers = {}
+        if retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
         super().__init__(503, message, type="server_error", code=code, headers=headers)
 
 
@@ -131,7 +136,7 @@ def to_api_error(error: BaseException) -> ApiError:
         case EngineNotReady():
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():
-            return Unavailable("The engine has died; this request is lost.", "engine_dead")
+            return Unavailable(str(error), "engine_dead", error.retry_after_s)
         case RequestValidationError():
             return _validation_error(error)
         case HTTPException():
@@ -192,8 +197,11 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         return InvalidField(param, f"{param} is required.", "missing_required_parameter")
     if kind == "extra_forbidden":
         return InvalidField(param, f"{param} is not a known field.", "unknown_parameter")
+    context = detail.get("ctx", {})
     reason = detail["msg"].removeprefix("Value error, ")
-    return InvalidField(param, f"{param}: {reason}", detail.get("ctx", {}).get("code"))
+    if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
+        reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
+    return InvalidField(param, f"{param}: {reason}", context.get("code"))
 
 
 def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, Stopping, error_response, to_api_error
 from server.metrics import Metrics
+from server.sse import was_cancelled
 
 REQUEST_ID = "x-request-id"
 UNMATCHED = "unmatched"
@@ -126,12 +127,13 @@ class ErrorBoundary:
 
         try:
             await self._app(scope, receive, watched)
-        except asyncio.CancelledError:
-            # The server stops and has waited long enough.
-            if started:
-                raise
-            await error_response(Stopping())(scope, receive, send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and was_cancelled():
+                # The server stops and has waited long enough.
+                if started:
+                    raise
+                await error_response(Stopping())(scope, receive, send)
+                return
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:
                 # The server cuts the connection, so that the client sees a broken answer.

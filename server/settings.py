@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-from engine_adapter.factory import EngineConfig
+from engine_adapter.factory import EngineConfig, RestartPolicy
 from engine_adapter.interface import NONE, ProposerInfo, SpecMethod
 from server.control.selection import Asked, ProposerCatalog, SelectionError, resolve
 from server.setting_types import Count, JsonObject, Proposers, Secrets, SettingError, Texts
@@ -125,6 +125,18 @@ class Settings(EngineArguments):
     shutdown_timeout_s: int = Field(
         30, ge=1, description="seconds that running requests get to finish when stopping"
     )
+    engine_restart_delay_s: float = Field(
+        1.0, gt=0, description="seconds before a dead engine is replaced; doubles with each time"
+    )
+    engine_restart_max_delay_s: float = Field(
+        60.0, gt=0, description="most seconds that this delay grows to"
+    )
+    engine_restart_limit: int = Field(
+        5, ge=0, description="replacements within the window, after which it stays dead; 0 is none"
+    )
+    engine_restart_window_s: float = Field(
+        600.0, gt=0, description="seconds for which a replacement counts"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages to log"
     )
@@ -216,6 +228,12 @@ class Settings(EngineArguments):
             max_speculative_tokens=self.max_speculative_tokens,
             arguments={**arguments, **self.engine_args},
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
+            restart=RestartPolicy(
+                self.engine_restart_delay_s,
+                self.engine_restart_max_delay_s,
+                self.engine_restart_limit,
+                self.engine_restart_window_s,
+            ),
         )
 
 

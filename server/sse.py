@@ -44,10 +44,21 @@ def event(value: Any) -> bytes:
     return f"data: {json_text(value)}\n\n".encode()
 
 
+def was_cancelled() -> bool:
+    """Whether the running task itself was cancelled, as the server does when it stops.
+
+    Only then does a `CancelledError` mean so; else something that was waited for was cancelled,
+    which is a failure like any other.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Runs `work`, and cancels it as soon as the client is gone.
 
-    `receive` must be past the request's body. Raises `ClientDisconnected`.
+    `receive` must be past the request's body. Raises `ClientDisconnected`, and `RuntimeError`
+    for work that was cancelled by nobody here.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
@@ -55,6 +66,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnected
+        if working.cancelled():
+            raise RuntimeError("the work was cancelled from within")
         return working.result()
     finally:
         working.cancel()
@@ -131,8 +144,8 @@ class EventStream(Response):
                 data = await anext(self._events)
             except StopAsyncIteration:
                 return
-            except Exception as error:
-                if not self._started:
+            except (Exception, asyncio.CancelledError) as error:
+                if not self._started or was_cancelled():
                     raise
                 mapped = to_api_error(error)
                 unexpected = error if mapped.status == 500 else None

@@ -96,6 +96,9 @@ def _lines(method: dict[str, Any]) -> list[str]:
         f"since {_time(method['since'])}",
         f"in flight  {sum(counts.values())}" + (f" ({each})" if each else ""),
     ]
+    engine = method["engine"]
+    if engine["state"] != "serving":
+        lines.append(f"engine     {engine['state']}: {_printable(engine['reason'])}")
     if drain := method["drain"]:
         lines.append(
             f"drain      to {shown(drain['to'])}: {drain['held']} held, "

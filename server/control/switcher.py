@@ -207,6 +207,9 @@ class Switcher:
             refusal = SwitchInProgress()
             self._record(attempt, "refused", refusal)
             raise refusal
+        if failure := self._engine.failure:
+            self._record(attempt, "failed", failure)
+            raise failure
         self._attempt = attempt
         return attempt
 

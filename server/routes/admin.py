@@ -4,11 +4,12 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
+from engine_adapter.errors import EngineDead
 from engine_adapter.interface import SpecMethod
 from server.auth import caller
 from server.control.selection import SelectionError
 from server.control.switcher import Drain, DrainStopped, DrainTimeout, SwitchInProgress
-from server.dependencies import ReadyState
+from server.dependencies import LoadedState
 from server.errors import ApiError, InvalidField, NotFound, Stopping
 from server.rolling import WINDOW_S
 from server.schema import admin as schema
@@ -29,7 +30,7 @@ router = APIRouter()
 
 @router.post("/v1/switch_spec_method")
 async def switch_spec_method(
-    request: Request, body: SwitchRequest, state: ReadyState
+    request: Request, body: SwitchRequest, state: LoadedState
 ) -> SwitchResponse:
     """Makes another proposer, or none, the active method."""
     switching = state.switcher.switch(
@@ -64,7 +65,7 @@ async def switch_spec_method(
 
 
 @router.get("/v1/spec_method")
-async def spec_method(state: ReadyState) -> SpecMethodResponse:
+async def spec_method(state: LoadedState) -> SpecMethodResponse:
     """The active method, what is in flight, and how each proposer has done lately."""
     switcher = state.switcher
     active = switcher.active
@@ -78,12 +79,13 @@ async def spec_method(state: ReadyState) -> SpecMethodResponse:
         drain=_drain(switcher.drain),
         window_s=WINDOW_S,
         proposers={name: Figures(**asdict(one)) for name, one in figures.items()},
+        engine=_engine(state.engine.failure),
         switches=[Switch(**record.fields() | {"when": record.when}) for record in state.audit.last],
     )
 
 
 @router.get("/v1/proposers")
-async def proposers(state: ReadyState) -> ProposersResponse:
+async def proposers(state: LoadedState) -> ProposersResponse:
     """Every loaded proposer."""
     roles = {"primary": state.catalog.primary, "backup": state.catalog.backup}
     return ProposersResponse(
@@ -92,6 +94,13 @@ async def proposers(state: ReadyState) -> ProposersResponse:
             for info in await state.engine.proposers()
         ]
     )
+
+
+def _engine(failure: EngineDead | None) -> schema.Engine:
+    if failure is None:
+        return schema.Engine(state="serving")
+    state = "dead" if failure.retry_after_s is None else "restarting"
+    return schema.Engine(state=state, reason=str(failure), retry_after_s=failure.retry_after_s)
 
 
 def _drain(drain: Drain | None) -> schema.Drain | None:

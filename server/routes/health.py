@@ -10,11 +10,14 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(state: AnyState) -> dict[str, str]:
-    """200 while the process can still serve or come to: 503 says that it must be restarted."""
+    """200 while the engine lives or loads for the first time; 503 says why it does not.
+
+    With `Retry-After` the engine is being replaced; without, the process must be restarted.
+    """
     if state.startup_error is not None:
-        raise Unavailable("The engine could not start.", "engine_start_failed")
-    if state.engine.failure is not None:
-        raise Unavailable("The engine has died.", "engine_dead")
+        raise Unavailable("The engine could not start.", "engine_start_failed", None)
+    if failure := state.engine.failure:
+        raise failure
     return {"status": "ok"}
 
 

@@ -102,6 +102,14 @@ class Figures(BaseModel):
     system_efficiency: float | None
 
 
+class Engine(BaseModel):
+    """Whether there is an engine process, and when there should be one again."""
+
+    state: str = Field(description="serving, restarting or dead")
+    reason: str | None = Field(default=None, description="what became of the last process")
+    retry_after_s: float | None = Field(default=None, description="until the next should serve")
+
+
 class SpecMethodResponse(Method):
     """`GET /v1/spec_method`."""
 
@@ -109,6 +117,7 @@ class SpecMethodResponse(Method):
     since: float = Field(description="Unix time in seconds")
     in_flight: dict[str, int] = Field(description="unfinished requests by what drafts for them")
     drain: Drain | None = Field(description="the drain that runs now, if one does")
+    engine: Engine
     window_s: int = Field(description="seconds that `proposers` sums over")
     proposers: dict[str, Figures]
     switches: list[Switch] = Field(description="the last ones, newest first")

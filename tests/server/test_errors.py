@@ -9,7 +9,15 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from server.errors import MAX_ECHO, ApiError, clip, error_body, error_response, to_api_error
+from server.errors import (
+    MAX_ECHO,
+    ApiError,
+    Unavailable,
+    clip,
+    error_body,
+    error_response,
+    to_api_error,
+)
 from tests.server.gateway import Gateway
 
 MALFORMED = [
@@ -52,9 +60,20 @@ def test_every_exception_has_a_status_and_four_fields(
     assert "secret" not in body["message"]
 
 
-def test_retryable_refusals_say_when() -> None:
-    for error in (EngineNotReady("no"), EngineDead("no")):
-        assert int(error_response(to_api_error(error)).headers["retry-after"]) > 0
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (EngineNotReady("no"), "5"),
+        (EngineDead("no", 17.2), "18"),
+        (EngineDead("no", 0.0), "1"),
+        (EngineDead("no"), None),
+        (Unavailable("no", "engine_start_failed", None), None),
+    ],
+)
+def test_refusals_say_when_to_ask_again_where_that_can_help(
+    error: Exception, seconds: str | None
+) -> None:
+    assert error_response(to_api_error(error)).headers.get("retry-after") == seconds
 
 
 def test_input_is_repeated_in_part_only() -> None:

@@ -1,5 +1,7 @@
 """Request ids, HTTP metrics, the error of last resort and the body's size."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -128,3 +130,23 @@ async def test_exception_after_the_start_cuts_the_answer() -> None:
     with pytest.raises(RuntimeError, match="half-way"):
         await ErrorBoundary(app)(scope, None, send)  # type: ignore[arg-type]
     assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+@pytest.mark.parametrize(("stopping", "code"), [(True, "stopping"), (False, "internal_error")])
+async def test_only_a_cancellation_from_outside_means_a_stop(stopping: bool, code: str) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not stopping:
+            raise asyncio.CancelledError
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/"}
+    task = asyncio.create_task(ErrorBoundary(app)(scope, None, send))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await task
+    assert json.loads(sent[-1]["body"])["error"]["code"] == code

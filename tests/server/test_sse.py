@@ -154,6 +154,24 @@ async def test_a_stopping_server_closes_the_generator_and_says_so() -> None:
     assert wire.sent[-1]["more_body"] is False
 
 
+async def test_a_cancellation_that_nobody_here_asked_for_is_an_error_and_no_stop() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        raise asyncio.CancelledError
+
+    wire = Wire()
+    await wire.run(events())
+    assert b'"code":"internal_error"' in wire.body
+    assert wire.body.endswith(DONE)
+
+    async def silent() -> AsyncGenerator[bytes, None]:
+        raise asyncio.CancelledError
+        yield b""
+
+    with pytest.raises(RuntimeError, match="cancelled from within"):
+        await Wire().run(silent())
+
+
 async def test_until_disconnect_gives_the_result_or_cancels() -> None:
     wire = Wire()
     assert await until_disconnect(wire.receive, asyncio.sleep(0, "done")) == "done"

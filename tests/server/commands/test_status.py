@@ -16,6 +16,7 @@ METHOD: dict[str, Any] = {
     "generation": 9,
     "since": 1795254640.9,
     "in_flight": {"ngram": 3, "draft": 1},
+    "engine": {"state": "serving", "reason": None, "retry_after_s": None},
     "drain": {
         "to": {"spec_method": "none", "num_speculative_tokens": 0},
         "held": 2,
@@ -81,6 +82,13 @@ def test_the_table_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert "draft draft_model 4 loaded - - -" in lines
     (heading,) = [line for line in lines if line.startswith("proposer ")]
     assert heading.endswith("acceptance rate mean acceptance length draft latency ms")
+
+
+def test_an_engine_that_does_not_serve_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = {"state": "restarting", "reason": "It was killed.", "retry_after_s": 3.0}
+    assert status([], answering(lambda: METHOD | {"engine": engine})) == 0
+    lines = [" ".join(row) for row in rows(capsys.readouterr().out)]
+    assert "engine restarting: It was killed." in lines
 
 
 def test_the_last_switches_are_shown_as_they_were_written(

@@ -11,7 +11,7 @@ from engine_adapter.errors import EngineDead
 from engine_adapter.interface import PLAIN, ProposerInfo, SpecMethod
 from server.control.audit import REMEMBERED, Audit
 from server.control.selection import Asked, ProposerCatalog, SelectionError
-from server.control.switcher import Switcher, SwitchInProgress
+from server.control.switcher import MODES, Switcher, SwitchInProgress
 from server.metrics import Metrics
 
 CATALOG = ProposerCatalog(
@@ -29,6 +29,7 @@ class RecordingEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.failure: EngineDead | None = None
         self.during: Callable[[], None] = lambda: None
 
     async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
@@ -124,6 +125,22 @@ async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(benc
     assert bench.value("specgate_spec_method_info", spec_method="ngram") is None
     bench.engine.error = None
     assert (await bench.switcher.switch(NGRAM)).generation == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_dead_engine_is_not_asked_and_the_refusal_is_recorded(
+    bench: Bench, mode: str
+) -> None:
+    bench.engine.failure = EngineDead("gone", 3.0)
+    with bench.switcher.in_flight.admitted("none"), pytest.raises(EngineDead, match="gone"):
+        await bench.switcher.switch(NGRAM, mode, "nightly")
+    assert bench.engine.calls == []
+    (record,) = bench.audit.last
+    assert (record.outcome, record.error, record.generation) == ("failed", "gone", None)
+    assert (bench.switcher.active.method, bench.switcher.active.generation) == (PLAIN, 0)
+    assert not bench.switcher.gate.holds
+    bench.engine.failure = None
+    assert (await bench.switcher.switch(NGRAM)).generation == 1
 
 
 async def test_a_caller_that_leaves_does_not_stop_the_switch(bench: Bench) -> None:

@@ -153,9 +153,52 @@ async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: Star
     response = await switch(gateway.client, speculative_model="ngram")
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_dead"
-    assert "retry-after" in response.headers
+    assert "retry-after" not in response.headers
     assert gateway.state.switcher.active.name == "draft"
     assert gateway.state.audit.last[0].outcome == "failed"
+
+
+async def test_a_dead_engine_is_shown_and_refuses_switches(
+    gateway: Gateway, client: httpx.AsyncClient
+) -> None:
+    assert (await client.get("/v1/spec_method")).json()["engine"] == {
+        "state": "serving",
+        "reason": None,
+        "retry_after_s": None,
+    }
+    await switch(client, speculative_model="suffix")
+    gateway.engine.die("killed", retry_after_s=12.4)
+    shown = (await client.get("/v1/spec_method")).json()
+    assert shown["engine"] == {
+        "state": "restarting",
+        "reason": "The engine died: killed.",
+        "retry_after_s": 12.4,
+    }
+    assert (shown["spec_method"], shown["generation"]) == ("suffix", 1)
+    assert len((await client.get("/v1/proposers")).json()["data"]) == 4
+
+    response = await switch(client, speculative_model="ngram", reason="too late")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
+    assert response.headers["retry-after"] == "13"
+    shown = (await client.get("/v1/spec_method")).json()
+    assert (shown["spec_method"], shown["generation"]) == ("suffix", 1)
+    assert (shown["switches"][0]["outcome"], shown["switches"][0]["reason"]) == (
+        "failed",
+        "too late",
+    )
+
+    gateway.engine.revive()
+    completion = (await client.post("/v1/completions", json=COMPLETION)).json()
+    assert completion["metrics"]["speculative_decoding"]["proposer"] == "suffix"
+    assert (await switch(client, speculative_model="ngram")).json()["generation"] == 2
+
+
+async def test_an_engine_that_is_given_up_is_dead(
+    gateway: Gateway, client: httpx.AsyncClient
+) -> None:
+    gateway.engine.die("killed too often")
+    engine = (await client.get("/v1/spec_method")).json()["engine"]
+    assert (engine["state"], engine["retry_after_s"]) == ("dead", None)
 
 
 async def test_the_active_method_is_shown_with_its_past(client: httpx.AsyncClient) -> None:

@@ -19,13 +19,22 @@ def _events(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_dead_engine_is_a_503_with_retry_after(gateway: Gateway, stream: bool) -> None:
-    gateway.engine.die()
+async def test_dead_engine_is_a_503_that_says_when_it_is_back(
+    gateway: Gateway, stream: bool
+) -> None:
+    gateway.engine.die(retry_after_s=7.5)
     response = await gateway.complete(stream=stream)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (503, "engine_dead")
-    assert error["type"] == "server_error"
-    assert int(response.headers["retry-after"]) > 0
+    assert (error["type"], error["message"]) == ("server_error", "The engine died: killed.")
+    assert response.headers["retry-after"] == "8"
+
+
+async def test_where_nothing_recovers_nobody_is_told_to_come_back(gateway: Gateway) -> None:
+    gateway.engine.die()
+    response = await gateway.complete()
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
+    assert "retry-after" not in response.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])

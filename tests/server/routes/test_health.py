@@ -28,6 +28,7 @@ async def test_a_start_that_failed_is_neither(start: StartGateway) -> None:
     await gateway.state.started.wait()
     for path in ("/health", "/ready"):
         assert await status_and_code(gateway, path) == (503, "engine_start_failed")
+        assert "retry-after" not in (await gateway.client.get(path)).headers
 
 
 async def test_an_engine_that_died_is_neither(start: StartGateway) -> None:
@@ -36,6 +37,19 @@ async def test_an_engine_that_died_is_neither(start: StartGateway) -> None:
     await eventually(lambda: gateway.engine.failure is not None)
     for path in ("/health", "/ready"):
         assert await status_and_code(gateway, path) == (503, "engine_dead")
+        assert "retry-after" not in (await gateway.client.get(path)).headers
+
+
+async def test_an_engine_that_is_being_replaced_is_neither_until_it_is(gateway: Gateway) -> None:
+    gateway.engine.die("killed by signal 9", retry_after_s=3.1)
+    for path in ("/health", "/ready"):
+        response = await gateway.client.get(path)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "4"
+        assert response.json()["error"]["message"] == "The engine died: killed by signal 9."
+    gateway.engine.revive()
+    for path in ("/health", "/ready"):
+        assert await status_and_code(gateway, path) == (200, None)
 
 
 async def test_while_it_stops_it_is_alive_and_not_ready(gateway: Gateway) -> None:
