@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
-SOURCES := server engine_adapter demo
+SOURCES := server engine_adapter demo benchmarks
 
 # arctic-inference is built against the torch of .venv: an isolated build would fetch a torch of
 # its own, with several GB of CUDA libraries. These are what its build needs; its setup.py calls

@@ -42,6 +42,12 @@ def _status(argv: Sequence[str]) -> int:
     return status(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from server.commands.bench import bench
+
+    return bench(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     from server.commands.version import version
 
@@ -52,6 +58,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "serve": ("serve a model over OpenAI's API; `specgate serve --help` lists its flags", _serve),
     "switch": ("switch a running server to another method", _switch),
     "status": ("show what a running server drafts with, and how well", _status),
+    "bench": ("measure speed, beside stock vLLM or of each proposer", _bench),
     "version": ("print the versions of Specgate and of its engine", _version),
 }
 """Name -> what it does, and who does it. A command's libraries load when it runs."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("server", "engine_adapter", "demo")
+PACKAGES = ("server", "engine_adapter", "demo", "benchmarks")
 SOFT_FILE, HARD_FILE = 300, 350
 SOFT_FUNCTION, HARD_FUNCTION = 40, 60
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
@@ -42,7 +42,15 @@ ROUTES_MAY_IMPORT = (
 )
 ENGINES = ("engine_adapter.vllm_engine", "engine_adapter.fake")
 COMPAT = "engine_adapter.vllm_engine.compat"
-PUBLIC_VLLM = frozenset({"vllm.AsyncEngineArgs", "vllm.SamplingParams", "vllm.__version__"})
+PUBLIC_VLLM = frozenset(
+    {
+        "vllm.AsyncEngineArgs",
+        "vllm.AsyncLLMEngine",
+        "vllm.SamplingParams",
+        "vllm.__version__",
+        "vllm.entrypoints.openai.api_server",
+    }
+)
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -41,7 +41,7 @@ def pins() -> dict[str, Version]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     """The wheel, built from a copy: setuptools leaves files beside the sources."""
     source = tmp_path_factory.mktemp("source")
-    for package in ("server", "engine_adapter", "demo"):
+    for package in ("server", "engine_adapter", "demo", "benchmarks"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, source / package, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -63,13 +63,13 @@ def declared(project: dict[str, Any], *extras: str) -> list[Requirement]:
 def test_the_pins_satisfy_the_declared_ranges(
     project: dict[str, Any], pins: dict[str, Version]
 ) -> None:
-    for requirement in declared(project, "cpu", "test", "dev"):
+    for requirement in declared(project, "cpu", "bench", "test", "dev"):
         pin = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin), f"{requirement} excludes the pin {pin}"
 
 
 def test_every_dependency_has_a_lower_bound(project: dict[str, Any]) -> None:
-    for requirement in declared(project, "cpu", "vllm", "test", "dev"):
+    for requirement in declared(project, "cpu", "vllm", "bench", "test", "dev"):
         operators = {clause.operator for clause in requirement.specifier}
         assert operators & {">=", "=="}, f"{requirement}: which is the oldest that works?"
 
@@ -106,7 +106,8 @@ def test_the_wheel_has_the_packages_and_the_demo(
         for part in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
             assert f"demo/models/{model}/{part}" in names
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"server", "engine_adapter", "demo", f"specgate-{project['version']}.dist-info"}
+    info = f"specgate-{project['version']}.dist-info"
+    assert tops == {"server", "engine_adapter", "demo", "benchmarks", info}
 
 
 def test_the_wheel_has_the_command_and_the_licence(

@@ -1,0 +1,1 @@
+"""The harness behind `specgate bench`: workloads, peers, measurements and their statistics."""

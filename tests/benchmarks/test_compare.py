@@ -1,0 +1,52 @@
+"""Rounds, pairs and what is started, on sides whose speed is known."""
+
+import pytest
+
+from benchmarks.compare import HEAD, Comparison, compare, line
+from tests.benchmarks.sides import HEADS, NGRAM, SteadyHost
+
+
+async def test_each_side_is_compared_with_the_first() -> None:
+    said: list[str] = []
+    plan = Comparison("t", [NGRAM], ["none", "look"], levels=(1, 4), pairs=4, max_tokens=33)
+    results = await compare(plan, SteadyHost(), said.append)
+    keys = [(r.method, r.concurrency, r.side) for r in results]
+    assert keys == [(m, c, s) for m in plan.methods for c in (1, 4) for s in plan.sides]
+    by_key = dict(zip(keys, results, strict=True))
+    one = by_key["look", 4, "one"]
+    assert one.base == "stock"
+    assert one.tokens_per_s == pytest.approx(4 * 2 / 0.011)
+    assert one.tokens_per_step == pytest.approx(2)
+    assert one.ratio.median == pytest.approx(10 / 11)
+    assert one.added_ms.text(1, "+") == "+1.0 (+1.0 to +1.0)"
+    assert one.ratio.count == len(one.samples) == 4
+    assert by_key["none", 1, "all"].added_ms.median == pytest.approx(2.0)
+    assert said == [line(result) for result in results]
+    assert {row.count("|") for row in [*HEAD, *said]} == {HEAD[0].count("|")}
+
+
+async def test_rounds_run_forwards_and_backwards_on_the_same_prompts() -> None:
+    host = SteadyHost()
+    plan = Comparison("t", [], ["none"], levels=(2,), pairs=3, max_tokens=9, sides=("stock", "one"))
+    await compare(plan, host)
+    stock, one = host.sides
+    assert len(stock.asked) == 1 + 3
+    assert stock.asked == one.asked
+    assert stock.asked[1] != stock.asked[2]
+
+
+async def test_stock_is_left_out_where_it_has_no_such_method() -> None:
+    host = SteadyHost()
+    plan = Comparison("t", [HEADS, NGRAM], ["heads", "look"], levels=(1,), pairs=2, max_tokens=9)
+    results = await compare(plan, host)
+    assert host.started == ["all heads look", "one heads", "stock look", "one look"]
+    assert [(r.method, r.side, r.base) for r in results][:3] == [
+        ("heads", "one", "one"),
+        ("heads", "all", "one"),
+        ("look", "stock", "stock"),
+    ]
+
+
+async def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(ValueError, match="no proposer 'nobody'; there are look"):
+        await compare(Comparison("t", [NGRAM], ["nobody"]), SteadyHost())

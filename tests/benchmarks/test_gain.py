@@ -1,0 +1,64 @@
+"""The curve, on a side whose speed is known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plot, report
+from benchmarks.gain import HEAD, LONGEST, SHORTEST, Curve, gain, line
+from tests.benchmarks.sides import HEADS, NGRAM, SteadyHost
+
+
+async def test_every_situation_has_every_proposer_and_none() -> None:
+    host = SteadyHost()
+    curve = Curve("t", [NGRAM, HEADS], levels=(1, 4), minutes=0.01, prompts=10)
+    results = await gain(curve, host)
+    assert host.started == ["all look heads"] * 2, "one server for each temperature"
+    assert len(results) == 2 * 2 * 2 * 3
+    assert {result.max_tokens for result in results} == {SHORTEST}
+    for result in results:
+        drafted = result.proposer != "none"
+        each = 2 if drafted else 1
+        assert result.tokens_per_s == pytest.approx(result.concurrency * each / 0.012)
+        assert result.tokens_per_step == pytest.approx(each)
+        assert result.step_ms == pytest.approx(12)
+        assert result.gain.median == pytest.approx(each)
+
+
+async def test_no_request_of_a_proposer_is_repeated_at_a_temperature() -> None:
+    host = SteadyHost()
+    await gain(Curve("t", [NGRAM], levels=(1, 2, 8), minutes=0.01), host)
+    for side in host.sides:
+        asked = [
+            str(request.messages)
+            for wave in side.asked
+            for request in wave
+            if request.proposer == "look"
+        ]
+        assert len(asked) == len(set(asked)) > 40
+
+
+async def test_more_minutes_make_longer_answers_up_to_a_limit() -> None:
+    lengths = []
+    for minutes in (0.5, 2.0, 1000.0):
+        curve = Curve("t", [NGRAM], levels=(1, 2), kinds=("free",), minutes=minutes)
+        lengths.append((await gain(curve, SteadyHost()))[0].max_tokens)
+    assert SHORTEST <= lengths[0] < lengths[1] < lengths[2] == LONGEST
+
+
+async def test_results_are_written_as_json_table_and_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = await gain(Curve("t", [NGRAM], levels=(1, 2), minutes=0.01), SteadyHost())
+    about = report.circumstances(["gain", "--target", "my model"], "some/folder/wide")
+    report.write(tmp_path, "gain", about, results, [*HEAD, *map(line, results)])
+    plot.save(results, tmp_path / "gain.svg", "Target: wide")
+    read = json.loads((tmp_path / "gain.json").read_text())
+    assert read["command"] == "specgate bench gain --target 'my model'"
+    assert read["target"] == "wide"
+    assert read["results"][1]["gain"]["median"] == pytest.approx(2.0)
+    assert len(read["results"][1]["samples"]) == results[1].gain.count
+    table = (tmp_path / "gain.md").read_text().splitlines()
+    assert len(table) == len(HEAD) + len(results)
+    assert {row.count("|") for row in table} == {HEAD[0].count("|")}
+    assert "<svg" in (tmp_path / "gain.svg").read_text()

@@ -1,0 +1,67 @@
+"""`specgate bench`, on the fake engine, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.commands import BAD_SETTING, FAILED
+
+NGRAM = '{"name": "ngram"}'
+
+
+def test_gain_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["bench", "gain", "--engine", "fake", "--target", "demo", "--quick", "--kind", "free"]
+    words += ["--temperature", "0", "--proposer", NGRAM, "--out", str(tmp_path)]
+    assert main(words) == 0
+    results = json.loads((tmp_path / "gain.json").read_text())["results"]
+    assert [(r["concurrency"], r["proposer"]) for r in results] == [
+        (level, name) for level in (1, 2) for name in ("none", "ngram")
+    ]
+    assert all(r["tokens_per_s"] > 0 for r in results)
+    assert results[1]["tokens_per_step"] > 1.2, "the fake engine accepts seven of ten"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == (tmp_path / "gain.md").read_text().splitlines()
+    assert (tmp_path / "gain.svg").stat().st_size > 1000
+
+
+def test_compare_measures_two_servers(tmp_path: Path) -> None:
+    words = ["bench", "compare", "--engine", "fake", "--side", "one", "--side", "all"]
+    words += ["--method", "none", "--concurrency", "2", "--pairs", "3", "--max-tokens", "48"]
+    assert main([*words, "--proposer", NGRAM, "--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "compare.json").read_text())
+    assert [(r["side"], r["base"]) for r in report["results"]] == [("one", "one"), ("all", "one")]
+    assert report["results"][1]["ratio"]["count"] == 3
+    assert report["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["race"], "choose from"),
+        (["gain", "--proposer", "{"], "--proposer: is not valid JSON"),
+        (["gain", "--proposer", '{"name": "none"}'], "--proposer: name: 'none' is reserved"),
+        (["compare", "--pairs", "0"], "--pairs: must be an integer of at least 1, got '0'"),
+        (["compare", "--quick"], "--quick"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["bench", *words])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert status == BAD_SETTING
+    assert complaint in capsys.readouterr().err
+
+
+def test_an_unknown_method_fails_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "compare", "--engine", "fake", "--proposer", NGRAM, "--method", "suffix"]
+    assert main([*words, "--out", str(tmp_path)]) == FAILED
+    assert "no proposer 'suffix'; there are ngram" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
