@@ -23,11 +23,13 @@ class StructuredOutput:
         form: by what it is described; any JSON object needs none of the values below.
         value: the JSON schema as JSON text, the regular expression, or the EBNF grammar.
         choices: for `CHOICE`, the texts of which one is generated.
+        param: the request's field that asked for it, for errors.
     """
 
     form: Form
     value: str = ""
     choices: tuple[str, ...] = ()
+    param: str = "structured_outputs"
 
 
 @dataclass(frozen=True, slots=True)

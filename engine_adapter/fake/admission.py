@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 
 from engine_adapter.errors import InvalidRequest
-from engine_adapter.interface import NONE, EngineInfo, GenerationRequest, SpecMethod
+from engine_adapter.interface import (
+    NONE,
+    EngineInfo,
+    GenerationRequest,
+    SamplingOptions,
+    SpecMethod,
+)
 from engine_adapter.proposers.contract import ProposerSpec
 
 
@@ -26,6 +32,7 @@ def check_request(
     for token_id in sampling.stop_token_ids:
         if not 0 <= token_id < info.vocab_size:
             raise InvalidRequest("stop_token_ids", f"{token_id} is not in the vocabulary")
+    _check_restrictions(sampling)
     check_method(request.spec_decode.method, specs)
 
 
@@ -47,6 +54,18 @@ def check_method(method: SpecMethod, specs: Mapping[str, ProposerSpec]) -> None:
             f"must be in [0, {spec.num_speculative_tokens}] for {spec.name},"
             f" got {method.num_speculative_tokens}",
         )
+
+
+def _check_restrictions(sampling: SamplingOptions) -> None:
+    """Its texts are nonsense, so it cannot keep to what restricts a text."""
+    wanted = sampling.structured_output
+    for param, given in (
+        ("allowed_token_ids", bool(sampling.allowed_token_ids)),
+        ("bad_words", bool(sampling.bad_words)),
+        (wanted.param if wanted else "", wanted is not None),
+    ):
+        if given:
+            raise InvalidRequest(param, f"the fake engine cannot honour {param}")
 
 
 def _check_prompt(token_ids: tuple[int, ...], info: EngineInfo) -> None:

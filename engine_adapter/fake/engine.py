@@ -39,8 +39,8 @@ class FakeEngine:
 
     The text depends on the prompt, and at a temperature above 0 on the seed; never on the
     proposer. `FakeOptions` tells how `EngineConfig.arguments` tunes speed, acceptance and
-    failures. Sampling fields that only shape a distribution (`top_p`, penalties) are accepted
-    and change nothing.
+    failures. Sampling fields that only shape a distribution (`top_p`, penalties, `logit_bias`)
+    are accepted and change nothing; those that restrict the text (`bad_words`, a form) are refused.
     """
 
     def __init__(

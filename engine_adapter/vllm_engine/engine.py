@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.errors import EngineDead, EngineNotReady
+from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
 from engine_adapter.factory import EngineConfig
 from engine_adapter.interface import (
     Delta,
@@ -128,14 +128,20 @@ class VllmEngine:
         admitted = False
         try:
             async for output in outputs:
+                delta = to_delta(output)
                 admitted = True
-                yield to_delta(output)
+                yield delta
         except EngineDead as error:
             raise self._lost("This request is lost") from error
         except (ValueError, compat.VLLMClientError) as error:
             if admitted:
                 raise
-            raise refused(error) from error
+            raise refused(error, request) from error
+        except EngineError as error:
+            # A grammar is compiled after admission, and one that fails ends its request.
+            if admitted or request.sampling.structured_output is None:
+                raise
+            raise refused(error, request) from error
         finally:
             await outputs.aclose()
 

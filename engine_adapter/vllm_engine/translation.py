@@ -16,6 +16,8 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.extension import to_extra_args
 from engine_adapter.vllm_engine.stats import decode_request
 
+_MOST_CHARS = 200
+
 
 def sampling_params(request: GenerationRequest) -> Any:
     """vLLM's `SamplingParams` of a request.
@@ -53,7 +55,7 @@ def sampling_params(request: GenerationRequest) -> Any:
             extra_args=to_extra_args(request.spec_decode),
         )
     except (ValueError, compat.VLLMClientError) as error:
-        raise refused(error) from error
+        raise refused(error, request) from error
 
 
 def _structured_outputs(wanted: StructuredOutput | None) -> Any:
@@ -70,9 +72,22 @@ def _structured_outputs(wanted: StructuredOutput | None) -> Any:
     return compat.StructuredOutputsParams(**fields[wanted.form])
 
 
-def refused(error: Exception) -> InvalidRequest:
-    """vLLM's refusal of a request, which names the parameter only sometimes."""
-    return InvalidRequest(getattr(error, "parameter", None), str(error))
+def refused(error: Exception, request: GenerationRequest) -> InvalidRequest:
+    """vLLM's refusal of a request, which names the parameter only sometimes.
+
+    It never does for a form that it cannot keep to; what else it refuses, it names or the
+    gateway has checked before.
+    """
+    param = getattr(error, "parameter", None)
+    wanted = request.sampling.structured_output
+    if param is None and wanted is not None:
+        return InvalidRequest(wanted.param, f"{wanted.param}: {_cut(str(error))}")
+    return InvalidRequest(param, str(error))
+
+
+def _cut(message: str) -> str:
+    """vLLM repeats the whole pattern; a message of ours repeats no more than this."""
+    return message if len(message) <= _MOST_CHARS else message[: _MOST_CHARS - 1] + "…"
 
 
 def to_delta(output: Any) -> Delta:

@@ -13,22 +13,16 @@ from pydantic import BaseModel, ConfigDict
 from server.errors import InvalidField, clip
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    # Sampling that the engine cannot do while it verifies drafts, or that is not built.
-    "min_p": (0,),
-    "logit_bias": ({},),
+    # Sampling that is not built.
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "logit_processors": ([],),
     "watermarking": (),
     "repetition_detection": (),
     "thinking_token_budget": (),
     "vllm_xargs": ({},),
-    # Structured output.
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
+    # What vLLM called its structured output before; it has dropped these names too.
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

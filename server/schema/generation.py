@@ -4,16 +4,27 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from engine_adapter.interface import StructuredOutput
 from server.control.selection import PLAIN_SPELLINGS, Asked
-from server.errors import InvalidField
+from server.errors import InvalidField, clip
 from server.rendering import is_unicode
 from server.schema.base import Body, Strict
+from server.schema.structured import (
+    ResponseFormat,
+    StructuredOutputs,
+    Text,
+    from_response_format,
+    from_structured_outputs,
+)
 
 MAX_CHOICES = 128
 """OpenAI's limit of `n`."""
 
 MAX_INT = 2**31 - 1
 """The largest number that any other integer field takes: engines count in 32 bits."""
+
+MAX_BIAS = 100
+"""OpenAI's limit of a logit's bias, upward and downward."""
 
 _INT64 = 2**63
 
@@ -33,6 +44,19 @@ def _can_stop(values: list[str] | None) -> list[str] | None:
 
 Stop = Annotated[list[str] | None, BeforeValidator(_as_list), AfterValidator(_can_stop)]
 """A string, or a list of them."""
+
+
+def _biases(values: dict[str, float] | None) -> dict[str, float] | None:
+    for token, bias in (values or {}).items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise ValueError(f"its keys are token ids, and {clip(token)} is none")
+        if not abs(bias) <= MAX_BIAS:
+            raise ValueError(f"the bias of {clip(token)} must be from -{MAX_BIAS} to {MAX_BIAS}")
+    return values
+
+
+LogitBias = Annotated[dict[str, float] | None, AfterValidator(_biases)]
+"""Token ids, as JSON's keys are texts, and what is added to their logits."""
 
 
 class SpecDecode(Strict):
@@ -59,6 +83,7 @@ class GenerationBody(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_INT)
+    min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     stop: Stop = None
     stop_token_ids: list[int] | None = None
@@ -66,6 +91,11 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
+    logit_bias: LogitBias = None
+    allowed_token_ids: list[int] | None = Field(None, min_length=1)
+    bad_words: list[Text] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -93,6 +123,15 @@ class GenerationBody(Body):
         if self.stream_options.include_obfuscation:
             param = "stream_options.include_obfuscation"
             raise InvalidField(param, f"{param} is not supported.", "unsupported_parameter")
+
+    def structured_output(self) -> StructuredOutput | None:
+        """The form that the text must have. Raises `InvalidField` for two, or for a bad one."""
+        openai = self.response_format and from_response_format(self.response_format)
+        vllm = self.structured_outputs and from_structured_outputs(self.structured_outputs)
+        if openai and vllm:
+            message = "structured_outputs and response_format are both given; send one of them."
+            raise InvalidField("structured_outputs", message)
+        return openai or vllm or None
 
     def asked(self) -> Asked:
         """The proposer and k that the request names, from `spec_decode` or the flat fields.

@@ -172,3 +172,27 @@ def test_the_worker_is_the_devices(monkeypatch: pytest.MonkeyPatch, cpu: bool, w
 
     monkeypatch.setattr(type(compat.current_platform), "is_cpu", lambda self: cpu)
     assert engine_args(config(), 5, None).worker_cls.endswith(f".worker.{worker}")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("given", "backend", "compact"),
+    [
+        ({}, "xgrammar", True),
+        ({"disable_any_whitespace": False}, "xgrammar", False),
+        ({"backend": "guidance"}, "guidance", True),
+        ({"backend": "outlines"}, "outlines", False),
+    ],
+)
+def test_structured_output_has_one_backend_and_compact_json(
+    given: dict[str, Any], backend: str, compact: bool
+) -> None:
+    args = engine_args(config(structured_outputs_config=given), 5, None)
+    made = args.create_engine_config().structured_outputs_config
+    assert (made.backend, made.disable_any_whitespace) == (backend, compact)
+
+
+@pytest.mark.vllm
+def test_a_backend_per_request_is_refused() -> None:
+    error = refusal(structured_outputs_config={"backend": "auto"})
+    assert error.setting == "structured_outputs_config"

@@ -9,14 +9,10 @@ from tests.server.gateway import Gateway
 HEADER = "x-specgate-ignored-fields"
 
 ASKING: dict[str, Any] = {
-    "min_p": 0.1,
-    "logit_bias": {"5": 10},
-    "response_format": {"type": "json_object"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "modalities": ["text", "audio"],
     "guided_json": {"type": "object"},
-    "structured_outputs": {"regex": "a+"},
     "use_beam_search": True,
     "store": True,
     "service_tier": "priority",
@@ -91,6 +87,12 @@ async def test_messages_never_echo_more_than_200_characters(gateway: Gateway) ->
         {"stop_token_ids": [10**3000]},
         {"seed": 10**3000},
         {"prompt": [10**3000]},
+        {"logit_bias": {long: 1}},
+        {"logit_bias": {"5": 10**3000}},
+        {"allowed_token_ids": [10**3000]},
+        {"response_format": {"type": long}},
+        {"structured_outputs": {"json": long}},
+        {"structured_outputs": {"json": {"a": 1}, "regex": long}},
     ]
     for body in bodies:
         response = await gateway.post("/v1/completions", {"prompt": "a", **body})

@@ -1,0 +1,116 @@
+"""The form that a text must have, as bodies ask for it: OpenAI's field and vLLM's.
+
+`response_format` is OpenAI's, `structured_outputs` vLLM's; the latter also takes regular
+expressions, choices and grammars. Whether a schema or a pattern can be honoured is for the
+engine to say.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from engine_adapter.interface import Form, StructuredOutput
+from server.errors import InvalidField
+from server.rendering import is_unicode
+from server.schema.base import Strict
+
+
+def _unicode(text: str) -> str:
+    if not is_unicode(text):
+        raise ValueError("holds half of a surrogate pair")
+    return text
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_not_empty), AfterValidator(_unicode)]
+"""A text that can be encoded, and is not blank."""
+
+
+class JsonSchemaFormat(Strict):
+    """OpenAI's wrapper of a JSON schema. `strict` changes nothing: a schema is always kept to."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonFormat(Strict):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonFormat, Field(discriminator="type")]
+"""OpenAI's `response_format`."""
+
+
+class StructuredOutputs(Strict):
+    """vLLM's `structured_outputs`: at most one of its fields."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Text | None = None
+    choice: list[Text] | None = Field(None, min_length=1)
+    grammar: Text | None = None
+
+
+def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
+    """`None` is any text. Raises `InvalidField`."""
+    if isinstance(body, TextFormat):
+        return None
+    if isinstance(body, JsonObjectFormat):
+        return StructuredOutput(Form.JSON_OBJECT, param="response_format")
+    schema = _json(body.json_schema.schema_, "response_format.json_schema.schema")
+    return StructuredOutput(Form.JSON_SCHEMA, schema, param="response_format")
+
+
+def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
+    """`None` is any text, if no field is given. Raises `InvalidField`."""
+    given = [name for name in type(body).model_fields if getattr(body, name) is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        names = ", ".join(name.rstrip("_") for name in given)
+        message = f"structured_outputs takes one of its fields, and {names} are given."
+        raise InvalidField("structured_outputs", message)
+    param = f"structured_outputs.{given[0].rstrip('_')}"
+    if body.choice is not None:
+        return StructuredOutput(Form.CHOICE, choices=tuple(body.choice), param=param)
+    if body.regex is not None:
+        return StructuredOutput(Form.REGEX, body.regex, param=param)
+    if body.grammar is not None:
+        return StructuredOutput(Form.GRAMMAR, body.grammar, param=param)
+    if body.json_ is not None:
+        return StructuredOutput(Form.JSON_SCHEMA, _json(body.json_, param), param=param)
+    return StructuredOutput(Form.JSON_OBJECT, param=param)
+
+
+def _json(schema: dict[str, Any] | str, param: str) -> str:
+    """A schema as JSON text; one that came as text is read, so that it is an object for sure."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(value, dict):
+            raise InvalidField(param, f"{param} must be a JSON object.")
+        return json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise InvalidField(param, f"{param} is no JSON schema: {error}") from None

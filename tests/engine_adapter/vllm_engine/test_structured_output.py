@@ -1,0 +1,172 @@
+"""Structured output: every text has its form, and no text depends on what drafts."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine_adapter.errors import InvalidRequest
+from engine_adapter.interface import FinishReason, Form, SamplingOptions, StructuredOutput
+from tests.engine_adapter.vllm_engine.live import Live, Prompt, Result, generate, greedy, pinned
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+DRAFTING = {"ngram": 5, "suffix": 8, "draft": 4, "self": 5}
+NAMES = ("parse", "format", "split", "join")
+
+
+def of_keys(**properties: Any) -> dict[str, Any]:
+    """The schema of an object with these properties and no others."""
+    required = list(properties)
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+BOOLEAN = {"type": "boolean"}
+CHOSEN = {"enum": list(NAMES)}
+SCHEMAS: list[tuple[dict[str, Any], Callable[[Any], bool]]] = [
+    (of_keys(ok=BOOLEAN), lambda value: value in ({"ok": True}, {"ok": False})),
+    (
+        of_keys(name=CHOSEN, count={"type": "integer", "minimum": 0, "maximum": 999}),
+        lambda value: (
+            set(value) == {"name", "count"}
+            and value["name"] in NAMES
+            and type(value["count"]) is int
+            and 0 <= value["count"] <= 999
+        ),
+    ),
+    (
+        {"type": "array", "items": CHOSEN, "minItems": 2, "maxItems": 4},
+        lambda value: 2 <= len(value) <= 4 and set(value) <= set(NAMES),
+    ),
+    (
+        of_keys(
+            kind={"const": "function"},
+            call=of_keys(of=CHOSEN, cached=BOOLEAN),
+            level={"enum": [1, 2, 3]},
+        ),
+        lambda value: (
+            set(value) == {"kind", "call", "level"}
+            and value["kind"] == "function"
+            and value["call"]["of"] in NAMES
+            and type(value["call"]["cached"]) is bool
+            and value["level"] in (1, 2, 3)
+        ),
+    ),
+]
+"""Schemas of which every instance is short, and whether a value is one."""
+
+
+def formed(form: StructuredOutput, **options: Any) -> SamplingOptions:
+    """Greedy sampling, to the end of the form."""
+    given = {"temperature": 0.0, "max_tokens": 200, **options}
+    return SamplingOptions(**given, structured_output=form)
+
+
+def of_schema(schema: dict[str, Any]) -> StructuredOutput:
+    return StructuredOutput(Form.JSON_SCHEMA, json.dumps(schema))
+
+
+async def of_each(
+    live: Live, prompt: Prompt, form: StructuredOutput, **options: Any
+) -> dict[str, Result]:
+    """The text under each proposer and none, in one batch."""
+    methods = {"none": 0, **DRAFTING}
+    results = await asyncio.gather(
+        *(
+            generate(live, prompt, formed(form, **options), pinned(name, k))
+            for name, k in methods.items()
+        )
+    )
+    return dict(zip(methods, results, strict=True))
+
+
+async def test_200_texts_fit_their_schemas_and_do_not_depend_on_what_drafts(
+    live: Live, prompts: list[Prompt]
+) -> None:
+    rng = random.Random(3)
+    jobs = [(prompts[i % len(prompts)], rng.choice(SCHEMAS)) for i in range(200)]
+
+    async def run(prompt: Prompt, schema: dict[str, Any], name: str) -> Result:
+        spec = pinned(name, DRAFTING.get(name, 0))
+        return await generate(live, prompt, formed(of_schema(schema)), spec)
+
+    drafted = await asyncio.gather(
+        *(run(prompt, schema, rng.choice([*DRAFTING])) for prompt, (schema, _) in jobs)
+    )
+    plain = await asyncio.gather(*(run(prompt, schema, "none") for prompt, (schema, _) in jobs))
+    for result, alone, (_, (schema, fits)) in zip(drafted, plain, jobs, strict=True):
+        assert result.finish_reason is FinishReason.STOP
+        assert fits(json.loads(result.text)), (schema, result.text)
+        assert result.tokens == alone.tokens
+    accepted = {name: sum(result.counts(name).accepted for result in drafted) for name in DRAFTING}
+    assert all(accepted.values()), f"the form must not keep a proposer from drafting: {accepted}"
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (StructuredOutput(Form.REGEX, r"v[0-9]{1,3}\.[0-9]{1,3}"), r"v\d{1,3}\.\d{1,3}"),
+        (StructuredOutput(Form.CHOICE, choices=("yes", "no", "maybe not")), "yes|no|maybe not"),
+        (StructuredOutput(Form.GRAMMAR, 'root ::= ("ab" | "cd") "!"'), "(ab|cd)!"),
+    ],
+)
+async def test_other_forms_are_kept_to_as_well(
+    live: Live, prompts: list[Prompt], form: StructuredOutput, pattern: str
+) -> None:
+    for options in ({}, {"temperature": 1.0, "seed": 5}):
+        results = await of_each(live, prompts[0], form, **options)
+        for result in results.values():
+            assert re.fullmatch(pattern, result.text), result.text
+            assert result.tokens == results["none"].tokens
+
+
+async def test_any_json_object_is_an_object(live: Live, prompts: list[Prompt]) -> None:
+    results = await of_each(live, prompts[1], StructuredOutput(Form.JSON_OBJECT), max_tokens=64)
+    assert len({result.tokens for result in results.values()}) == 1
+    assert results["none"].text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutput(Form.JSON_SCHEMA, '{"type": "objekt"}', param="it"),
+        StructuredOutput(Form.JSON_SCHEMA, '{"type": "integer", "multipleOf": 7}', param="it"),
+        StructuredOutput(Form.JSON_SCHEMA, '{"$ref": "#/nowhere"}', param="it"),
+        StructuredOutput(Form.REGEX, "(" + "a" * 1000, param="it"),
+        StructuredOutput(Form.GRAMMAR, "root ::= nowhere", param="it"),
+        StructuredOutput(Form.GRAMMAR, "no grammar", param="it"),
+    ],
+)
+async def test_a_form_that_cannot_be_kept_to_fails_its_own_request_alone(
+    live: Live, prompts: list[Prompt], form: StructuredOutput
+) -> None:
+    neighbour = asyncio.create_task(generate(live, prompts[2], greedy(60), pinned("self", 5)))
+    with pytest.raises(InvalidRequest) as caught:
+        await generate(live, prompts[2], formed(form), pinned("ngram", 5))
+    assert caught.value.param == "it"
+    assert str(caught.value).startswith("it: ")
+    assert len(str(caught.value)) < 300
+    assert len((await neighbour).tokens) == 60
+
+
+async def test_free_rows_are_the_same_beside_rows_with_a_form(
+    live: Live, prompts: list[Prompt]
+) -> None:
+    alone = await generate(live, prompts[0], greedy(40), pinned("self", 5))
+    beside, *_ = await asyncio.gather(
+        generate(live, prompts[0], greedy(40), pinned("self", 5)),
+        *(
+            generate(live, prompt, formed(of_schema(schema)), pinned("self", 5))
+            for prompt, (schema, _) in zip(prompts[1:], SCHEMAS * 2, strict=False)
+        ),
+    )
+    assert beside.tokens == alone.tokens

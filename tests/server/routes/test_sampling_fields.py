@@ -1,0 +1,183 @@
+"""The fields that shape or restrict what is sampled: what the engine gets, and what is refused."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from engine_adapter.interface import (
+    Delta,
+    FinishReason,
+    Form,
+    GenerationRequest,
+    SpecStats,
+    StructuredOutput,
+)
+from tests.server.gateway import Gateway, events
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SCHEMA_TEXT = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+
+
+@pytest.fixture
+def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
+    """What the engine is asked for, by an engine that answers everything with `{}`."""
+    requests: list[GenerationRequest] = []
+
+    async def generate(request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        requests.append(request)
+        yield Delta("{}", (5,), finish_reason=FinishReason.STOP, spec=SpecStats())
+
+    monkeypatch.setattr(gateway.engine, "generate", generate)
+    return requests
+
+
+def wrapped(schema: Any = SCHEMA, **fields: Any) -> dict[str, Any]:
+    """OpenAI's form of a schema."""
+    json_schema = {"name": "answer", "schema": schema, **fields}
+    return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+
+
+HONOURED: list[tuple[dict[str, Any], str, Any]] = [
+    ({}, "min_p", 0.0),
+    ({"min_p": 0.25}, "min_p", 0.25),
+    ({}, "logit_bias", {}),
+    ({"logit_bias": {"5": -100, "17": 2.5}}, "logit_bias", {5: -100.0, 17: 2.5}),
+    ({"allowed_token_ids": [5, 6]}, "allowed_token_ids", (5, 6)),
+    ({"bad_words": ["a", " b"]}, "bad_words", ("a", " b")),
+    ({}, "structured_output", None),
+    ({"response_format": {"type": "text"}}, "structured_output", None),
+    ({"structured_outputs": {}}, "structured_output", None),
+    (
+        {"response_format": {"type": "json_object"}},
+        "structured_output",
+        StructuredOutput(Form.JSON_OBJECT, param="response_format"),
+    ),
+    (
+        wrapped(strict=True, description="an answer"),
+        "structured_output",
+        StructuredOutput(Form.JSON_SCHEMA, SCHEMA_TEXT, param="response_format"),
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA}},
+        "structured_output",
+        StructuredOutput(Form.JSON_SCHEMA, SCHEMA_TEXT, param="structured_outputs.json"),
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA_TEXT}},
+        "structured_output",
+        StructuredOutput(Form.JSON_SCHEMA, SCHEMA_TEXT, param="structured_outputs.json"),
+    ),
+    (
+        {"structured_outputs": {"json_object": True}},
+        "structured_output",
+        StructuredOutput(Form.JSON_OBJECT, param="structured_outputs.json_object"),
+    ),
+    (
+        {"structured_outputs": {"regex": "a+"}},
+        "structured_output",
+        StructuredOutput(Form.REGEX, "a+", param="structured_outputs.regex"),
+    ),
+    (
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        "structured_output",
+        StructuredOutput(Form.CHOICE, choices=("yes", "no"), param="structured_outputs.choice"),
+    ),
+    (
+        {"structured_outputs": {"grammar": 'root ::= "a"'}},
+        "structured_output",
+        StructuredOutput(Form.GRAMMAR, 'root ::= "a"', param="structured_outputs.grammar"),
+    ),
+]
+"""Fields, the engine's option, and its value."""
+
+
+@pytest.mark.parametrize(("fields", "option", "value"), HONOURED)
+async def test_the_engine_is_asked_for_what_the_body_says(
+    gateway: Gateway,
+    seen: list[GenerationRequest],
+    fields: dict[str, Any],
+    option: str,
+    value: Any,
+) -> None:
+    for ask in (gateway.complete, gateway.chat):
+        response = await ask(n=2, **fields)
+        assert response.status_code == 200, response.text
+    streamed = events(await gateway.chat(stream=True, **fields))
+    assert streamed[-1]["choices"][0]["finish_reason"] == "stop"
+    assert [getattr(request.sampling, option) for request in seen] == [value] * 5
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"min_p": "0.5"}, "min_p"),
+    ({"logit_bias": []}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"٣": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+    ({"logit_bias": {"5": -101}}, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+    ({"logit_bias": {"5": float("nan")}}, "logit_bias.5"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [999999]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words.0"),
+    ({"bad_words": ["\ud800"]}, "bad_words.0"),
+    ({"bad_words": "a"}, "bad_words"),
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+    (wrapped("object"), "response_format.json_schema.schema"),
+    (wrapped(name="two words"), "response_format.json_schema.name"),
+    (wrapped(colour="red"), "response_format.json_schema.colour"),
+    (wrapped({"const": float("inf")}), "response_format.json_schema.schema"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a", "  "]}}, "structured_outputs.choice.1"),
+    ({"structured_outputs": {"grammar": "\n"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"regex": "a"}} | wrapped(), "structured_outputs"),
+    (wrapped() | {"ignore_eos": True}, "ignore_eos"),
+    (wrapped() | {"min_tokens": 3}, "min_tokens"),
+]
+"""Fields, and the refusal's `param`."""
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED)
+async def test_a_wrong_value_is_a_400_that_names_its_field(
+    gateway: Gateway, seen: list[GenerationRequest], fields: dict[str, Any], param: str
+) -> None:
+    for ask in (gateway.complete, gateway.chat):
+        response = await ask(max_tokens=8, **fields)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == param, response.text
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"bad_words": ["a"]}, "bad_words"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+    ],
+)
+async def test_an_engine_that_cannot_keep_to_a_form_says_so(
+    gateway: Gateway, fields: dict[str, Any], param: str
+) -> None:
+    for stream in (False, True):
+        response = await gateway.complete(max_tokens=8, stream=stream, **fields)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+    assert (await gateway.complete(max_tokens=8)).status_code == 200
