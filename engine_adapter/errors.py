@@ -5,6 +5,7 @@ EngineError
 ├── EngineStartError    loading failed
 ├── EngineNotReady      asked before the start has ended
 ├── EngineDead          the engine process is gone
+├── ProposerRefused     a proposer cannot be loaded or unloaded as things are
 └── InvalidRequest      one request cannot be honoured; `param` names its field
 """
 
@@ -47,6 +48,19 @@ class EngineDead(EngineError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ProposerRefused(EngineError):
+    """A proposer cannot be loaded or unloaded as things are; nothing changed.
+
+    Attributes:
+        code: a short constant for programs: `proposer_not_found`, `proposer_exists`,
+            `proposer_in_use`, `needs_restart` or `load_in_progress`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class InvalidRequest(EngineError):

@@ -8,7 +8,7 @@ how a sequence is sampled stands apart, in `engine_adapter.sampling`, and is exp
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine_adapter.errors import EngineDead
 from engine_adapter.sampling import Form as Form
@@ -157,7 +157,8 @@ class ProposerInfo:
 
     Attributes:
         model: the path or id of its weights, `None` where it has none.
-        state: `loaded`, or `quarantined`: it failed again and again and is not asked any more.
+        state: `loaded`; `loading`: it cannot be chosen yet; or `quarantined`: it failed again and
+            again and is not asked any more.
         last_error: why it was quarantined.
         weights_bytes, kv_bytes: what it holds beside the target, summed over the ranks.
         draft_latency_ms: rolling mean time per drafted token, `None` before the first.
@@ -282,7 +283,29 @@ class Engine(Protocol):
         ...
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
-        """The loaded proposers with their present figures."""
+        """The loaded proposers with their present figures, and one that is being loaded."""
+        ...
+
+    async def load(self, fields: Mapping[str, Any]) -> ProposerInfo:
+        """Loads a proposer while requests are served; no stream waits for its weights.
+
+        Args:
+            fields: its JSON object, as `--proposer` takes it.
+
+        Raises:
+            EngineConfigError: a field, or a file of its weights, cannot work.
+            ProposerRefused: not as things are; nothing changed.
+            EngineDead: the engine is gone, or died meanwhile; nothing changed.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Unloads a proposer and frees its memory. The caller sees to it that nobody uses it.
+
+        Raises:
+            ProposerRefused: there is no such proposer, or another one needs it.
+            EngineDead: the engine is gone; the next process does not load it.
+        """
         ...
 
     async def stop(self) -> None:

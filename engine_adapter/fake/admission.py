@@ -1,6 +1,6 @@
 """What a request must satisfy before the fake engine begins it."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from engine_adapter.errors import InvalidRequest
 from engine_adapter.interface import (
@@ -14,7 +14,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 
 
 def check_request(
-    request: GenerationRequest, info: EngineInfo, specs: Mapping[str, ProposerSpec]
+    request: GenerationRequest, info: EngineInfo, specs: Sequence[ProposerSpec]
 ) -> None:
     """Raises `InvalidRequest`, naming the field, for what cannot be honoured."""
     _check_prompt(request.prompt_token_ids, info)
@@ -36,13 +36,13 @@ def check_request(
     check_method(request.spec_decode.method, specs)
 
 
-def check_method(method: SpecMethod, specs: Mapping[str, ProposerSpec]) -> None:
+def check_method(method: SpecMethod, specs: Sequence[ProposerSpec]) -> None:
     """Raises `InvalidRequest` for a proposer that is not loaded or a k above its own."""
     if method.proposer == NONE:
         return
-    spec = specs.get(method.proposer)
+    spec = next((spec for spec in specs if spec.name == method.proposer), None)
     if spec is None:
-        names = ", ".join([*specs, NONE])
+        names = ", ".join([*(spec.name for spec in specs), NONE])
         raise InvalidRequest(
             "spec_decode.proposer",
             f"no proposer is called {method.proposer!r}; there are {names}",

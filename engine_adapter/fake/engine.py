@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -29,6 +31,7 @@ from engine_adapter.interface import (
     ProposerInfo,
     SpecMethod,
 )
+from engine_adapter.roster import Roster
 
 _DEFAULT_CONTEXT = 2048
 _LEAST_CAPACITY = 5
@@ -49,7 +52,7 @@ class FakeEngine:
         """Checks the settings; loads nothing. Raises `EngineConfigError`."""
         self._config = config
         self._options = read_options(config.arguments)
-        self._specs = {spec.name: spec for spec in config.proposers}
+        self._roster = Roster(config.proposers)
         self._capacity = _capacity(config)
         self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
         self._batch = Batch(self._options)
@@ -67,7 +70,7 @@ class FakeEngine:
         """What was started. Raises `EngineNotReady` before `start` has returned."""
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
-        return self._info
+        return replace(self._info, proposers=self._roster.infos)
 
     @property
     def failure(self) -> EngineDead | None:
@@ -94,6 +97,7 @@ class FakeEngine:
         if self._options.fake_fail_start:
             raise EngineStartError(self._options.fake_fail_start)
         self._vocabulary = vocabulary
+        self._roster.adopt(())
         self._info = self._describe(vocabulary)
         self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
@@ -114,7 +118,7 @@ class FakeEngine:
     async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
         """Changes what drafts; see `Engine.switch`."""
         self._enter("switch")
-        check_method(method, self._specs)
+        check_method(method, self._roster.specs)
         if not running:
             return
         self._overtaking = (generation, method)
@@ -125,7 +129,32 @@ class FakeEngine:
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """The proposers, with the draft latency of those that have drafted."""
         self._meet_fate("proposers")
-        return self._proposers()
+        latency = self._stepper.draft_ms
+        return tuple(
+            replace(info, draft_latency_ms=latency.get(info.name))
+            for info in self._roster.present()
+        )
+
+    async def load(self, fields: Mapping[str, Any]) -> ProposerInfo:
+        """Loads a proposer, as `fake_load_s` and `fake_fail_load` ask; see `Engine.load`."""
+        self._enter("load")
+        spec = self._roster.check_load(fields, self._capacity)
+        self._roster.loading = spec
+        try:
+            await asyncio.sleep(self._options.fake_load_s)
+            self._enter("load")
+        finally:
+            self._roster.loading = None
+        if self._options.fake_fail_load:
+            message = f"{spec.name}: {self._options.fake_fail_load}"
+            raise EngineConfigError("proposer", message, "model")
+        return self._roster.add(spec, ())
+
+    async def unload(self, name: str) -> None:
+        """Unloads a proposer; see `Engine.unload`."""
+        self._enter("unload")
+        self._roster.check_unload(name)
+        self._roster.remove(name)
 
     async def stop(self) -> None:
         """Ends every sequence with `EngineDead`."""
@@ -173,7 +202,7 @@ class FakeEngine:
 
     def _admit(self, request: GenerationRequest) -> Sequence:
         self._enter("generate")
-        check_request(request, self.info, self._specs)
+        check_request(request, self.info, self._roster.specs)
         if any(s.request.request_id == request.request_id for s in self._batch.live()):
             raise InvalidRequest("request_id", f"{request.request_id!r} is in use")
         assert self._vocabulary is not None
@@ -238,20 +267,7 @@ class FakeEngine:
             vocab_size=vocabulary.size,
             max_logprobs=self._options.max_logprobs,
             max_speculative_tokens=self._capacity,
-            proposers=self._proposers(),
-        )
-
-    def _proposers(self) -> tuple[ProposerInfo, ...]:
-        latency = self._stepper.draft_ms
-        return tuple(
-            ProposerInfo(
-                spec.name,
-                spec.method,
-                spec.model,
-                spec.num_speculative_tokens,
-                draft_latency_ms=latency.get(spec.name),
-            )
-            for spec in self._config.proposers
+            proposers=self._roster.infos,
         )
 
 

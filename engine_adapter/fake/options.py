@@ -7,7 +7,7 @@ from typing import Any
 from engine_adapter.errors import EngineConfigError
 
 _SETTING = "engine_args"
-CALLS = ("generate", "switch", "proposers")
+CALLS = ("generate", "switch", "proposers", "load", "unload")
 """The calls at which `fake_die_at_call` can kill the engine."""
 
 
@@ -35,8 +35,10 @@ class FakeOptions:
             twice as many.
         fake_start_s: seconds that the start takes.
         fake_fail_start: if not empty, the start fails with this message.
+        fake_load_s: seconds that loading a proposer takes.
+        fake_fail_load: if not empty, a proposer's weights are refused with this message.
         fake_die_after_steps: the engine dies in the step after this many; 0 is never.
-        fake_die_at_call: the engine dies in its next `generate`, `switch` or `proposers`.
+        fake_die_at_call: the engine dies in its next call of that name, of `CALLS`.
         fake_hang_after_steps: after this many steps no further one ends; 0 is never.
         fake_fail_prompt: a sequence whose prompt contains this text fails, alone.
         fake_hang_prompt: a sequence whose prompt contains this text stops emitting.
@@ -55,6 +57,8 @@ class FakeOptions:
     fake_length: int = 128
     fake_start_s: float = 0.0
     fake_fail_start: str = ""
+    fake_load_s: float = 0.0
+    fake_fail_load: str = ""
     fake_die_after_steps: int = 0
     fake_die_at_call: str = ""
     fake_hang_after_steps: int = 0
@@ -89,7 +93,13 @@ def _check_type(name: str, value: Any) -> None:
         rates = list(value.values()) if isinstance(value, Mapping) else [value]
         if not all(_is_number(rate) and 0 <= rate <= 1 for rate in rates):
             raise EngineConfigError(_SETTING, f"{name}: rates are in [0, 1], got {value!r}")
-    elif name in ("fake_fail_start", "fake_die_at_call", "fake_fail_prompt", "fake_hang_prompt"):
+    elif name in (
+        "fake_fail_start",
+        "fake_fail_load",
+        "fake_die_at_call",
+        "fake_fail_prompt",
+        "fake_hang_prompt",
+    ):
         if not isinstance(value, str):
             raise EngineConfigError(_SETTING, f"{name}: must be a string, got {value!r}")
     elif name.endswith(("_ms", "_s")):

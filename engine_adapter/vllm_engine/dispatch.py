@@ -91,6 +91,22 @@ class ProposerDispatch:
                 if spec.name in self._draft_models:
                     self._draft_models[spec.name].load(target)
 
+    def create(self, spec: ProposerSpec) -> Proposer:
+        """A proposer without KV of its own, for `install`; a thread beside a step may call it."""
+        return method(spec.method).create(spec, self)
+
+    def install(self, spec: ProposerSpec, proposer: Proposer) -> None:
+        """Lets a proposer draft from the next step on."""
+        self._specs = (*self._specs, spec)
+        self._capabilities[spec.name] = needs(spec, self._specs)
+        self._proposers[spec.name] = proposer
+
+    def remove(self, name: str) -> None:
+        """Drops a proposer without KV of its own. Safe for one that is not there."""
+        self._specs = tuple(spec for spec in self._specs if spec.name != name)
+        for known in (self._capabilities, self._proposers, self._last_cause):
+            known.pop(name, None)
+
     @property
     def target(self) -> Target:
         """The target, once it is loaded."""

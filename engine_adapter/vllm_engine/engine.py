@@ -1,7 +1,6 @@
 """The engine: `Engine` over vLLM, one process of it after the other."""
 
 import asyncio
-from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,13 +18,14 @@ from engine_adapter.interface import (
     SpecMethod,
     StepReport,
 )
+from engine_adapter.proposers.contract import TargetSizes
+from engine_adapter.roster import Roster
 from engine_adapter.vllm_engine import arguments, compat, preflight
+from engine_adapter.vllm_engine.loader import ProposerLoader
 from engine_adapter.vllm_engine.metrics import VllmMetrics
 from engine_adapter.vllm_engine.process import EngineProcess
 from engine_adapter.vllm_engine.supervisor import Supervisor
 from engine_adapter.vllm_engine.translation import refused, sampling_params, to_delta
-
-_LATENCY_WINDOW = 256
 
 
 class VllmEngine:
@@ -54,17 +54,14 @@ class VllmEngine:
         self._info: EngineInfo | None = None
         # The last switch that reached running requests: proposer, k, generation.
         self._sweep: tuple[str, int, int] | None = None
-        # Name -> (seconds, tokens) of the last steps in which the proposer drafted.
-        self._latency: dict[str, deque[tuple[float, int]]] = defaultdict(
-            lambda: deque(maxlen=_LATENCY_WINDOW)
-        )
+        self._roster = Roster(config.proposers)
 
     @property
     def info(self) -> EngineInfo:
         """See `Engine.info`."""
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
-        return self._info
+        return replace(self._info, proposers=self._roster.infos)
 
     @property
     def failure(self) -> EngineDead | None:
@@ -82,31 +79,18 @@ class VllmEngine:
         await self._supervisor.start(on_progress)
 
     def _new_process(self) -> EngineProcess:
-        return EngineProcess(self._config, self._capacity, self._metrics)
+        config = replace(self._config, proposers=self._roster.specs)
+        return EngineProcess(config, self._capacity, self._metrics)
 
     async def _adopt(self, process: EngineProcess) -> None:
         """Brings a new process to where the one before it was, and learns what it holds."""
-        held = await process.collective_rpc("specgate_memory")
-        self._info = self._describe(process.vllm_config, held)
+        self._roster.adopt(await process.collective_rpc("specgate_memory"))
+        self._info = self._describe(process.vllm_config)
         if self._sweep is not None:
             # A request that was admitted before that switch may still be on its way.
             await process.call("specgate_switch", *self._sweep)
 
-    def _describe(self, config: Any, held: list[Mapping[str, tuple[int, int]]]) -> EngineInfo:
-        proposers = []
-        for spec in self._config.proposers:
-            of_ranks = [rank[spec.name] for rank in held if spec.name in rank]
-            proposers.append(
-                ProposerInfo(
-                    name=spec.name,
-                    method=spec.method,
-                    model=spec.model,
-                    num_speculative_tokens=spec.num_speculative_tokens,
-                    tensor_parallel_size=len(of_ranks) or 1,
-                    weights_bytes=sum(weights for weights, _ in of_ranks),
-                    kv_bytes=sum(kv for _, kv in of_ranks),
-                )
-            )
+    def _describe(self, config: Any) -> EngineInfo:
         return EngineInfo(
             engine="vllm",
             version=self._version,
@@ -116,7 +100,7 @@ class VllmEngine:
             vocab_size=config.model_config.get_vocab_size(),
             max_logprobs=config.model_config.max_logprobs,
             max_speculative_tokens=self._capacity,
-            proposers=tuple(proposers),
+            proposers=self._roster.infos,
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
@@ -159,10 +143,26 @@ class VllmEngine:
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """See `Engine.proposers`."""
-        return tuple(
-            replace(info, draft_latency_ms=self._draft_latency_ms(info.name))
-            for info in self.info.proposers
-        )
+        return self._roster.present()
+
+    async def load(self, fields: Mapping[str, Any]) -> ProposerInfo:
+        """See `Engine.load`."""
+        process = self._supervisor.child
+        target = process.vllm_config.model_config
+        sizes = TargetSizes(target.get_hidden_size(), target.get_vocab_size())
+        loader = ProposerLoader(self._roster, self._capacity)
+        try:
+            return await loader.load(process, fields, sizes)
+        except EngineDead as error:
+            raise self._lost("The proposer was not loaded") from error
+
+    async def unload(self, name: str) -> None:
+        """See `Engine.unload`."""
+        process = self._supervisor.child
+        try:
+            await ProposerLoader(self._roster, self._capacity).unload(process, name)
+        except EngineDead as error:
+            raise self._lost("The proposer is gone with it") from error
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
@@ -176,11 +176,5 @@ class VllmEngine:
         return EngineDead(f"{failure} {consequence}.", failure.retry_after_s)
 
     def _on_step(self, report: StepReport, drafted: Mapping[str, int]) -> None:
-        for name, seconds in report.draft_seconds.items():
-            self._latency[name].append((seconds, drafted.get(name, 0)))
+        self._roster.note(report, drafted)
         self._observer.on_step(report)
-
-    def _draft_latency_ms(self, name: str) -> float | None:
-        steps = self._latency[name]
-        tokens = sum(count for _, count in steps)
-        return 1e3 * sum(seconds for seconds, _ in steps) / tokens if tokens else None

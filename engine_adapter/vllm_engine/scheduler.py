@@ -94,6 +94,10 @@ class SpecgateScheduler(compat.Scheduler):
                 row.method = method
         self._drafting = sum(row.method.num_speculative_tokens > 0 for row in self._rows.values())
 
+    def pardon(self, proposer: str) -> None:
+        """Forgets the faults of a proposer that is unloaded."""
+        self._quarantine.pardon(proposer)
+
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         _, ec_transfer_params = super()._free_request(request, *args, **kwargs)
         row = self._rows.pop(request.request_id, None)
@@ -158,4 +162,10 @@ def specgate_switch(core: Any, proposer: str, k: int, generation: int) -> None:
     core.scheduler.switch(SpecMethod(proposer, k), generation)
 
 
+def specgate_pardon(core: Any, proposer: str) -> None:
+    """The utility call behind `VllmEngine.unload`: who is loaded anew begins anew."""
+    core.scheduler.pardon(proposer)
+
+
 compat.EngineCore.specgate_switch = specgate_switch
+compat.EngineCore.specgate_pardon = specgate_pardon

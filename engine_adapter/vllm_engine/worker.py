@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.background import BackgroundLoad
 from engine_adapter.vllm_engine.extension import Extension
 from engine_adapter.vllm_engine.progress import ProgressWriter
 from engine_adapter.vllm_engine.runner import cpu_runner, gpu_runner
@@ -12,6 +14,8 @@ from engine_adapter.vllm_engine.runner import cpu_runner, gpu_runner
 
 class WorkerHooks:
     """Mixed into a vLLM worker: progress while loading, and answers to the gateway."""
+
+    _load: BackgroundLoad | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, saying what is being loaded."""
@@ -29,6 +33,28 @@ class WorkerHooks:
         """Proposer -> bytes of weights and of KV that it holds on this rank."""
         held: dict[str, tuple[int, int]] = self.model_runner.drafter.memory()
         return held
+
+    def specgate_load(self, fields: dict[str, Any]) -> None:
+        """Begins to create a proposer, beside the steps; `fields` are its spec's."""
+        create = self.model_runner.drafter.create
+        self._load = BackgroundLoad(ProposerSpec(**fields), create)
+
+    def specgate_load_state(self) -> list[str]:
+        """How far the load is, and why; see `background`."""
+        assert self._load is not None
+        return list(self._load.state)
+
+    def specgate_install(self) -> dict[str, tuple[int, int]]:
+        """Takes the created proposer over; what each proposer holds now."""
+        load, self._load = self._load, None
+        assert load is not None
+        self.model_runner.drafter.install(load.spec, load.take())
+        return self.specgate_memory()
+
+    def specgate_unload(self, name: str) -> None:
+        """Drops a proposer, whether it is loaded or was about to be."""
+        self._load = None
+        self.model_runner.drafter.remove(name)
 
     @contextmanager
     def _stage(self, what: str) -> Iterator[None]:

@@ -1,0 +1,55 @@
+"""Creating a proposer in a worker while the engine steps."""
+
+import logging
+from collections.abc import Callable
+from threading import Thread
+
+import torch
+
+from engine_adapter.proposers.contract import Proposer, ProposerSpec
+from engine_adapter.vllm_engine.containment import cause
+
+log = logging.getLogger(__name__)
+
+READING, READY, REFUSED, FAILED = "reading", "ready", "refused", "failed"
+"""How far it is: still at it, done, given something that cannot work, ended by anything else."""
+
+
+class BackgroundLoad:
+    """One proposer on its way. A thread reads its weights; the step only takes it over.
+
+    Args:
+        spec: what to create; of a method without draft KV.
+        create: makes the proposer; it changes nothing that a step reads.
+
+    Attributes:
+        state: how far it is, and why it ended where it did.
+    """
+
+    def __init__(self, spec: ProposerSpec, create: Callable[[ProposerSpec], Proposer]) -> None:
+        self.spec = spec
+        self.state = (READING, "")
+        self._create = create
+        self._proposer: Proposer | None = None
+        # An engine that stops does not wait for it.
+        Thread(target=self._run, name=f"load-{spec.name}", daemon=True).start()
+
+    def take(self) -> Proposer:
+        """The proposer of a load that is ready, once."""
+        proposer, self._proposer = self._proposer, None
+        assert proposer is not None
+        return proposer
+
+    def _run(self) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # this thread's own: the cores belong to the step
+        try:
+            self._proposer = self._create(self.spec)
+            self.state = (READY, "")
+        except (ValueError, OSError) as error:
+            self.state = (REFUSED, str(error))
+        except Exception as error:
+            log.error("proposer %s could not be loaded", self.spec.name, exc_info=error)
+            self.state = (FAILED, cause(error))
+        finally:
+            torch.set_num_threads(threads)  # what threads that come later begin with
