@@ -40,25 +40,31 @@ class Capabilities:
 
     Attributes:
         model: it has weights of its own (`model` is required).
+        tokenizer: its weights come with a tokenizer, which must be the target's.
         draft_kv: it keeps KV of its own, reserved when the engine starts; a method without can
             be loaded while the engine serves.
         hidden_states: it drafts from the target's last hidden states (`DraftBatch.hidden`).
         members: it drafts through other proposers, whose names its option `members` lists; it
             needs what they need, and their KV is reserved with them.
+        prediction: it drafts from what the request predicts (`DraftBatch.predicted`).
     """
 
     model: bool = False
+    tokenizer: bool = False
     draft_kv: bool = False
     hidden_states: bool = False
     members: bool = False
+    prediction: bool = False
 
     def __or__(self, other: "Capabilities") -> "Capabilities":
         """What is needed by either."""
         return Capabilities(
             model=self.model or other.model,
+            tokenizer=self.tokenizer or other.tokenizer,
             draft_kv=self.draft_kv or other.draft_kv,
             hidden_states=self.hidden_states or other.hidden_states,
             members=self.members or other.members,
+            prediction=self.prediction or other.prediction,
         )
 
 
@@ -80,6 +86,8 @@ class DraftBatch:
         hidden: tensor [R, H] on the engine's device, of its dtype: the target's final hidden
             state from which each row's newest token was sampled, so that of position
             num_tokens[i] - 2. `None` for methods that do not ask for it.
+        predicted: for each of the R rows the int32 [P] tokens that its request predicts, or
+            `None`. `None` altogether for methods that do not ask for it.
     """
 
     rows: npt.NDArray[np.intp]
@@ -90,6 +98,7 @@ class DraftBatch:
     k: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int32]
     hidden: Any = None
+    predicted: Sequence[npt.NDArray[np.int32] | None] | None = None
 
     def context(self, i: int) -> npt.NDArray[np.int32]:
         """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
@@ -112,6 +121,7 @@ class DraftBatch:
             k=self.k[index] if k is None else k,
             token_ids=self.token_ids,
             hidden=None if self.hidden is None else self.hidden[index],
+            predicted=None if self.predicted is None else [self.predicted[i] for i in index],
         )
 
 

@@ -46,7 +46,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> DraftModelProposer:
 
 METHOD = Method(
     name="draft_model",
-    capabilities=Capabilities(model=True, draft_kv=True),
+    capabilities=Capabilities(model=True, tokenizer=True, draft_kv=True),
     default_k=4,
     options={},
     validate=_validate,

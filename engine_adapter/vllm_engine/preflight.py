@@ -8,6 +8,7 @@ from typing import Any
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.factory import EngineConfig
 from engine_adapter.proposers.catalog import method
+from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.vllm_engine import compat
 
 MIN_CAPACITY = 5
@@ -64,35 +65,48 @@ def draft_capacity(config: EngineConfig) -> int:
 
 
 def check_models(config: EngineConfig) -> None:
-    """Checks the target and every proposer with weights, reading configurations only.
+    """Checks the target and every proposer with weights; reads configurations and headers only.
 
     Raises:
-        EngineConfigError: a folder is missing, the target is of a kind that is not proven, or a
-            draft model has another tokenizer.
+        EngineConfigError: a folder is missing, the target is of a kind that is not proven, a draft
+            model has another tokenizer, or a head's weights do not fit the target.
     """
-    revision = config.arguments.get("revision")
-    target = _load_config("model", config.model, config, revision)
+    target = _load_config("model", config.model, config, config.arguments.get("revision"))
     _refuse_unproven(target)
-    vocabulary: dict[str, int] | None = None
+    text = target.get_text_config()
+    sizes = TargetSizes(text.hidden_size, text.vocab_size)
+    _check_tokenizers(config)
     for spec in config.proposers:
-        if not method(spec.method).capabilities.model or spec.model is None:
+        try:
+            method(spec.method).check(spec, sizes)
+        except ValueError as error:
+            raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
+
+
+def _check_tokenizers(config: EngineConfig) -> None:
+    wanted: dict[str, int] | None = None
+    for spec in config.proposers:
+        if not method(spec.method).capabilities.tokenizer or spec.model is None:
             continue
         try:
             _load_config("model", spec.model, config)
             theirs = _vocabulary("model", spec.model, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
-        if vocabulary is None:
-            tokenizer = config.arguments.get("tokenizer")
-            vocabulary = _vocabulary(
-                "tokenizer", tokenizer or config.model, config, None if tokenizer else revision
-            )
-        if theirs != vocabulary:
+        if wanted is None:
+            wanted = _target_vocabulary(config)
+        if theirs != wanted:
             raise EngineConfigError(
                 "proposer",
                 f"{spec.name}: the tokenizer of {spec.model} is not the target's; a draft model "
                 "must share it",
             )
+
+
+def _target_vocabulary(config: EngineConfig) -> dict[str, int]:
+    if tokenizer := config.arguments.get("tokenizer"):
+        return _vocabulary("tokenizer", tokenizer, config)
+    return _vocabulary("tokenizer", config.model, config, config.arguments.get("revision"))
 
 
 def _load_config(

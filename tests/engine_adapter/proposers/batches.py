@@ -1,6 +1,8 @@
 """Batches as an engine would lend them, from plain lists of tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,8 @@ def batch(
     prompt: int | Sequence[int] = 1,
     computed: Sequence[int] | None = None,
     scattered: bool = False,
+    hidden_of: Callable[[DraftBatch], Any] | None = None,
+    junk: int = JUNK,
 ) -> DraftBatch:
     """One row per request id.
 
@@ -27,14 +31,16 @@ def batch(
         k, prompt: of every row, or of each.
         computed: what the target had read before the step; all but the newest by default.
         scattered: put every row at an index of its own, with other rows in between.
+        hidden_of: what makes the target's hidden states, for a method that drafts from them.
+        junk: fills what lies behind a row's end.
     """
     count, lengths = len(rows), [len(tokens) for tokens in rows.values()]
     index = np.arange(count) * (2 if scattered else 1) + (1 if scattered else 0)
-    table = np.full((int(index.max()) + 2, WIDTH), JUNK, np.int32)
+    table = np.full((int(index.max()) + 2, WIDTH), junk, np.int32)
     for i, tokens in zip(index, rows.values(), strict=True):
         table[i, : len(tokens)] = tokens
     num_computed = [length - 1 for length in lengths] if computed is None else list(computed)
-    return DraftBatch(
+    made = DraftBatch(
         rows=index,
         request_ids=list(rows),
         num_tokens=np.array(lengths, np.int64),
@@ -43,3 +49,4 @@ def batch(
         k=np.broadcast_to(np.array(k, np.int64), count),
         token_ids=table,
     )
+    return made if hidden_of is None else replace(made, hidden=hidden_of(made))

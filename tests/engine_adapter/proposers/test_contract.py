@@ -1,6 +1,7 @@
 """What every proposer must do, for every entry of the catalog."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 
 from engine_adapter.proposers.catalog import METHODS, parse_spec, parse_specs
 from engine_adapter.proposers.contract import DraftBatch, Drafts, Method, Proposer, ProposerSpec
-from tests.engine_adapter.proposers.batches import JUNK, batch
+from tests.engine_adapter.proposers.batches import batch
+from tests.engine_adapter.proposers.heads import RandomTarget, medusa, mlp_speculator
 
 ROWS: Mapping[str, Sequence[int]] = {
     "repeats": [1, 2, 3, 4] * 4,
@@ -19,6 +21,18 @@ ROWS: Mapping[str, Sequence[int]] = {
 
 
 MEMBERS = parse_specs([{"name": "ngram"}, {"name": "tail", "method": "draft_model", "model": "a"}])
+
+TARGET = RandomTarget()
+WEIGHTS = {"medusa": medusa(num_heads=8), "mlp_speculator": mlp_speculator(n_predict=8)}
+"""Of the methods that read their weights themselves."""
+MODELS: dict[str, str] = {}
+"""Where they are, once a test runs."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("models")
+    MODELS.update({name: heads.write(folder / name) for name, heads in WEIGHTS.items()})
 
 
 class LastTokens:
@@ -34,13 +48,17 @@ class LastTokens:
 
 
 class Host:
-    """Lends `LastTokens`, as a model and as a member."""
+    """Lends `LastTokens`, as a model and as a member, and a target of random weights."""
+
+    target = TARGET
 
     def member(self, name: str) -> LastTokens:
         return LastTokens()
 
     def draft_model(self, spec: ProposerSpec) -> LastTokens:
         return LastTokens()
+
+    draft_head = draft_model
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)
@@ -58,7 +76,7 @@ def spec_of(method: Method) -> ProposerSpec:
 
 def required(method: Method) -> dict[str, Any]:
     """The fields without which there is no proposer of the method."""
-    model = {"model": "a/b"} if method.capabilities.model else {}
+    model = {"model": MODELS.get(method.name, "a/b")} if method.capabilities.model else {}
     return model | ({"members": ["ngram", "tail"]} if method.capabilities.members else {})
 
 
@@ -66,8 +84,17 @@ def create(method: Method) -> Proposer:
     return method.create(spec_of(method), Host())
 
 
-def propose(proposer: Proposer, rows: Mapping[str, Sequence[int]], **how: Any) -> list[list[int]]:
-    return [list(row) for row in proposer.propose(batch(rows, **how)).tokens]
+def batch_for(method: Method, rows: Mapping[str, Sequence[int]], **how: Any) -> DraftBatch:
+    """The rows, with hidden states if the method asks for them."""
+    return batch(
+        rows, hidden_of=TARGET.hidden_of if method.capabilities.hidden_states else None, **how
+    )
+
+
+def propose(
+    method: Method, proposer: Proposer, rows: Mapping[str, Sequence[int]], **how: Any
+) -> list[list[int]]:
+    return [list(row) for row in proposer.propose(batch_for(method, rows, **how)).tokens]
 
 
 def test_the_default_spec_is_valid_and_of_this_method(method: Method) -> None:
@@ -89,7 +116,7 @@ def test_draft_kv_comes_with_weights(method: Method) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 8, 100])
 def test_every_row_gets_at_most_k_plain_tokens(method: Method, k: int) -> None:
-    drafts = propose(create(method), ROWS, k=k)
+    drafts = propose(method, create(method), ROWS, k=k)
     assert len(drafts) == len(ROWS)
     for row in drafts:
         assert len(row) <= k
@@ -97,32 +124,35 @@ def test_every_row_gets_at_most_k_plain_tokens(method: Method, k: int) -> None:
 
 
 def test_a_row_of_one_pattern_is_drafted_for(method: Method) -> None:
-    assert propose(create(method), {"r": ROWS["repeats"]})[0]
+    assert propose(method, create(method), {"r": ROWS["repeats"]})[0]
 
 
 def test_each_row_keeps_to_its_own_k(method: Method) -> None:
-    drafts = propose(create(method), ROWS, k=[1, 3, 5, 2])
+    drafts = propose(method, create(method), ROWS, k=[1, 3, 5, 2])
     assert all(len(row) <= k for row, k in zip(drafts, [1, 3, 5, 2], strict=True))
 
 
 def test_a_rows_drafts_depend_on_that_row_alone(method: Method) -> None:
-    together = propose(create(method), ROWS, k=[4, 2, 3, 4])
+    together = propose(method, create(method), ROWS, k=[4, 2, 3, 4])
     for i, ((name, tokens), k) in enumerate(zip(ROWS.items(), [4, 2, 3, 4], strict=True)):
-        assert propose(create(method), {name: tokens}, k=k) == [together[i]]
+        assert propose(method, create(method), {name: tokens}, k=k) == [together[i]]
 
 
 def test_where_a_row_stands_in_the_batch_does_not_matter(method: Method) -> None:
-    assert propose(create(method), ROWS) == propose(create(method), ROWS, scattered=True)
+    assert propose(method, create(method), ROWS) == propose(
+        method, create(method), ROWS, scattered=True
+    )
 
 
 def test_nothing_behind_a_rows_end_is_read(method: Method) -> None:
-    drafts = propose(create(method), {"r": ROWS["repeats"], "s": [1, 2, 1]})
-    assert JUNK not in [token for row in drafts for token in row]
+    rows = {"r": ROWS["repeats"], "s": [1, 2, 1]}
+    drafts = [propose(method, create(method), rows, junk=junk) for junk in (7, 8)]
+    assert drafts[0] == drafts[1]
 
 
 def test_the_batch_is_left_as_it_was(method: Method) -> None:
-    given = batch(ROWS)
-    before = {name: np.array(getattr(given, name)) for name in given.__slots__}
+    given = batch_for(method, ROWS)
+    before = {name: deepcopy(getattr(given, name)) for name in given.__slots__}
     create(method).propose(given)
     for name, value in before.items():
         np.testing.assert_array_equal(getattr(given, name), value)
@@ -132,14 +162,16 @@ def test_the_lag_is_a_count_and_none_for_rows_never_left(method: Method) -> None
     proposer, tokens = create(method), list(ROWS["long"])
     for length in range(4, 30):
         computed = [length - 1 if length > 4 else 0]
-        drafts = proposer.propose(batch({"r": tokens[:length]}, prompt=4, computed=computed))
+        drafts = proposer.propose(
+            batch_for(method, {"r": tokens[:length]}, prompt=4, computed=computed)
+        )
         assert drafts.catchup_tokens == 0
 
 
 def test_forget_takes_known_and_unknown_ids_again_and_again(method: Method) -> None:
     proposer = create(method)
     proposer.forget(["unknown"])
-    propose(proposer, ROWS)
+    propose(method, proposer, ROWS)
     proposer.forget(list(ROWS))
     proposer.forget(list(ROWS))
     proposer.forget([])
@@ -147,7 +179,7 @@ def test_forget_takes_known_and_unknown_ids_again_and_again(method: Method) -> N
 
 def test_a_forgotten_id_can_be_another_request(method: Method) -> None:
     proposer = create(method)
-    propose(proposer, {"r": ROWS["varied"]})
+    propose(method, proposer, {"r": ROWS["varied"]})
     proposer.forget(["r"])
-    again = propose(proposer, {"r": ROWS["repeats"]}, prompt=16)
-    assert again == propose(create(method), {"r": ROWS["repeats"]}, prompt=16)
+    again = propose(method, proposer, {"r": ROWS["repeats"]}, prompt=16)
+    assert again == propose(method, create(method), {"r": ROWS["repeats"]}, prompt=16)

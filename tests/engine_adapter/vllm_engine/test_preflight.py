@@ -15,6 +15,12 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.factory import EngineConfig
 from engine_adapter.proposers.catalog import parse_specs
 from engine_adapter.vllm_engine import preflight
+from tests.engine_adapter.proposers.heads import (
+    Heads,
+    fasterdecoding_medusa,
+    medusa,
+    mlp_speculator,
+)
 
 LLAMA = {
     "model_type": "llama",
@@ -300,3 +306,56 @@ def test_a_tokenizer_given_apart_is_what_a_draft_model_must_share(make_model: Ma
 
 def test_without_a_draft_model_no_tokenizer_is_read(make_model: MakeModel) -> None:
     preflight.check_models(config(make_model("target", words=None), [{"name": "ngram"}]))
+
+
+# -- heads -----------------------------------------------------------------------------------
+
+SIZES = {"hidden": LLAMA["hidden_size"], "vocabulary": LLAMA["vocab_size"]}
+HEADS = [
+    ("mlp_speculator", mlp_speculator(**SIZES)),
+    ("medusa", medusa(**SIZES)),
+    ("medusa", fasterdecoding_medusa(**SIZES)),
+]
+
+
+def head(method: str, model: str, **fields: Any) -> dict[str, Any]:
+    return {"name": "head", "method": method, "model": model, **fields}
+
+
+@pytest.mark.parametrize(("method", "heads"), HEADS)
+def test_heads_that_fit_the_target_are_taken_without_a_tokenizer(
+    make_model: MakeModel, tmp_path: Path, method: str, heads: Heads
+) -> None:
+    model = heads.write(tmp_path / "heads")
+    preflight.check_models(config(make_model("target"), [head(method, model)]))
+
+
+@pytest.mark.parametrize("other", [{"hidden_size": 32}, {"vocab_size": 48}], ids=str)
+@pytest.mark.parametrize(("method", "heads"), HEADS)
+def test_heads_for_another_target_are_refused_with_file_and_proposer(
+    make_model: MakeModel, tmp_path: Path, method: str, heads: Heads, other: dict[str, int]
+) -> None:
+    model = heads.write(tmp_path / "heads")
+    target = make_model("target", LLAMA | other)
+    error = refusal(preflight.check_models, config(target, [head(method, model)]))
+    assert error.setting == "proposer"
+    assert str(error).startswith(f"proposer: head: {model}/")
+    assert str(next(iter(other.values()))) in str(error)
+
+
+@pytest.mark.parametrize(("method", "heads"), HEADS)
+def test_more_k_than_a_head_has_steps_is_refused(
+    make_model: MakeModel, tmp_path: Path, method: str, heads: Heads
+) -> None:
+    fields = head(method, heads.write(tmp_path / "heads"), num_speculative_tokens=9)
+    error = refusal(preflight.check_models, config(make_model("target"), [fields]))
+    assert "head: " in str(error)
+    assert "num_speculative_tokens must be at most" in str(error)
+
+
+@pytest.mark.parametrize("method", ["mlp_speculator", "medusa"])
+def test_a_model_that_is_no_head_is_refused(make_model: MakeModel, method: str) -> None:
+    model = make_model("draft")
+    error = refusal(preflight.check_models, config(make_model("target"), [head(method, model)]))
+    assert f"head: {model}/config.json: " in str(error)
+    assert "'llama'" in str(error)

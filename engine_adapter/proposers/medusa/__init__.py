@@ -1,0 +1,56 @@
+"""`medusa`: several heads on the target's last hidden state, each for one position ahead.
+
+Source: Medusa, arXiv 2401.10774; here each head gives its best token, so the drafts are a chain
+and not a tree. Checkpoints: FasterDecoding's layout and vLLM's.
+"""
+
+from typing import TYPE_CHECKING
+
+from engine_adapter.proposers.checkpoint import Checkpoint
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    Method,
+    ProposerSpec,
+    TargetSizes,
+)
+from engine_adapter.proposers.medusa.layout import FILES, Layout, read_layout
+
+if TYPE_CHECKING:
+    from engine_adapter.proposers.medusa.heads import MedusaHeads
+
+
+def _validate(spec: ProposerSpec) -> None:
+    """Every option is already known by name; there is none beyond the common ones."""
+
+
+def _open(spec: ProposerSpec, target: TargetSizes) -> tuple[Checkpoint, Layout]:
+    assert spec.model is not None
+    checkpoint = Checkpoint(spec.model, FILES)
+    layout = read_layout(checkpoint, target)
+    checkpoint.limit(spec.num_speculative_tokens, layout.num_heads, "the number of its heads")
+    return checkpoint, layout
+
+
+def _check(spec: ProposerSpec, target: TargetSizes) -> None:
+    _open(spec, target)
+
+
+def _create(spec: ProposerSpec, host: DraftHost) -> "MedusaHeads":
+    from engine_adapter.proposers.medusa.heads import MedusaHeads
+
+    target = host.target
+    checkpoint, layout = _open(spec, TargetSizes(target.hidden_size, target.vocab_size))
+    return MedusaHeads(checkpoint, layout, target)
+
+
+METHOD = Method(
+    name="medusa",
+    capabilities=Capabilities(model=True, hidden_states=True),
+    default_k=3,
+    options={},
+    validate=_validate,
+    create=_create,
+    check=_check,
+)
+"""The catalog's entry."""

@@ -1,0 +1,85 @@
+"""Medusa heads that draft one token each, all heads and rows in one computation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
+from engine_adapter.proposers.contract import DraftBatch, Drafts, Target
+from engine_adapter.proposers.medusa.layout import Layout
+
+
+class MedusaHeads:
+    """The loaded heads. They keep nothing between steps, so they never lag.
+
+    Args:
+        checkpoint, layout: where their weights are; all are read here.
+        target: the target, for its dtype and device, and for its output matrix if they share it.
+
+    Raises:
+        CheckpointError: a token of the token map is none of the target's.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layout: Layout, target: Target) -> None:
+        tensors = checkpoint.read(layout.needed)
+
+        def stacked(names: Sequence[str]) -> torch.Tensor:
+            return torch.stack([tensors[name].to(target.dtype) for name in names]).to(target.device)
+
+        self._target = target
+        self._num_heads = layout.num_heads
+        # Of each layer: [heads, H, H], and [heads, 1, H] if there are biases.
+        self._weights = [stacked(names) for names in layout.weights]
+        self._biases = [stacked(names).unsqueeze(1) for names in layout.biases]
+        self._token_map: torch.Tensor | None = None
+        if layout.token_map:
+            self._token_map = tensors[layout.token_map].to(target.device, torch.int64, copy=True)
+            if not 0 <= self._token_map.min() <= self._token_map.max() < target.vocab_size:
+                raise CheckpointError(
+                    f"{checkpoint.path_of(layout.token_map)}: {layout.token_map} must hold tokens "
+                    f"in [0, {target.vocab_size})"
+                )
+            for name in layout.outputs:
+                if len(tensors[name]) != len(self._token_map):
+                    tensors[name] = tensors[name][tensors[layout.token_map].long()]
+        # [heads or 1, V', H], or nothing.
+        self._outputs = stacked(layout.outputs) if layout.outputs else None
+
+    @property
+    def weights_bytes(self) -> int:
+        """See `Proposer.weights_bytes`. The target's output matrix is the target's."""
+        held = [*self._weights, *self._biases, self._outputs, self._token_map]
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+    @torch.inference_mode()
+    def propose(self, batch: DraftBatch) -> Drafts:
+        """The best token of as many heads as the longest k of the batch asks for."""
+        heads = min(int(batch.k.max()), self._num_heads)
+        # [heads, R, H]
+        states = batch.hidden.expand(heads, -1, -1)
+        for layer, weight in enumerate(self._weights):
+            maps = weight[:heads].transpose(1, 2)
+            if self._biases:
+                mapped = torch.baddbmm(self._biases[layer][:heads], states, maps)
+            else:
+                mapped = torch.bmm(states, maps)
+            states = states + functional.silu(mapped)
+        # [R, heads]
+        tokens = self._logits(states).argmax(-1).view(heads, -1).T
+        if self._token_map is not None:
+            tokens = self._token_map[tokens]
+        return batch.cut(tokens.tolist())
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits of states [heads, R, H]: [heads, R, V'] or [heads * R, V']."""
+        if self._outputs is None:
+            # A collective under tensor parallelism; every rank drafts for the same rows.
+            logits: torch.Tensor = self._target.logits(states.flatten(0, 1))
+            return logits
+        if len(self._outputs) == 1:
+            return functional.linear(states.flatten(0, 1), self._outputs[0])
+        return torch.bmm(states, self._outputs[: len(states)].transpose(1, 2))

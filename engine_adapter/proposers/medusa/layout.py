@@ -1,0 +1,110 @@
+"""What a Medusa checkpoint must hold, in FasterDecoding's layout and in vLLM's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from engine_adapter.proposers.checkpoint import Checkpoint, Shape
+from engine_adapter.proposers.contract import TargetSizes
+
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+"""Names that FasterDecoding gives the weights, looked for before the usual ones."""
+
+SHARED_OUTPUT, TOKEN_MAP = "lm_head.weight", "token_map"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A checkpoint's sizes, and the names of its tensors.
+
+    Attributes:
+        num_heads: how many heads, so the largest k.
+        weights: for each layer and head the name of its linear map, [H, H].
+        biases: likewise, [H]; empty if there are none.
+        outputs: each head's output matrix, [V', H]; one name if all heads share it; none if they
+            share the target's.
+        token_map: the tensor that says which token each row of the output is, [V']; `None` if the
+            rows are the vocabulary.
+        needed: the shape of each of these tensors.
+    """
+
+    num_heads: int
+    weights: Sequence[Sequence[str]]
+    biases: Sequence[Sequence[str]]
+    outputs: Sequence[str]
+    token_map: str | None
+    needed: Mapping[str, Shape]
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """How a layout calls its tensors."""
+
+    block: str
+    output: str
+
+
+_VLLM = _Names("blocks.{head}.layers.{layer}.{part}", "lm_heads.{head}.weight")
+_FASTERDECODING = _Names("{head}.{layer}.linear.{part}", "{head}.{num_layers}.weight")
+
+
+def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
+    """The checkpoint's layout. Raises `CheckpointError` if it does not fit the target."""
+    if "medusa_num_heads" not in checkpoint.config:  # FasterDecoding's say nothing else
+        checkpoint.require_architecture("MedusaModel", "medusa")
+    checkpoint.agree("hidden_size", target.hidden_size, "the target's hidden size")
+    checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
+    hidden, shapes = target.hidden_size, checkpoint.shapes
+    names = _FASTERDECODING if "0.0.linear.weight" in shapes else _VLLM
+    num_layers = checkpoint.integer("medusa_num_layers", "num_hidden_layers")
+
+    def block(layer: int, head: int, part: str) -> str:
+        return names.block.format(layer=layer, head=head, part=part)
+
+    # Some published configurations name fewer heads than the file holds.
+    present = next(head for head in count() if block(0, head, "weight") not in shapes)
+    heads = range(max(present, checkpoint.integer("medusa_num_heads", "num_heads")))
+    has_bias = checkpoint.flag("medusa_fc_bias") or block(0, 0, "bias") in shapes
+    weights = [[block(layer, head, "weight") for head in heads] for layer in range(num_layers)]
+    biases = [[block(layer, head, "bias") for head in heads] for layer in range(num_layers)]
+    own = [names.output.format(head=head, num_layers=num_layers) for head in heads]
+    outputs = _outputs(checkpoint, own)
+    rows, token_map = _rows(checkpoint, target, outputs)
+    needed: dict[str, Shape] = {name: (hidden, hidden) for names in weights for name in names}
+    if has_bias:
+        needed |= {name: (hidden,) for names in biases for name in names}
+    needed |= dict.fromkeys(outputs, (rows, hidden))
+    if token_map:
+        needed[token_map] = (checkpoint.integer("truncated_vocab_size"),)
+    checkpoint.check_tensors(needed, [*own, TOKEN_MAP])
+    return Layout(
+        num_heads=len(heads),
+        weights=weights,
+        biases=biases if has_bias else (),
+        outputs=outputs,
+        token_map=token_map,
+        needed=needed,
+    )
+
+
+def _outputs(checkpoint: Checkpoint, own: Sequence[str]) -> Sequence[str]:
+    """`Layout.outputs`, if `own` are the heads' own."""
+    if SHARED_OUTPUT in checkpoint.shapes:
+        return [SHARED_OUTPUT]
+    # The second is FasterDecoding's mark for heads without output matrices.
+    if checkpoint.flag("original_lm_head") or checkpoint.config.get("version") == "2":
+        return own[:1] if own[0] in checkpoint.shapes else []
+    return own
+
+
+def _rows(
+    checkpoint: Checkpoint, target: TargetSizes, outputs: Sequence[str]
+) -> tuple[int, str | None]:
+    """How many rows an output matrix has in the file, and `Layout.token_map`."""
+    kept = checkpoint.integer("truncated_vocab_size", default=target.vocab_size)
+    if kept > target.vocab_size:
+        raise checkpoint.wrong("truncated_vocab_size", f"must be at most {target.vocab_size}")
+    if kept == target.vocab_size or not outputs:
+        return target.vocab_size, None
+    whole = checkpoint.shapes.get(outputs[0], ())[:1] == (target.vocab_size,)
+    return target.vocab_size if whole else kept, TOKEN_MAP

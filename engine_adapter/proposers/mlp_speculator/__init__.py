@@ -1,0 +1,56 @@
+"""`mlp_speculator`: a small recurrent network on the target's last hidden state.
+
+Each step mixes the state so far with the embedding of the token before and gives the next token.
+Source: arXiv 2404.19124; the checkpoints are those of `ibm-fms/*-accelerator`.
+"""
+
+from typing import TYPE_CHECKING
+
+from engine_adapter.proposers.checkpoint import Checkpoint
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    Method,
+    ProposerSpec,
+    TargetSizes,
+)
+from engine_adapter.proposers.mlp_speculator.layout import Layout, read_layout
+
+if TYPE_CHECKING:
+    from engine_adapter.proposers.mlp_speculator.model import MlpSpeculator
+
+
+def _validate(spec: ProposerSpec) -> None:
+    """Every option is already known by name; there is none beyond the common ones."""
+
+
+def _open(spec: ProposerSpec, target: TargetSizes) -> tuple[Checkpoint, Layout]:
+    assert spec.model is not None
+    checkpoint = Checkpoint(spec.model)
+    layout = read_layout(checkpoint, target)
+    checkpoint.limit(spec.num_speculative_tokens, layout.n_predict, "its n_predict")
+    return checkpoint, layout
+
+
+def _check(spec: ProposerSpec, target: TargetSizes) -> None:
+    _open(spec, target)
+
+
+def _create(spec: ProposerSpec, host: DraftHost) -> "MlpSpeculator":
+    from engine_adapter.proposers.mlp_speculator.model import MlpSpeculator
+
+    target = host.target
+    checkpoint, layout = _open(spec, TargetSizes(target.hidden_size, target.vocab_size))
+    return MlpSpeculator(checkpoint, layout, target)
+
+
+METHOD = Method(
+    name="mlp_speculator",
+    capabilities=Capabilities(model=True, hidden_states=True),
+    default_k=3,
+    options={},
+    validate=_validate,
+    create=_create,
+    check=_check,
+)
+"""The catalog's entry."""

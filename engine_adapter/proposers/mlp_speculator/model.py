@@ -1,0 +1,80 @@
+"""An MLP speculator that drafts a greedy chain for all rows at once."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from engine_adapter.proposers.checkpoint import Checkpoint
+from engine_adapter.proposers.contract import DraftBatch, Drafts, Target
+from engine_adapter.proposers.mlp_speculator.layout import Layout
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The weights of one step; see `Layout` for shapes."""
+
+    emb: torch.Tensor
+    proj: torch.Tensor
+    ln_weight: torch.Tensor
+    ln_bias: torch.Tensor
+    head: torch.Tensor
+
+
+class MlpSpeculator:
+    """The loaded speculator. Keeps nothing between steps, so it never lags.
+
+    Args:
+        checkpoint, layout: where its weights are; all are read here.
+        target: the target, for its dtype and device.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layout: Layout, target: Target) -> None:
+        # Copied, so that nothing hangs on the file once it is loaded.
+        weights = {
+            name: tensor.to(device=target.device, dtype=target.dtype, copy=True)
+            for name, tensor in checkpoint.read(layout.needed).items()
+        }
+        parts = (layout.emb, layout.proj, layout.ln_weight, layout.ln_bias, layout.head)
+        self._steps = [
+            _Step(*(weights[name] for name in names)) for names in zip(*parts, strict=True)
+        ]
+        self._scale_input = layout.scale_input
+        # The state keeps half of its magnitude over all steps: what it loses, the token gets.
+        self._state_weight = 0.5 ** (0.5 / layout.n_predict)
+        self._emb_weight = math.sqrt((1 - self._state_weight**2) * layout.inner_dim / 2)
+        self.weights_bytes = sum(tensor.nbytes for tensor in weights.values())
+
+    @torch.inference_mode()
+    def propose(self, batch: DraftBatch) -> Drafts:
+        """The greedy chain of each row, from its newest token and the state before it."""
+        # [R, H]
+        state = batch.hidden
+        newest = batch.token_ids[batch.rows, batch.num_tokens - 1]
+        # [R]
+        tokens = torch.from_numpy(newest).to(state.device)
+        if self._scale_input:
+            state = functional.rms_norm(state, state.shape[-1:], eps=EPS) / math.sqrt(2)
+        chain = []
+        for step in self._steps[: batch.k.max()]:
+            # [R, D]
+            state = torch.addmm(
+                functional.embedding(tokens, step.emb),
+                state,
+                step.proj.T,
+                beta=self._emb_weight,
+                alpha=self._state_weight,
+            )
+            # A root mean square norm, although the format calls it a layer norm.
+            state = functional.rms_norm(state, state.shape[-1:], step.ln_weight, EPS)
+            state = functional.gelu(state + step.ln_bias)
+            tokens = functional.linear(state, step.head).argmax(-1)
+            chain.append(tokens)
+        return batch.cut(torch.stack(chain, 1).tolist())
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept."""
