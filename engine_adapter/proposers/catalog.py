@@ -8,6 +8,7 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers import (
     cascade,
     draft_model,
+    eagle,
     medusa,
     mlp_speculator,
     ngram,
@@ -22,6 +23,8 @@ METHODS: tuple[Method, ...] = (
     draft_model.METHOD,
     medusa.METHOD,
     mlp_speculator.METHOD,
+    eagle.EAGLE,
+    eagle.EAGLE3,
     cascade.METHOD,
     prediction.METHOD,
 )
@@ -66,9 +69,7 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
         raise _error("method", f"{method_name!r} is unknown; there are {', '.join(_BY_NAME)}")
     chosen = method(method_name)
     if name == prediction.METHOD.name and chosen is not prediction.METHOD:
-        raise _error(
-            "name", f"{name!r} is what drafts predicted outputs; no other may be called so"
-        )
+        raise _error("name", f"{name!r} may only be a proposer of the method {name}")
     options = _options(chosen, fields)
     default = chosen.default_k or _largest_k(options["members"], others)
     k = fields.get("num_speculative_tokens", default)

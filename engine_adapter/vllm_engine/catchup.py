@@ -7,12 +7,14 @@ block, so that one rule covers all cases: read what is missing, then draft.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Blocks = npt.NDArray[np.integer]
 Lengths = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 
 
 class DraftKVLedger:
@@ -68,3 +70,71 @@ class DraftKVLedger:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
         begins = np.arange(width) * self.block_size
         return np.clip(lengths[:, None] - begins, 0, self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEnds:
+    """Where rows fill a block to its end; four arrays [E].
+
+    Attributes:
+        row: int, index into the rows.
+        block: int, the block's id.
+        position: int64, of its last slot.
+        token: int32, the row's token at the position behind it.
+    """
+
+    row: npt.NDArray[np.intp]
+    block: Blocks
+    position: Lengths
+    token: Tokens
+
+
+class HeadKVLedger(DraftKVLedger):
+    """For a head, whose KV of a position holds the next position's token too.
+
+    So the last slot of a block hangs on the token behind the block, which is not among those by
+    which the prefix cache finds the block. Rows that share it and go on with different tokens
+    rewrite that one slot in turn.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._next_token = np.full(num_blocks, -1, np.int32)
+        self._claim = np.zeros(num_blocks, np.int32)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `DraftKVLedger.copy`."""
+        super().copy(pairs)
+        source, destination = np.asarray(pairs, np.intp).T
+        self._next_token[destination] = self._next_token[source]
+
+    def ends(self, blocks: Blocks, lengths: Lengths, tokens: Tokens, rows: Blocks) -> BlockEnds:
+        """The blocks that the rows fill.
+
+        Args:
+            blocks, lengths: see `first_missing`.
+            tokens: int32 [B, N], token ids; the i-th row's are `tokens[rows[i]]`, valid in
+                [0, lengths[i]].
+            rows: int [R].
+        """
+        stops = np.arange(1, lengths.max(initial=0) // self.block_size + 1) * self.block_size
+        row, i = np.nonzero(stops <= lengths[:, None])
+        return BlockEnds(row, blocks[row, i], stops[i] - 1, tokens[rows[row], stops[i]])
+
+    def contested(self, ends: BlockEnds, num_rows: int) -> npt.NDArray[np.bool_]:
+        """Which rows must wait, as another one needs a slot of theirs otherwise: bool [R].
+
+        Of the rows that need one slot differently one need not wait.
+        """
+        self._claim[ends.block] = ends.token
+        waits = np.zeros(num_rows, np.bool_)
+        waits[ends.row[self._claim[ends.block] != ends.token]] = True
+        return waits
+
+    def rewritten(self, ends: BlockEnds) -> npt.NDArray[np.bool_]:
+        """Which ends hold another token than these rows', if they hold any: bool [E]."""
+        return self._next_token[ends.block] != ends.token
+
+    def note(self, ends: BlockEnds) -> None:
+        """The ends hold the tokens of these rows."""
+        self._next_token[ends.block] = ends.token

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_adapter.interface import SpecMethod
@@ -31,8 +32,9 @@ from engine_adapter.proposers.contract import (
     Target,
 )
 from engine_adapter.vllm_engine.containment import cause, checked
+from engine_adapter.vllm_engine.draft_head import PagedHead
 from engine_adapter.vllm_engine.draft_model import PagedDraftModel
-from engine_adapter.vllm_engine.extension import Extension
+from engine_adapter.vllm_engine.extension import Extension, from_extra_args
 from engine_adapter.vllm_engine.progress import ProgressWriter
 from engine_adapter.vllm_engine.stats import DraftReport
 from engine_adapter.vllm_engine.step import TargetStep
@@ -77,6 +79,7 @@ class ProposerDispatch:
         self._report: DraftReport | None = None
         self._quarantined: Set[str] = frozenset()
         self._last_cause: dict[str, str] = {}
+        self._predicted: dict[str, npt.NDArray[np.int32] | None] = {}
 
     def bind(self, runner: Any) -> None:
         """Takes the runner whose batch it drafts for; it exists only after this class does."""
@@ -120,7 +123,14 @@ class ProposerDispatch:
 
     def draft_model(self, spec: ProposerSpec) -> DraftModel:
         """The runner of a proposer's draft model; loaded with the rest."""
-        model = PagedDraftModel(spec, self._vllm_config, self._runner.device, self._runner)
+        return self._paged(PagedDraftModel, spec)
+
+    def draft_head(self, spec: ProposerSpec) -> DraftModel:
+        """The runner of a proposer's head; loaded with the rest."""
+        return self._paged(PagedHead, spec)
+
+    def _paged(self, kind: type[PagedDraftModel], spec: ProposerSpec) -> PagedDraftModel:
+        model = kind(spec, self._vllm_config, self._runner.device, self._runner)
         self._draft_models[spec.name] = model
         return model
 
@@ -128,6 +138,15 @@ class ProposerDispatch:
     def draft_models(self) -> Mapping[str, PagedDraftModel]:
         """The proposers that keep KV, by name."""
         return self._draft_models
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """The target's layers whose outputs some head reads, ascending."""
+        return tuple(sorted({layer for head in self._heads for layer in head.aux_layers}))
+
+    @property
+    def _heads(self) -> list[PagedHead]:
+        return [model for model in self._draft_models.values() if isinstance(model, PagedHead)]
 
     def memory(self) -> dict[str, tuple[int, int]]:
         """Bytes of weights and of KV on this rank, of every proposer that holds any."""
@@ -145,6 +164,8 @@ class ProposerDispatch:
         if ended := list(scheduler_output.finished_req_ids):
             for proposer in self._proposers.values():
                 proposer.forget(ended)
+            for request_id in ended:
+                self._predicted.pop(request_id, None)
         if not self._draft_models:
             return
         fresh = self._fresh_blocks(scheduler_output)
@@ -154,6 +175,20 @@ class ProposerDispatch:
             if fresh or copies:
                 model.blocks_changed(fresh, copies)
             model.forget(ended)
+
+    def keep_states(
+        self, slots: torch.Tensor, final: torch.Tensor, auxiliary: Sequence[torch.Tensor]
+    ) -> None:
+        """Lets the heads keep the target's hidden states of a step, whoever drafts after it.
+
+        Args:
+            slots: int64 [T], the KV slots of the tokens that the target read.
+            final: [T, H], its final hidden states.
+            auxiliary: the outputs of `aux_layers`, each [T, H].
+        """
+        by_layer = dict(zip(self.aux_layers, auxiliary, strict=True))
+        for head in self._heads:
+            head.keep_states(slots, final, by_layer)
 
     def _fresh_blocks(self, scheduler_output: Any) -> list[int]:
         """Ids of the blocks that requests got in this step without content."""
@@ -255,7 +290,7 @@ class ProposerDispatch:
         kept = np.flatnonzero((room >= 0) & ((room > 0) | (k == 0)))
         if not kept.size:
             return None
-        needs_hidden = self._capabilities[name].hidden_states
+        capabilities = self._capabilities[name]
         token_ids = batch.token_ids_cpu.view()
         token_ids.flags.writeable = False  # the target reads its next tokens from there
         return DraftBatch(
@@ -266,8 +301,19 @@ class ProposerDispatch:
             num_computed=computed[kept],
             k=np.minimum(k, room)[kept].astype(np.int64),
             token_ids=token_ids,
-            hidden=step.last_hidden(index[kept]) if needs_hidden else None,
+            hidden=step.last_hidden(index[kept]) if capabilities.hidden_states else None,
+            predicted=[self._prediction(request_ids[i]) for i in kept]
+            if capabilities.prediction
+            else None,
         )
+
+    def _prediction(self, request_id: str) -> npt.NDArray[np.int32] | None:
+        """What the request predicts, read from vLLM's request once."""
+        if request_id not in self._predicted:
+            params = self._runner.requests[request_id].sampling_params
+            tokens = from_extra_args(params).prediction
+            self._predicted[request_id] = np.array(tokens, np.int32) if tokens else None
+        return self._predicted[request_id]
 
     def take_report(self) -> DraftReport | None:
         """What the last drafting took, once; `None` if nothing drafted since."""

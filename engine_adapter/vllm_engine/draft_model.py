@@ -6,7 +6,6 @@ KV that drafting itself wrote is kept as far as the drafts were accepted, so a r
 lagged feeds one or two tokens, where vLLM's own draft model feeds k + 1 again.
 """
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -15,61 +14,15 @@ import torch
 
 from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.catchup import DraftKVLedger
+from engine_adapter.vllm_engine.catchup import Blocks, DraftKVLedger
+from engine_adapter.vllm_engine.draft_loader import LoadedDraft, LoadedHead
 
 Ints = npt.NDArray[np.int64]
+Outputs = tuple[torch.Tensor, torch.Tensor]
+"""Of a forward pass: states [T, H] that the next token is taken from, and states [T, H] that a
+head goes on from. One and the same for most models."""
 
 _NEVER = (-1, np.empty(0, np.int64))
-
-
-class DraftConfig(compat.SpeculativeConfig):
-    """vLLM's configuration of a draft model, for vocabularies that differ by padding too.
-
-    vLLM compares sizes. What matters is the tokenizer, and those were compared before the start.
-    """
-
-    def verify_equal_vocab_size_if_draft_model(self) -> None:
-        """Sizes may differ."""
-
-
-class LoadedDraft(compat.DraftModelProposer):
-    """vLLM's draft model under a name of its own, so that several fit in one engine.
-
-    Attributes:
-        weights_bytes: what the loaded weights take on this rank.
-    """
-
-    def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
-        target = vllm_config.speculative_config
-        config = copy.copy(vllm_config)  # shares the registry of layers with the target's
-        config.speculative_config = DraftConfig(
-            method="draft_model",
-            model=spec.model,
-            num_speculative_tokens=spec.num_speculative_tokens,
-            target_model_config=target.target_model_config,
-            target_parallel_config=target.target_parallel_config,
-        )
-        self._prefix = f"draft_model.{spec.name}"
-        self.weights_bytes = 0
-        super().__init__(vllm_config=config, device=device, runner=runner)
-
-    def _get_model(self) -> torch.nn.Module:
-        config = self._create_draft_vllm_config()
-        loader = compat.get_model_loader(config.load_config)
-        load_weights = loader.load_weights
-
-        def load_and_weigh(model: torch.nn.Module, *args: Any) -> None:
-            load_weights(model, *args)
-            # Counted here, since on CPU the weights are then packed into buffers out of sight.
-            sizes = (p.numel() * p.element_size() for p in model.parameters())
-            self.weights_bytes = sum(sizes)
-
-        loader.load_weights = load_and_weigh
-        with compat.set_model_tag(self._prefix):
-            model: torch.nn.Module = loader.load_model(
-                vllm_config=config, model_config=config.model_config, prefix=self._prefix
-            )
-        return model
 
 
 class PagedDraftModel:
@@ -79,8 +32,11 @@ class PagedDraftModel:
         max_model_len: positions that the draft model knows; rows beyond it get no drafts.
     """
 
+    _shift = 0
+    """How far behind a KV position is the token that the model reads there."""
+
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
-        self._loaded = LoadedDraft(spec, vllm_config, device, runner)
+        self._loaded = self._make(spec, vllm_config, device, runner)
         self._runner = runner
         self._device = device
         self._budget: int = self._loaded.max_num_tokens
@@ -89,6 +45,9 @@ class PagedDraftModel:
         self._ledger: DraftKVLedger | None = None
         self._kv_bytes = 0
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
+
+    def _make(self, *args: Any) -> LoadedDraft | LoadedHead:
+        return LoadedDraft(*args)
 
     # -- vLLM's set-up, in the order in which it calls ---------------------------------------
 
@@ -100,15 +59,23 @@ class PagedDraftModel:
         """Builds the attention groups of the draft's layers and the ledger over the blocks."""
         self._loaded.initialize_attn_backend(kv_cache_config, kernel_block_sizes)
         spec = kv_cache_config.kv_cache_groups[self._loaded.kv_cache_gid].kv_cache_spec
-        self._ledger = DraftKVLedger(kv_cache_config.num_blocks, spec.block_size)
+        self._ledger = self._new_ledger(kv_cache_config.num_blocks, spec.block_size)
         self._kv_bytes = kv_cache_config.num_blocks * sum(
             group.kv_cache_spec.page_size_bytes * len(group.layer_names)
             for group in self._loaded.draft_attn_groups
         )
 
+    def _new_ledger(self, num_blocks: int, block_size: int) -> DraftKVLedger:
+        return DraftKVLedger(num_blocks, block_size)
+
     def set_cudagraph_mode(self, mode: Any) -> None:
         """Prepares the CUDA-graph keys for the mode that the target resolved to."""
         self._loaded.initialize_cudagraph_keys(mode)
+
+    @property
+    def layer_names(self) -> set[str]:
+        """The layers of the KV cache that are its own."""
+        return self._loaded.layer_names
 
     @property
     def weights_bytes(self) -> int:
@@ -141,24 +108,24 @@ class PagedDraftModel:
     def draft(self, batch: DraftBatch) -> Drafts:
         """Greedy drafts; see `DraftModel.draft`."""
         assert self._ledger is not None
+        stop = self._stop(batch)
         blocks = self._blocks(batch.rows)
-        missing = self._ledger.first_missing(blocks, batch.num_tokens)
-        start = self._read_from(batch, missing)
-        caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
-        drafting = np.flatnonzero(batch.k)
-        drafts = np.zeros((len(batch.rows), int(batch.k.max())), np.int64)
-        last = self._extend(batch, start)
-        self._ledger.mark(blocks, missing, batch.num_tokens)
-        if not drafting.size:
-            return Drafts([[] for _ in batch.rows], None, caught_up)
-        tokens = [self._sample(last[torch.from_numpy(drafting).to(self._device)])]
-        for depth in range(1, drafts.shape[1]):
-            tokens.append(self._step(batch, drafting, tokens[-1], depth))
-        drafts[drafting] = torch.stack(tokens, dim=1).cpu().numpy()
-        for i in drafting:
-            self._drafted[batch.request_ids[i]] = (int(batch.num_tokens[i]), drafts[i])
-        tokens_of_rows = zip(drafts.tolist(), batch.k.tolist(), strict=True)
-        return Drafts([row[:k] for row, k in tokens_of_rows], None, caught_up)
+        missing = self._ledger.first_missing(blocks, stop)
+        mended = self._mend(batch, blocks, missing, stop)
+        # A row that drafts feeds its last position in any case: its output is what is wanted.
+        start = np.minimum(self._read_from(batch, missing), stop - (batch.k > 0))
+        last = self._extend(batch, start, stop)
+        self._ledger.mark(blocks, missing, stop)
+        caught_up = mended + int(np.maximum(batch.num_computed - start, 0).sum())
+        return Drafts(self._go_on(batch, stop, last), None, caught_up)
+
+    def _stop(self, batch: DraftBatch) -> Ints:
+        """How many positions of each row can be fed: int64 [R]."""
+        return batch.num_tokens
+
+    def _mend(self, batch: DraftBatch, blocks: Blocks, missing: Ints, stop: Ints) -> int:
+        """Feeds positions before `missing` whose KV is another row's; how many there were."""
+        return 0
 
     def _read_from(self, batch: DraftBatch, missing: Ints) -> Ints:
         """The first position of each row to feed: `missing`, or later where drafting was there."""
@@ -170,58 +137,85 @@ class PagedDraftModel:
                 kept = batch.context(i)[length : length + len(drafts) - 1]
                 same = kept == drafts[: len(kept)]
                 start[i] += len(kept) if same.all() else int(same.argmin())
-        # A row that drafts feeds its last token in any case: its logits are what is wanted.
-        return np.minimum(start, batch.num_tokens - (batch.k > 0))
+        return start
 
-    def _extend(self, batch: DraftBatch, start: Ints) -> torch.Tensor:
-        """Feeds [start, num_tokens) of each row, in chunks that fit; last hidden states [R, H]."""
-        last = torch.empty(
-            len(batch.rows), self._loaded.hidden_size, dtype=self._loaded.dtype, device=self._device
+    def _extend(self, batch: DraftBatch, start: Ints, stop: Ints) -> Outputs:
+        """Feeds [start, stop) of each row, in chunks that fit; the last position's outputs [R]."""
+        shape = len(batch.rows), self._loaded.hidden_size
+        last = tuple(
+            torch.empty(shape, dtype=self._loaded.dtype, device=self._device) for _ in range(2)
         )
         position = start.copy()
-        while (left := batch.num_tokens - position).any():
+        while (left := stop - position).any():
             room = np.maximum(self._budget - (np.cumsum(left) - left), 0)
             length = np.minimum(left, room)
             rows = np.flatnonzero(length)
-            hidden = self._feed(batch, rows, position[rows], length[rows])
+            made = self._feed(batch, rows, position[rows], length[rows])
             ends = torch.from_numpy(np.cumsum(length[rows]) - 1).to(self._device)
-            last[torch.from_numpy(rows).to(self._device)] = hidden[ends]
+            at = torch.from_numpy(rows).to(self._device)
+            for kept, states in zip(last, made, strict=True):
+                kept[at] = states[ends]
             position += length
-        return last
+        return last[0], last[1]
 
-    def _feed(self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints) -> torch.Tensor:
-        """One forward over [start, start + length) of the given rows; hidden states [T, H]."""
+    def _feed(self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints) -> Outputs:
+        """One forward over [start, start + length) of the given rows."""
         total = int(length.sum())
         begins = np.cumsum(length) - length
         row = np.repeat(rows, length)
         position = np.arange(total) - np.repeat(begins - start, length)
-        tokens = batch.token_ids[batch.rows[row], position]
+        tokens = batch.token_ids[batch.rows[row], position + self._shift]
         return self._forward(
             torch.from_numpy(tokens).to(self._device), batch.rows[rows], position, length
         )
 
-    def _step(
-        self, batch: DraftBatch, drafting: Ints, tokens: torch.Tensor, depth: int
-    ) -> torch.Tensor:
-        """Feeds the draft at `depth - 1` of each drafting row; the next one, int64 [D]."""
-        # A row whose k is reached runs along unread; its position stays inside the context.
-        position = np.minimum(batch.num_tokens[drafting] + depth - 1, self.max_model_len - 1)
-        length = np.ones(len(drafting), np.int64)
-        return self._sample(self._forward(tokens, batch.rows[drafting], position, length))
+    def _go_on(self, batch: DraftBatch, stop: Ints, last: Outputs) -> list[list[int]]:
+        """Drafts k tokens of each row, its last position having been fed."""
+        order = np.argsort(-batch.k, kind="stable")  # who drafts most comes first
+        counts = [int((batch.k > depth).sum()) for depth in range(int(batch.k.max()))]
+        drafts: list[list[int]] = [[] for _ in batch.rows]
+        if not counts:
+            return drafts
+        first = torch.from_numpy(order[: counts[0]]).to(self._device)
+        output, states = last[0][first], last[1][first]
+        tokens = torch.zeros(counts[0], len(counts), dtype=torch.int64, device=self._device)
+        for depth, count in enumerate(counts):
+            if depth:
+                rows = order[:count]
+                output, states = self._forward(
+                    tokens[:count, depth - 1],
+                    batch.rows[rows],
+                    stop[rows] + depth - 1,
+                    np.ones(count, np.int64),
+                    states[:count],
+                )
+            tokens[:count, depth] = self._sample(output)
+        for i, row in zip(order, tokens.cpu().numpy(), strict=False):
+            drafted = row[: batch.k[i]]
+            drafts[i] = drafted.tolist()
+            self._remember(batch, i, drafted)
+        return drafts
+
+    def _remember(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
+        """Notes what the i-th row's drafts were, since their KV is there already."""
+        self._drafted[batch.request_ids[i]] = (int(batch.num_tokens[i]), drafts)
 
     def _forward(
-        self, tokens: torch.Tensor, rows: npt.NDArray[np.intp], position: Ints, length: Ints
-    ) -> torch.Tensor:
+        self,
+        tokens: torch.Tensor,
+        rows: npt.NDArray[np.intp],
+        position: Ints,
+        length: Ints,
+        states: torch.Tensor | None = None,
+    ) -> Outputs:
         """The draft model over the rows' next tokens.
 
         Args:
             tokens: int [T], on the device, row by row.
             rows: [N], indices into the engine's batch.
-            position: int64 [T], of each token.
+            position: int64 [T], of each token's KV.
             length: int64 [N], tokens per row; sums to T.
-
-        Returns:
-            Hidden states [T, H].
+            states: [T, H], what a head goes on from; `None` for the target's states.
         """
         loaded, total = self._loaded, len(position)
         metadata, slots = self._metadata(rows, position, length)
@@ -237,12 +231,18 @@ class PagedDraftModel:
             cudagraph_runtime_mode=mode,
             slot_mapping=loaded._get_slot_mapping(padded, slots),
         ):
-            hidden: torch.Tensor = loaded.model(
-                input_ids=loaded.input_ids[:padded],
-                positions=loaded.positions[:padded],
-                inputs_embeds=None,
-            )
-        return hidden[:total]
+            output, onward = self._run(padded, slots, states)
+        return output[:total], onward[:total]
+
+    def _run(self, padded: int, slots: torch.Tensor, states: torch.Tensor | None) -> Outputs:
+        """Calls the model over its input buffers, of which the first `padded` rows count."""
+        loaded = self._loaded
+        hidden: torch.Tensor = loaded.model(
+            input_ids=loaded.input_ids[:padded],
+            positions=loaded.positions[:padded],
+            inputs_embeds=None,
+        )
+        return hidden, hidden
 
     def _metadata(
         self, rows: npt.NDArray[np.intp], position: Ints, length: Ints
@@ -277,10 +277,10 @@ class PagedDraftModel:
         logits = self._loaded.model.compute_logits(hidden)
         return logits[:, : self._vocab_size].argmax(dim=-1)
 
-    def _blocks(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
+    def _blocks(self, rows: npt.NDArray[np.intp]) -> Blocks:
         """The KV manager's block ids of the rows, [R, W], from the table of kernel blocks."""
         assert self._ledger is not None
         table = self._runner.input_batch.block_table[self._loaded.kv_cache_gid]
         ratio = self._ledger.block_size // table.block_size
-        blocks: npt.NDArray[np.int32] = table.get_numpy_array()[rows]
+        blocks: Blocks = table.get_numpy_array()[rows]
         return blocks if ratio == 1 else blocks[:, ::ratio] // ratio

@@ -1,11 +1,10 @@
 """A small serving world around the dispatch: scheduler, block pool, prefix cache, toy models.
 
 Everything of Specgate's between the scheduler's output and the drafts is real. Simulated are
-vLLM around it, and a draft model's forward pass: it writes token ids into the KV slots that the
-attention metadata name, and what it predicts depends on all that it reads back from them, so that
-KV which is missing or stale changes the drafts, or is caught where it is read.
+vLLM around it and the forward passes, whose toys are in `toy_models`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,123 +19,35 @@ from engine_adapter.policies.contract import RowView, StepView
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.proposers.catalog import parse_specs
 from engine_adapter.vllm_engine import dispatch as dispatch_module
+from engine_adapter.vllm_engine import draft_head as head_module
 from engine_adapter.vllm_engine import draft_model as draft_module
 from engine_adapter.vllm_engine.dispatch import ProposerDispatch
-from engine_adapter.vllm_engine.draft_model import PagedDraftModel
 from engine_adapter.vllm_engine.extension import Extension
 from engine_adapter.vllm_engine.stats import DraftReport
 from engine_adapter.vllm_engine.step import TargetStep
+from tests.engine_adapter.vllm_engine.toy_models import (
+    VOCAB,
+    ToyDraft,
+    ToyHead,
+    ToyLoaded,
+    target_next,
+    target_states,
+)
 
-VOCAB = 29
-PADDED_VOCAB = 32
 CAPACITY = 6
-TWIN_SEED = 1
-"""The toy draft model that mostly agrees with the target."""
 
 PROPOSERS = (
     {"name": "twin", "method": "draft_model", "model": "toy/1"},
     {"name": "stranger", "method": "draft_model", "model": "toy/2"},
     {"name": "ngram", "prompt_lookup_min": 1},
 )
-
-
-def predictions(tokens: Sequence[int], seed: int) -> list[int]:
-    """What follows each prefix of `tokens`, by a hash of the whole prefix."""
-    state, out = seed, []
-    for token in tokens:
-        state = (state * 1103515245 + int(token) + 12345) % (1 << 31)
-        out.append((state >> 8) % VOCAB)
-    return out
-
-
-def target_next(tokens: Sequence[int]) -> int:
-    """The target's greedy token: the twin's in seven of ten contexts."""
-    agreed = predictions(tokens, TWIN_SEED)[-1]
-    other = predictions(tokens, 99)[-1]
-    return agreed if other % 10 < 7 else (agreed + 1) % VOCAB
-
-
-def continuation(tokens: Sequence[int], k: int, seed: int) -> list[int]:
-    """What a toy model drafts that was never away: the reference for all drafts."""
-    row = list(tokens)
-    for _ in range(k):
-        row.append(predictions(row, seed)[-1])
-    return row[len(tokens) :]
-
-
-class ToyDraft(PagedDraftModel):
-    """The real thing but for its weights and its forward pass."""
-
-    def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
-        super().__init__(spec, vllm_config, device, runner)
-        self.seed = int(spec.model.removeprefix("toy/"))
-        self.world: World = runner.world
-        self.store = np.full(self.world.num_blocks * self.world.block_size, -1)
-        self.fed: list[tuple[str, int, int]] = []
-        self.passes = 0
-
-    def _forward(
-        self, tokens: torch.Tensor, rows: np.ndarray, position: np.ndarray, length: np.ndarray
-    ) -> torch.Tensor:
-        total = len(tokens)
-        assert 0 < total <= self._budget
-        assert length.sum() == total
-        assert (position < self.max_model_len).all(), "the draft model does not know the position"
-        metadata, slots = self._metadata(rows, position, length)
-        assert metadata.num_actual_tokens == total
-        self.store[slots.numpy()] = tokens.numpy()
-        self.passes += 1
-        hidden = np.zeros((total, 1), np.float32)
-        starts, table = metadata.query_start_loc.numpy(), metadata.block_table_tensor.numpy()
-        for i, row in enumerate(rows):
-            begin, end, seq_len = starts[i], starts[i + 1], int(metadata.seq_lens[i])
-            known = self._read(table[i], seq_len)
-            request_id = self.world.batch.req_ids[row]
-            committed = self.world.requests[request_id].tokens
-            whole = min(seq_len, len(committed))
-            assert known[:whole].tolist() == committed[:whole], f"{request_id} reads stale KV"
-            expected = predictions(known.tolist(), self.seed)
-            for t in range(begin, end):
-                at = seq_len - (end - begin) + (t - begin)
-                assert at == position[t]
-                hidden[t] = expected[at]
-                self.fed.append((request_id, at, int(tokens[t])))
-        return torch.from_numpy(hidden)
-
-    def _read(self, table: np.ndarray, seq_len: int) -> np.ndarray:
-        positions = np.arange(seq_len)
-        size = self.world.kernel_size
-        return self.store[table[positions // size] * size + positions % size]
-
-
-class ToyLoaded:
-    """Stands where vLLM's loader of draft models does."""
-
-    kv_cache_gid = 0
-    hidden_size = 1
-    dtype = torch.float32
-    draft_attn_groups: tuple[Any, ...] = ()
-
-    def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
-        world: World = runner.world
-        self.max_num_tokens = world.budget
-        self.max_model_len = world.max_model_len  # the target's, as vLLM's drafter has it
-        self.weights_bytes = 0
-        limit = world.draft_contexts.get(spec.name, world.max_model_len)
-        self.draft_model_config = SimpleNamespace(max_model_len=limit)
-        self.model = self
-
-    def load_model(self, target: Any) -> None:
-        """There are no weights."""
-
-    def initialize_attn_backend(self, kv_cache_config: Any, sizes: Any) -> None:
-        """There is no backend."""
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """One-hot, with padding beyond the vocabulary that must not be chosen."""
-        logits = torch.nn.functional.one_hot(hidden[:, 0].long(), PADDED_VOCAB).float()
-        logits[:, VOCAB:] = 5.0
-        return logits
+HEADS = (
+    {"name": "twin", "method": "eagle", "model": "toy/5"},
+    {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4"},
+    {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
+    {"name": "ngram", "prompt_lookup_min": 1},
+)
+"""Heads under the names of the draft models, so that they can stand in their place."""
 
 
 @dataclass
@@ -199,7 +110,9 @@ class World:
         seed: int = 0,
     ) -> None:
         monkeypatch.setattr(draft_module, "LoadedDraft", ToyLoaded)
+        monkeypatch.setattr(head_module, "LoadedHead", ToyLoaded)
         monkeypatch.setattr(dispatch_module, "PagedDraftModel", ToyDraft)
+        monkeypatch.setattr(dispatch_module, "PagedHead", ToyHead)
         self.num_blocks, self.block_size, self.kernel_size = num_blocks, block_size, kernel_size
         self.max_model_len, self.chunk, self.budget = max_model_len, chunk, budget
         self.draft_contexts = draft_contexts or {}
@@ -227,8 +140,9 @@ class World:
             SimpleNamespace(
                 additional_config=extension.to_additional_config(),
                 cache_config=SimpleNamespace(block_size=self.block_size),
+                compilation_config=SimpleNamespace(static_forward_context={}),
                 model_config=SimpleNamespace(
-                    get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: 1, dtype=torch.float32
+                    get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: 1, dtype=torch.float64
                 ),
             )
         )
@@ -238,12 +152,45 @@ class World:
         kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=[group])
         for model in made.draft_models.values():
             model.bind_kv_cache(kv_cache, [self.kernel_size])
+            if isinstance(model, ToyHead):
+                blocks = self.num_blocks * self.block_size // self.kernel_size
+                shape = (blocks, 1, self.kernel_size, 1)
+                model._states.bind_kv_cache(torch.full(shape, -1.0, dtype=torch.float64))
         return made
 
-    def toy(self, name: str) -> ToyDraft:
+    def toy(self, name: str) -> ToyDraft | ToyHead:
         model = self.dispatch.draft_models[name]
-        assert isinstance(model, ToyDraft)
+        assert isinstance(model, ToyDraft | ToyHead)
         return model
+
+    def anything_goes(self, methods: Sequence[SpecMethod], seed: int) -> Counter[str]:
+        """220 steps of requests that come, switch and end at random; what happened, counted."""
+        rng = np.random.default_rng(seed)
+        stems = [rng.integers(0, VOCAB, 30).tolist() for _ in range(3)]
+        counts: Counter[str] = Counter()
+
+        def any_method() -> SpecMethod:
+            chosen = methods[int(rng.integers(len(methods)))]
+            k = int(rng.integers(1, 7)) if chosen.num_speculative_tokens else 0
+            return SpecMethod(chosen.proposer, k)
+
+        for i in range(220):
+            if len(self.requests) < 8 and rng.random() < 0.3:
+                stem = stems[int(rng.integers(3))][: int(rng.integers(1, 30))]
+                tail = rng.integers(0, VOCAB, int(rng.integers(0, 25))).tolist()
+                self.add(f"r{i}", stem + tail, any_method(), int(rng.integers(5, 60)))
+            for request in self.requests.values():
+                if rng.random() < 0.2:
+                    request.method = any_method()
+            if self.requests and rng.random() < 0.03:
+                self.finish(str(rng.choice(list(self.requests))))
+            result = self.step()
+            counts["preempted"] += len(result.preempted)
+            counts["hits"] += sum(result.hits.values())
+            counts["drafted"] += sum(map(len, result.drafts.values()))
+            counts["accepted"] += sum(max(count - 1, 0) for count in result.emitted.values())
+            counts["caught up"] += sum(result.report.catchup.values()) if result.report else 0
+        return counts
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -324,6 +271,8 @@ class World:
         self.dispatch.observe(output)
         before = {name: self.requests[name].computed for name in scheduled}
         plan = self._plan(scheduled)
+        for name, count in scheduled.items():
+            self._keep_states(self.requests[name], count)
         sampled = {name: self._run_target(name, count) for name, count in scheduled.items()}
         self._fill_batch(before)
         for name in self.dispatch.draft_models:
@@ -427,6 +376,19 @@ class World:
                 views.append(RowView(name, request.method, room))
         return FixedPolicy().plan(StepView(views))
 
+    def _keep_states(self, request: Request, count: int) -> None:
+        """What the target says of every token that it reads, rejected drafts among them."""
+        positions = np.arange(request.computed, request.computed + count)
+        read = (request.tokens + request.pending)[: request.computed + count]
+        blocks = np.array(request.blocks)[positions // self.block_size]
+        slots = torch.from_numpy(blocks * self.block_size + positions % self.block_size)
+
+        def after(layer: int) -> torch.Tensor:
+            return torch.tensor(target_states(read, layer), dtype=torch.float64)[positions, None]
+
+        auxiliary = [after(layer) for layer in self.dispatch.aux_layers]
+        self.dispatch.keep_states(slots, after(0), auxiliary)
+
     def _run_target(self, name: str, count: int) -> list[int]:
         """Verifies what was drafted; the tokens emitted, none in the middle of a prompt."""
         request = self.requests[name]
@@ -473,8 +435,9 @@ class World:
 
     def _fed(self, name: str) -> dict[str, list[int]]:
         fed: dict[str, list[int]] = {}
+        shift = self.toy(name)._shift
         for request_id, position, token in self.toy(name).fed:
-            committed = self.requests[request_id].tokens
+            committed = self.requests[request_id].tokens[shift:]
             if position < len(committed):
                 assert token == committed[position]
                 fed.setdefault(request_id, []).append(position)
@@ -487,6 +450,7 @@ class World:
         before: Mapping[str, int],
         result: StepResult,
     ) -> None:
+        assert not (result.report and result.report.faults)
         for name, emitted in sampled.items():
             chosen, request = plan.get(name, SpecMethod()), self.requests[name]
             if chosen.proposer not in self.dispatch.draft_models:
@@ -495,13 +459,25 @@ class World:
                 continue
             limit = self.toy(chosen.proposer).max_model_len
             k = min(chosen.num_speculative_tokens, limit - len(request.tokens)) if emitted else 0
-            reference = continuation(request.tokens, max(k, 0), self.toy(chosen.proposer).seed)
+            toy = self.toy(chosen.proposer)
+            reference = toy.continuation(request.tokens, max(k, 0))
             assert result.drafts[name] == reference, f"{name} drafts other than if never away"
             fed = result.fed[chosen.proposer].get(name, [])
             assert fed == sorted(set(fed)), "each position is read once, in order"
             if request.drafted_by == chosen.proposer and k > 0:
-                assert 1 <= len(fed) <= 2, "the steady state reads one or two tokens a row"
+                self._check_steady_state(toy, request, len(emitted), fed)
         for proposer, fed in result.fed.items():
             lag = sum(p < before[name] for name, positions in fed.items() for p in positions)
             reported = result.report.catchup.get(proposer, 0) if result.report else 0
             assert reported == lag, "the catch-up counted is the lag that was read"
+
+    def _check_steady_state(
+        self, toy: ToyDraft | ToyHead, request: Request, emitted: int, fed: list[int]
+    ) -> None:
+        if isinstance(toy, ToyDraft):
+            assert 1 <= len(fed) <= 2, "a draft model reads one or two tokens a row"
+            return
+        stop = len(request.tokens) - 1
+        assert fed[-emitted:] == list(range(stop - emitted, stop)), "a head reads what is new"
+        ends = [(position + 1) % self.block_size == 0 for position in fed[:-emitted]]
+        assert all(ends), "and ends of blocks that another row took"

@@ -1,0 +1,145 @@
+"""Running EAGLE and EAGLE-3 heads inside vLLM: `draft_model` with the target's hidden states.
+
+At the KV position p a head reads token p + 1 and the target's hidden state of position p (EAGLE,
+arXiv 2401.15077; EAGLE-3, arXiv 2503.01840, which combines states of several of its layers). The
+target's states of every slot are kept, so a lag is read like a draft model's. While drafting, a
+head goes on from states of its own. The KV that it writes then is not kept, as in vLLM: positions
+are read again with the target's state.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_adapter.proposers.contract import DraftBatch, DraftRows, Drafts
+from engine_adapter.vllm_engine.catchup import BlockEnds, Blocks, DraftKVLedger, HeadKVLedger
+from engine_adapter.vllm_engine.draft_loader import LoadedHead
+from engine_adapter.vllm_engine.draft_model import Ints, Outputs, PagedDraftModel
+from engine_adapter.vllm_engine.hidden_states import HiddenStateCache
+
+
+class PagedHead(PagedDraftModel):
+    """A head over vLLM's paged KV.
+
+    Attributes:
+        aux_layers: the target's layers whose outputs it combines, ascending; none if it reads the
+            target's final hidden state. Known once it is loaded.
+    """
+
+    _shift = 1
+
+    def _make(self, *args: Any) -> LoadedHead:
+        self._vllm_config = args[1]
+        self.aux_layers: tuple[int, ...] = ()
+        self._states: HiddenStateCache | None = None
+        return LoadedHead(*args)
+
+    # -- vLLM's set-up -----------------------------------------------------------------------
+
+    def load(self, target: torch.nn.Module) -> None:
+        """Loads the weights, and reserves room for the target's states in every block."""
+        super().load(target)
+        if self._loaded.eagle3_use_aux_hidden_state:
+            self.aux_layers = _aux_layers(self._loaded.draft_model_config.hf_config, target)
+        self._states = HiddenStateCache(
+            f"{self._loaded.prefix}.target_states.0", self._loaded.hidden_size, self._vllm_config
+        )
+
+    def _new_ledger(self, num_blocks: int, block_size: int) -> DraftKVLedger:
+        return HeadKVLedger(num_blocks, block_size)
+
+    @property
+    def layer_names(self) -> set[str]:
+        """The layers of the KV cache that are its own; one holds the target's states."""
+        assert self._states is not None
+        return super().layer_names | {self._states.name}
+
+    @property
+    def kv_bytes(self) -> int:
+        """What its layers and the target's states take of all KV blocks, on this rank."""
+        assert self._states is not None
+        return super().kv_bytes + self._states.num_bytes
+
+    # -- the target's states -----------------------------------------------------------------
+
+    def keep_states(
+        self, slots: torch.Tensor, final: torch.Tensor, by_layer: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Keeps what it needs of the target's hidden states; called in every step.
+
+        Args:
+            slots: int64 [T], the KV slots of all tokens that the target read.
+            final: [T, H], its final hidden states.
+            by_layer: auxiliary layer -> its output, [T, H].
+        """
+        assert self._states is not None
+        if self.aux_layers:
+            joined = torch.cat([by_layer[layer] for layer in self.aux_layers], dim=-1)
+            final = self._loaded.model.combine_hidden_states(joined)
+        self._states.write(slots, final)
+
+    # -- drafting ----------------------------------------------------------------------------
+
+    def draft(self, batch: DraftBatch) -> Drafts:
+        """Greedy drafts; see `DraftModel.draft`.
+
+        Rows that share a block and go on behind it with different tokens are drafted for one
+        after the other, since they need its last slot differently. It takes a prefix that was
+        shared up to the very end of a block.
+        """
+        assert isinstance(self._ledger, HeadKVLedger)
+        drafts, left = DraftRows(len(batch.rows)), np.arange(len(batch.rows))
+        while left.size:
+            these = batch.select(left)
+            ends = self._ends(these, self._blocks(these.rows), self._stop(these))
+            waits = self._ledger.contested(ends, left.size)
+            drafts.put(left[~waits], super().draft(these.select(np.flatnonzero(~waits))))
+            left = left[waits]
+        return drafts.drafts()
+
+    def _ends(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> BlockEnds:
+        assert isinstance(self._ledger, HeadKVLedger)
+        return self._ledger.ends(blocks, stop, batch.token_ids, batch.rows)
+
+    def _stop(self, batch: DraftBatch) -> Ints:
+        """All positions whose next token is known: a row in mid-prompt knows that of its last."""
+        known = self._runner.input_batch.num_tokens_no_spec[batch.rows]
+        return np.minimum(batch.num_tokens, known - 1)
+
+    def _mend(self, batch: DraftBatch, blocks: Blocks, missing: Ints, stop: Ints) -> int:
+        assert isinstance(self._ledger, HeadKVLedger)
+        ends = self._ends(batch, blocks, stop)
+        wrong = self._ledger.rewritten(ends) & (ends.position < missing[ends.row])
+        rows, positions = ends.row[wrong], ends.position[wrong]
+        for at in range(0, len(rows), self._budget):
+            chunk = slice(at, at + self._budget)
+            count = len(rows[chunk])
+            self._feed(batch, rows[chunk], positions[chunk], np.ones(count, np.int64))
+        self._ledger.note(ends)
+        return len(rows)
+
+    def _remember(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
+        """Nothing: the KV was written with the head's own states."""
+
+    def _run(self, padded: int, slots: torch.Tensor, states: torch.Tensor | None) -> Outputs:
+        assert self._states is not None
+        loaded = self._loaded
+        loaded.hidden_states[: len(slots)] = self._states.read(slots) if states is None else states
+        output, onward = loaded.model(
+            input_ids=loaded.input_ids[:padded],
+            positions=loaded.positions[:padded],
+            hidden_states=loaded.hidden_states[:padded],
+        )
+        return output, onward
+
+
+def _aux_layers(config: Any, target: Any) -> tuple[int, ...]:
+    """The target's layers that an EAGLE-3 checkpoint names, or else the target's default."""
+    named = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
+    named = named or (getattr(config, "eagle_config", None) or {}).get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    # Ascending, as the target gives them.
+    return tuple(sorted(set(named or target.get_eagle3_default_aux_hidden_state_layers())))
