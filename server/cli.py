@@ -42,6 +42,12 @@ def _status(argv: Sequence[str]) -> int:
     return status(argv)
 
 
+def _batch(argv: Sequence[str]) -> int:
+    from server.commands.batch import batch
+
+    return batch(argv)
+
+
 def _bench(argv: Sequence[str]) -> int:
     from server.commands.bench import bench
 
@@ -58,6 +64,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "serve": ("serve a model over OpenAI's API; `specgate serve --help` lists its flags", _serve),
     "switch": ("switch a running server to another method", _switch),
     "status": ("show what a running server drafts with, and how well", _status),
+    "batch": ("answer a file of requests, without a server; `specgate batch --help`", _batch),
     "bench": ("measure speed, beside stock vLLM or of each proposer", _bench),
     "version": ("print the versions of Specgate and of its engine", _version),
 }

@@ -31,7 +31,7 @@ PAGES = checks.read(ROOT)
 README, API = PAGES["README.md"], PAGES["docs/api.md"]
 METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 
-NOT_SETTINGS = ("--help", "--config", "--url", "--watch", "--json")
+NOT_SETTINGS = ("--concurrency", "--help", "--config", "--url", "--watch", "--json")
 """Flags that are no settings: of `specgate serve`, and of the commands that ask a server."""
 
 VLLM_NAMES = (

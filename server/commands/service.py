@@ -103,20 +103,24 @@ class Service:
 
     def _failed(self, error: Exception) -> None:
         self._progress.close()
-        if isinstance(error, EngineConfigError):
-            reason = str(error).removeprefix(f"{error.setting}: ")
-            if error.setting in Settings.model_fields:
-                complain(f"{flag(error.setting)}: {reason}")
-            else:
-                complain(f"{flag('engine_args')}: {error}")
-            self._status = BAD_SETTING
-        else:
-            if not isinstance(error, EngineError):
-                log.error("unexpected_error", exc_info=error)
-            complain(f"the engine could not be started: {str(error) or repr(error)}")
-            self._status = FAILED
+        self._status = complain_of_start(error)
         if self._server is not None:
             self._server.should_exit = True
+
+
+def complain_of_start(error: Exception) -> int:
+    """Says why the engine did not start. Returns the exit status."""
+    if isinstance(error, EngineConfigError):
+        reason = str(error).removeprefix(f"{error.setting}: ")
+        if error.setting in Settings.model_fields:
+            complain(f"{flag(error.setting)}: {reason}")
+        else:
+            complain(f"{flag('engine_args')}: {error}")
+        return BAD_SETTING
+    if not isinstance(error, EngineError):
+        log.error("unexpected_error", exc_info=error)
+    complain(f"the engine could not be started: {str(error) or repr(error)}")
+    return FAILED
 
 
 def _end_quietly_after_a_signal() -> None:

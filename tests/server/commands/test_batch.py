@@ -1,0 +1,340 @@
+"""`specgate batch`: requests of a file in, answers in a file out, on the fake engine."""
+
+import asyncio
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.cli import main
+from server.commands import BAD_SETTING, FAILED, INTERRUPTED
+from server.commands.batch import TRIES, EngineGone, ask
+from server.commands.batch_files import BatchError, Output, Request
+
+FAKE = ("--engine", "fake")
+
+
+def completion(custom_id: Any, **body: Any) -> dict[str, Any]:
+    body = {"prompt": f"def {custom_id}(", "max_tokens": 5, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def chat(custom_id: str, **body: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": custom_id}], "max_tokens": 5, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+class Files:
+    """An input and an output."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source = folder / "in.jsonl"
+        self.target = folder / "out.jsonl"
+
+    def write(self, lines: Iterable[Any]) -> None:
+        """Writes the input; text stays as it is."""
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+        self.source.write_text("".join(f"{text}\n" for text in texts))
+
+    def run(self, *flags: str) -> int:
+        return main(["batch", str(self.source), str(self.target), *flags, *FAKE])
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        text = self.target.read_text()
+        assert text.endswith("\n") or not text
+        return [json.loads(line) for line in text.splitlines()]
+
+    def entry(self, custom_id: str) -> dict[str, Any]:
+        (found,) = [entry for entry in self.entries if entry["custom_id"] == custom_id]
+        return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def test_every_request_has_an_entry_in_openais_format(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write([completion("a"), chat("b", spec_decode={"proposer": "suffix"}), completion("c")])
+    assert files.run() == 0
+    assert {entry["custom_id"] for entry in files.entries} == {"a", "b", "c"}
+    assert len({entry["id"] for entry in files.entries}) == 3
+    entry = files.entry("b")
+    assert list(entry) == ["id", "custom_id", "response", "error"]
+    assert entry["error"] is None
+    response = entry["response"]
+    assert (response["status_code"], len(response["request_id"])) == (200, 32)
+    assert response["body"]["object"] == "chat.completion"
+    assert response["body"]["usage"]["completion_tokens"] == 5
+    assert response["body"]["metrics"]["speculative_decoding"]["proposer"] == "suffix"
+    assert "3 done, 0 skipped, 0 left, 0 failed in all; 15 tokens" in capsys.readouterr().out
+
+
+def test_bodies_are_refused_as_over_http(files: Files) -> None:
+    files.write([completion("a"), completion("b", temperature=9), completion("c", model="nobody")])
+    assert files.run("--concurrency", "1") == FAILED
+    assert [entry["response"]["status_code"] for entry in files.entries] == [200, 400, 404]
+    error = files.entry("b")["response"]["body"]["error"]
+    assert (error["param"], error["type"]) == ("temperature", "invalid_request_error")
+
+
+def test_lines_that_cannot_be_asked_say_why_and_where(files: Files) -> None:
+    good = completion("good")
+    files.write(
+        [
+            "{broken",
+            "",
+            "[]",
+            {**good, "custom_id": 7},
+            {**good, "custom_id": "get", "method": "GET"},
+            {**good, "custom_id": "else", "url": "/v1/embeddings"},
+            {**good, "custom_id": "bodiless", "body": "text"},
+            completion("stream", stream=True),
+            good,
+        ]
+    )
+    assert files.run() == FAILED
+    assert files.entry("good")["response"]["status_code"] == 200
+    bad = {e["error"]["line"]: e for e in files.entries if e["response"] is None}
+    assert sorted(bad) == [1, 3, 4, 5, 6, 7, 8]
+    assert {entry["error"]["code"] for entry in bad.values()} == {"invalid_line"}
+    messages = {line: entry["error"]["message"] for line, entry in bad.items()}
+    assert messages[1].startswith("line 1: not valid JSON: ")
+    assert messages[5] == "line 5: method must be POST"
+    assert messages[6] == "line 6: url must be one of /v1/chat/completions, /v1/completions"
+    assert [bad[line]["custom_id"] for line in (1, 4, 5)] == [None, None, "get"]
+    before = files.target.read_text()
+    assert files.run() == FAILED
+    assert files.target.read_text() == before
+
+
+def test_two_requests_of_one_name_are_refused_before_anything_runs(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write([completion("a"), completion("b"), completion("a")])
+    assert files.run() == FAILED
+    assert not files.target.exists()
+    assert "lines 1 and 3 have the same custom_id, 'a'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"id": "batch_req_1", "cust'])
+def test_it_goes_on_where_it_stopped(
+    files: Files, capsys: pytest.CaptureFixture[str], torn: str
+) -> None:
+    files.write([completion("a"), completion("b")])
+    assert files.run() == 0
+    first = files.target.read_text()
+    with files.target.open("a") as out:
+        out.write(torn)
+    files.write([completion("c"), completion("b"), completion("a"), completion("d")])
+    assert files.run() == 0
+    assert files.target.read_text().startswith(first)
+    assert sorted(entry["custom_id"] for entry in files.entries) == ["a", "b", "c", "d"]
+    assert "2 done, 2 skipped, 0 left" in capsys.readouterr().out
+
+
+def test_nothing_starts_where_nothing_is_left(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write([completion("a", max_tokens=-1)])
+    assert files.run() == FAILED
+    capsys.readouterr()
+    # The failure is still one.
+    assert files.run() == FAILED
+    assert capsys.readouterr().out.startswith("0 done, 1 skipped, 0 left, 1 failed in all;")
+
+
+@pytest.mark.parametrize("text", ['{"an": "object"}\n', "a letter\n", "a letter", '{"id": "x"'])
+def test_a_file_of_something_else_is_left_as_it_is(
+    files: Files, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    files.write([completion("a")])
+    files.target.write_text(text)
+    assert files.run() == FAILED
+    assert files.target.read_text() == text
+    assert "line 1 is not of a batch's output" in capsys.readouterr().err
+
+
+def test_two_batches_do_not_write_one_file(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write([completion("a")])
+    with files.target.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert files.run() == FAILED
+    assert "another batch writes to it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        ([], BAD_SETTING, "the two files come first"),
+        (["--engine", "fake", "in", "out"], BAD_SETTING, "the two files come first"),
+        (["in", "out", "--concurrency", "0"], BAD_SETTING, "--concurrency: must be at least 1"),
+        (["in", "out", "--nope"], BAD_SETTING, "--nope: there is no such flag"),
+        (["nowhere.jsonl", "out"], FAILED, "nowhere.jsonl: No such file"),
+        (["in", "no/such/folder"], FAILED, "no/such/folder: No such file"),
+        (["in", "in"], BAD_SETTING, "is the input"),
+        (["in", "out", "--engine-args", '{"fake_fail_start": "no memory"}'], FAILED, "no memory"),
+        (["in", "out", "--engine-args", '{"fake_step_ms": -1}'], BAD_SETTING, "fake_step_ms"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    status: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text(json.dumps(completion("a")) + "\n")
+    flags = FAKE if "--engine" not in argv else ()
+    assert main(["batch", *argv, *flags]) == status
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_the_help_names_the_files(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["batch", "--help"])
+    assert ended.value.code == 0
+    assert "IN.jsonl OUT.jsonl" in capsys.readouterr().out
+
+
+def test_keys_of_a_server_are_no_obstacle(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECGATE_API_KEY", "secret")
+    files.write([completion("a")])
+    assert files.run() == 0
+
+
+def test_no_more_are_asked_at_once_than_was_said(files: Files) -> None:
+    files.write([completion(f"r{i}", max_tokens=20, ignore_eos=True) for i in range(6)])
+    begun = time.monotonic()
+    options = json.dumps({"fake_step_ms": 10, "fake_acceptance": 0.0})
+    assert files.run("--concurrency", "1", "--engine-args", options) == 0
+    assert time.monotonic() - begun > 6 * 20 * 0.01
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_batch_goes_on(files: Files, number: int) -> None:
+    files.write([completion(f"r{i}", max_tokens=40, ignore_eos=True) for i in range(200)])
+    flags = [*FAKE, "--engine-args", json.dumps({"fake_step_ms": 20, "fake_acceptance": 0.0})]
+    command = [sys.executable, "-m", "server.cli", "batch", str(files.source), str(files.target)]
+    process = subprocess.Popen(
+        [*command, "--concurrency", "4", *flags], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not files.target.exists() or not files.target.read_text():
+        assert time.monotonic() < deadline, "nothing was answered"
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED
+    assert "the same command goes on from here" in error
+    assert "Traceback" not in error
+    answered = len(files.entries)
+    assert 0 < answered < 200
+    assert all(entry["response"]["status_code"] == 200 for entry in files.entries)
+    assert files.run() == 0
+    assert len(files.entries) == 200
+    assert len({entry["custom_id"] for entry in files.entries}) == 200
+
+
+def test_an_engine_that_is_gone_ends_the_batch_and_costs_no_request_its_turn(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write([completion(f"r{i}", max_tokens=30, ignore_eos=True) for i in range(20)])
+    options = json.dumps({"fake_die_after_steps": 40})
+    assert files.run("--concurrency", "2", "--engine-args", options) == FAILED
+    assert "The engine died" in capsys.readouterr().err
+    assert all(entry["response"]["status_code"] == 200 for entry in files.entries)
+    assert len(files.entries) < 20
+    assert files.run() == 0
+    assert len(files.entries) == 20
+
+
+class Answers(httpx.AsyncBaseTransport):
+    """Answers in the order given; the last one for ever."""
+
+    def __init__(self, *answers: tuple[int, str | None]) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        status, retry_after = self._answers[min(self.asked, len(self._answers) - 1)]
+        self.asked += 1
+        headers = {"x-request-id": f"id-{self.asked}"}
+        if retry_after is not None:
+            headers["retry-after"] = retry_after
+        return httpx.Response(status, json={"error": {"message": "Dead."}}, headers=headers)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds: list[float] = []
+
+    async def sleep(delay: float) -> None:
+        seconds.append(delay)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "waits"),
+    [
+        ([(200, None)], 200, []),
+        ([(400, None)], 400, []),
+        ([(503, "7"), (200, None)], 200, [7]),
+        ([(503, "7")], 503, [7] * (TRIES - 1)),
+    ],
+)
+async def test_a_request_that_a_death_cut_off_is_asked_again(
+    slept: list[float], answers: list[tuple[int, str | None]], status: int, waits: list[float]
+) -> None:
+    transport = Answers(*answers)
+    async with httpx.AsyncClient(transport=transport, base_url="http://batch") as client:
+        entry = await ask(client, Request(1, "a", "/v1/completions", {}))
+    assert entry["response"]["status_code"] == status
+    assert entry["response"]["request_id"] == f"id-{transport.asked}"
+    assert slept == waits
+
+
+async def test_where_nothing_recovers_nothing_is_waited_for(slept: list[float]) -> None:
+    async with httpx.AsyncClient(transport=Answers((503, None)), base_url="http://x") as client:
+        with pytest.raises(EngineGone, match="Dead"):
+            await ask(client, Request(1, "a", "/v1/completions", {}))
+    assert slept == []
+
+
+def test_a_full_disk_ends_the_batch_with_a_line(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(output: Output, entry: dict[str, Any]) -> None:
+        raise BatchError("No space left on device")
+
+    monkeypatch.setattr(Output, "write", full)
+    files.write([completion("a"), completion("b")])
+    assert files.run() == FAILED
+    error = capsys.readouterr().err
+    assert error == "specgate: error: No space left on device\n"
+
+
+def test_only_regular_files_will_do(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write([completion("a")])
+    files.target.symlink_to("/dev/null")
+    assert files.run() == FAILED
+    assert "is no regular file" in capsys.readouterr().err
