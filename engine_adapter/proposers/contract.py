@@ -279,10 +279,15 @@ class DraftHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """What is known of a target before it loads, as in `Target`."""
+    """What is known of a target before it loads, as in `Target`.
+
+    Attributes:
+        num_layers: its decoder layers; `None` where only methods without draft KV are checked.
+    """
 
     hidden_size: int
     vocab_size: int
+    num_layers: int | None = None
 
 
 def no_check(spec: ProposerSpec, target: TargetSizes) -> None:

@@ -6,8 +6,146 @@ the target's final hidden state; EAGLE-3 combines those of several layers, and m
 layer of its own over a smaller vocabulary. Greedy drafts need no draft probabilities.
 """
 
-from engine_adapter.proposers.contract import Capabilities, DraftHost, Method, ProposerSpec
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine_adapter.proposers.checkpoint import Checkpoint, Shape
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    Method,
+    ProposerSpec,
+    TargetSizes,
+)
 from engine_adapter.proposers.draft_model import DraftModelProposer
+
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+"""The field that names the target's layers, in the configuration or in its `eagle_config`."""
+
+_EAGLE = ("LlamaForCausalLM", "EagleLlamaForCausalLM")
+_EAGLE3 = ("LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")
+
+
+def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The target's layers that an EAGLE-3 configuration names, ascending; none if it names none.
+
+    Args:
+        config: the fields of its `config.json`.
+    """
+    named = config.get(AUX_LAYERS) or (config.get("eagle_config") or {}).get(AUX_LAYERS)
+    return tuple(sorted(set(named or ())))
+
+
+def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
+    """See `Method.check`: the layout that vLLM's EAGLE of the Llama kind loads."""
+    checkpoint = _open(spec, _EAGLE)
+    checkpoint.agree("hidden_size", target.hidden_size, "the target's hidden size")
+    checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
+    hidden = target.hidden_size
+    needed: dict[str, Shape] = {"fc.weight": (hidden, 2 * hidden)}
+    for i in range(checkpoint.integer("num_hidden_layers")):
+        needed |= _layer(checkpoint, f"layers.{i}.", hidden, first=i == 0)
+    _check_tensors(checkpoint, needed, {"embed_tokens.weight": (target.vocab_size, hidden)})
+
+
+def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
+    """See `Method.check`: the layout that vLLM's EAGLE-3 of the Llama kind loads."""
+    checkpoint = _open(spec, _EAGLE3)
+    size_of_target = "target_hidden_size" if "target_hidden_size" in checkpoint.config else None
+    checkpoint.agree(
+        size_of_target or "hidden_size", target.hidden_size, "the target's hidden size"
+    )
+    checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
+    layers = _checked_aux_layers(checkpoint, target)
+    hidden, combined = checkpoint.integer("hidden_size"), len(layers) or 3
+    first = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint.shapes else "layers.0."
+    needed = _layer(checkpoint, first, 2 * hidden) | {
+        "norm.weight": (hidden,),
+        f"{first}hidden_norm.weight": (hidden,),
+        "fc.weight": (hidden, combined * target.hidden_size),
+    }
+    if checkpoint.flag("norm_before_fc"):
+        needed["input_norm.weight"] = (combined * target.hidden_size,)
+    if checkpoint.flag("fc_norm"):
+        needed |= {f"fc_norm.{i}.weight": (target.hidden_size,) for i in range(combined)}
+    for i in range(1, checkpoint.integer("num_hidden_layers")):
+        needed |= _layer(checkpoint, f"layers.{i}.", hidden)
+    drafted = checkpoint.integer("draft_vocab_size", default=target.vocab_size)
+    if drafted != target.vocab_size:
+        needed |= {"d2t": (drafted,), "lm_head.weight": (drafted, hidden)}
+    optional = {
+        "embed_tokens.weight": (target.vocab_size, hidden),
+        "lm_head.weight": (drafted, hidden),
+        "d2t": (drafted,),
+        "t2d": (target.vocab_size,),
+    }
+    _check_tensors(checkpoint, needed, optional)
+
+
+def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
+    assert spec.model is not None
+    checkpoint = Checkpoint(spec.model)
+    if "speculators_model_type" in checkpoint.config:
+        checkpoint.config = _of_speculators(checkpoint, spec.method)
+    found = checkpoint.config.get("architectures")
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in architectures:
+        raise checkpoint.wrong("architectures", f"must be one of {', '.join(architectures)}")
+    return checkpoint
+
+
+def _of_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
+    """The fields of a configuration in the format of the library `speculators`, as others'."""
+    fields, layer = checkpoint.config, checkpoint.config.get("transformer_layer_config")
+    if fields["speculators_model_type"] != method:
+        raise checkpoint.wrong("speculators_model_type", f"must be {method!r}")
+    if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
+        raise checkpoint.wrong("transformer_layer_config", "must be of a Llama layer")
+    return {**layer, **fields, "architectures": [_EAGLE3[-1]]}
+
+
+def _checked_aux_layers(checkpoint: Checkpoint, target: TargetSizes) -> tuple[int, ...]:
+    try:
+        layers = aux_layers(checkpoint.config)
+        known = all(type(i) is int and 0 <= i <= (target.num_layers or i) for i in layers)
+    except (TypeError, AttributeError):
+        known = False
+    if not known:
+        raise checkpoint.wrong(
+            AUX_LAYERS if AUX_LAYERS in checkpoint.config else "eagle_config",
+            f"must name layers of the target in {AUX_LAYERS}, 0 to {target.num_layers}",
+        )
+    return layers
+
+
+def _layer(
+    checkpoint: Checkpoint, prefix: str, width: int, *, first: bool = False
+) -> dict[str, Shape]:
+    """A Llama layer whose attention reads `width` elements; EAGLE's first one has no norm there."""
+    hidden, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
+    heads = checkpoint.integer("num_attention_heads")
+    kv_heads = checkpoint.integer("num_key_value_heads", default=heads)
+    size = checkpoint.integer("head_dim", default=hidden // heads)
+    shapes = {
+        "self_attn.q_proj": (heads * size, width),
+        "self_attn.k_proj": (kv_heads * size, width),
+        "self_attn.v_proj": (kv_heads * size, width),
+        "self_attn.o_proj": (hidden, heads * size),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "post_attention_layernorm": (hidden,),
+    }
+    if not first:
+        shapes["input_layernorm"] = (hidden,)
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _check_tensors(
+    checkpoint: Checkpoint, needed: Mapping[str, Shape], optional: Mapping[str, Shape]
+) -> None:
+    present = {name: shape for name, shape in optional.items() if name in checkpoint.shapes}
+    inverse = [name for name in checkpoint.shapes if name.endswith("rotary_emb.inv_freq")]
+    checkpoint.check_tensors({**present, **needed}, inverse)
 
 
 def _validate(spec: ProposerSpec) -> None:
@@ -25,6 +163,7 @@ EAGLE = Method(
     options={},
     validate=_validate,
     create=_create,
+    check=check_eagle,
 )
 """The catalog's entry for EAGLE heads."""
 
@@ -35,5 +174,6 @@ EAGLE3 = Method(
     options={},
     validate=_validate,
     create=_create,
+    check=check_eagle3,
 )
 """The catalog's entry for EAGLE-3 heads."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine_adapter.proposers.contract import DraftBatch, DraftRows, Drafts
+from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.catchup import BlockEnds, Blocks, DraftKVLedger, HeadKVLedger
 from engine_adapter.vllm_engine.draft_loader import LoadedHead
 from engine_adapter.vllm_engine.draft_model import Ints, Outputs, PagedDraftModel
@@ -38,11 +39,15 @@ class PagedHead(PagedDraftModel):
 
     # -- vLLM's set-up -----------------------------------------------------------------------
 
-    def load(self, target: torch.nn.Module) -> None:
+    def load(self, target: Any) -> None:
         """Loads the weights, and reserves room for the target's states in every block."""
         super().load(target)
         if self._loaded.eagle3_use_aux_hidden_state:
-            self.aux_layers = _aux_layers(self._loaded.draft_model_config.hf_config, target)
+            named = aux_layers(vars(self._loaded.draft_model_config.hf_config))
+            # Ascending, as the target gives them out.
+            self.aux_layers = named or tuple(
+                sorted(set(target.get_eagle3_default_aux_hidden_state_layers()))
+            )
         self._states = HiddenStateCache(
             f"{self._loaded.prefix}.target_states.0", self._loaded.hidden_size, self._vllm_config
         )
@@ -133,13 +138,3 @@ class PagedHead(PagedDraftModel):
             hidden_states=loaded.hidden_states[:padded],
         )
         return output, onward
-
-
-def _aux_layers(config: Any, target: Any) -> tuple[int, ...]:
-    """The target's layers that an EAGLE-3 checkpoint names, or else the target's default."""
-    named = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
-    named = named or (getattr(config, "eagle_config", None) or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    # Ascending, as the target gives them.
-    return tuple(sorted(set(named or target.get_eagle3_default_aux_hidden_state_layers())))

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.factory import EngineConfig
+from engine_adapter.factory import MIN_CAPACITY, EngineConfig
 from engine_adapter.proposers.catalog import method
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.vllm_engine import compat
-
-MIN_CAPACITY = 5
-"""The draft capacity where no proposer asks for more, so that proposers can come later."""
 
 
 def check_libraries() -> str:
@@ -74,7 +71,7 @@ def check_models(config: EngineConfig) -> None:
     target = _load_config("model", config.model, config, config.arguments.get("revision"))
     _refuse_unproven(target)
     text = target.get_text_config()
-    sizes = TargetSizes(text.hidden_size, text.vocab_size)
+    sizes = TargetSizes(text.hidden_size, text.vocab_size, text.num_hidden_layers)
     _check_tokenizers(config)
     for spec in config.proposers:
         try:

@@ -1,0 +1,164 @@
+"""EAGLE and EAGLE-3 checkpoints: those that fit the target pass, others are refused by field."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.catalog import method, parse_spec
+from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec, TargetSizes
+from tests.engine_adapter.proposers.batches import batch
+from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
+from tests.engine_adapter.proposers.heads import Heads
+
+TARGET = TargetSizes(hidden_size=32, vocab_size=96, num_layers=6)
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": 6,
+    "vocab_size": 96,
+}
+
+
+def check(heads: Heads, folder: Path, name: str) -> None:
+    spec = parse_spec({"name": name, "model": heads.write(folder)})
+    method(name).check(spec, TARGET)
+
+
+# -- what fits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("eagle", lambda: eagle(CONFIG)),
+        ("eagle3", lambda: eagle3(CONFIG, aux_layers=[1, 3, 6])),
+        ("eagle3", lambda: eagle3(CONFIG, aux_layers=[0, 3], first="layers.0.")),
+        ("eagle3", lambda: eagle3(CONFIG, aux_layers=[1, 3, 5], draft_vocabulary=40)),
+        ("eagle3", lambda: speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])),
+    ],
+    ids=["eagle", "eagle3", "numbered layers", "smaller vocabulary", "speculators"],
+)
+def test_a_published_layout_passes(name: str, make: Callable[[], Heads], tmp_path: Path) -> None:
+    check(make(), tmp_path, name)
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq"])
+def test_tensors_that_are_the_targets_or_unused_may_be_there(name: str, tmp_path: Path) -> None:
+    heads = eagle(CONFIG)
+    heads.tensors[name] = torch.zeros(96, 32)
+    check(heads, tmp_path, "eagle")
+
+
+# -- what does not ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "says"),
+    [
+        ("eagle", "architectures", ["MistralForCausalLM"], "must be one of LlamaForCausalLM"),
+        ("eagle", "architectures", None, "must be one of LlamaForCausalLM"),
+        ("eagle", "hidden_size", 64, "must be 32, which is the target's hidden size"),
+        ("eagle", "vocab_size", 100, "must be 96, which is the target's vocabulary"),
+        ("eagle", "num_attention_heads", 0, "must be an integer of at least 1"),
+        ("eagle3", "architectures", ["EagleLlamaForCausalLM"], "must be one of"),
+        ("eagle3", "hidden_size", 64, "must be 32"),
+        ("eagle3", "target_hidden_size", 64, "must be 32"),
+        ("eagle3", "vocab_size", 100, "must be 96"),
+        ("eagle3", "eagle_config", {"eagle_aux_hidden_state_layer_ids": [7]}, "0 to 6"),
+        ("eagle3", "eagle_config", {"eagle_aux_hidden_state_layer_ids": 7}, "0 to 6"),
+        ("eagle3", "eagle_aux_hidden_state_layer_ids", ["a", 2], "0 to 6"),
+        ("eagle3", "norm_before_fc", "yes", "must be true or false"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused_by_its_field(
+    name: str, field: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    heads = eagle(CONFIG) if name == "eagle" else eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config |= {field: value}
+    with pytest.raises(ValueError, match=rf"config\.json: {field} .*{says}"):
+        check(heads, tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("eagle", "fc.weight"),
+        ("eagle", "layers.0.mlp.up_proj.weight"),
+        ("eagle3", "midlayer.input_layernorm.weight"),
+        ("eagle3", "d2t"),
+        ("eagle3", "lm_head.weight"),
+        ("eagle3", "norm.weight"),
+    ],
+)
+def test_a_missing_tensor_is_refused_by_its_name(name: str, tensor: str, tmp_path: Path) -> None:
+    layers = [1, 3, 5]
+    heads = (
+        eagle(CONFIG) if name == "eagle" else eagle3(CONFIG, aux_layers=layers, draft_vocabulary=40)
+    )
+    del heads.tensors[tensor]
+    with pytest.raises(ValueError, match=rf"model\.safetensors: tensor {tensor} .* is missing"):
+        check(heads, tmp_path, name)
+
+
+def test_a_tensor_that_vllm_would_not_load_is_refused(tmp_path: Path) -> None:
+    heads = eagle(CONFIG)
+    heads.tensors["fc.bias"] = torch.zeros(32)
+    with pytest.raises(ValueError, match=r"tensor fc\.bias is not expected"):
+        check(heads, tmp_path, "eagle")
+
+
+def test_the_number_of_layers_decides_the_width_that_is_combined(tmp_path: Path) -> None:
+    heads = eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3]}
+    with pytest.raises(ValueError, match=r"fc\.weight must have shape \[32, 64\]"):
+        check(heads, tmp_path, "eagle3")
+
+
+def test_another_kind_of_speculator_is_refused(tmp_path: Path) -> None:
+    heads = speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config["speculators_model_type"] = "dflash"
+    with pytest.raises(ValueError, match="speculators_model_type must be 'eagle3'"):
+        check(heads, tmp_path, "eagle3")
+
+
+# -- drafting --------------------------------------------------------------------------------
+
+
+class Head:
+    """Drafts the row's index."""
+
+    weights_bytes = 7
+
+    def draft(self, batch: DraftBatch) -> Drafts:
+        return Drafts([[i] * k for i, k in enumerate(batch.k.tolist())], catchup_tokens=3)
+
+
+class Host:
+    """Lends heads, and no draft model."""
+
+    def draft_head(self, spec: ProposerSpec) -> Head:
+        return Head()
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_drafts_lag_and_weights_are_those_of_the_engines_head(name: str) -> None:
+    spec = parse_spec({"name": name, "model": "a/b"})
+    proposer = method(name).create(spec, Host())  # type: ignore[arg-type]
+    assert proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1])) == Drafts(
+        [[0, 0], [1]], catchup_tokens=3
+    )
+    assert proposer.weights_bytes == 7
+
+
+def test_a_model_is_required() -> None:
+    with pytest.raises(EngineConfigError, match="model"):
+        parse_spec({"name": "eagle"})
