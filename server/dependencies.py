@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.errors import EngineNotReady
 from engine_adapter.interface import Engine, EngineInfo
 from server.control.audit import Audit
+from server.control.proposers import ProposerAdmin
 from server.control.selection import ProposerCatalog
 from server.control.switcher import Switcher
 from server.metrics import Metrics
@@ -27,8 +28,8 @@ class Loaded:
     """
 
     info: EngineInfo
-    catalog: ProposerCatalog
     switcher: Switcher
+    proposers: ProposerAdmin
     renderer: Renderer
     at: float = field(default_factory=time.time)
 
@@ -66,13 +67,19 @@ class State:
 
     @property
     def catalog(self) -> ProposerCatalog:
-        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
-        return self._require().catalog
+        """The loaded proposers. Raises `EngineNotReady`, which is a 503, before the start."""
+        settings = self.settings
+        return ProposerCatalog.of(self.engine.info, settings.primary, settings.backup)
 
     @property
     def switcher(self) -> Switcher:
         """Raises `EngineNotReady`, which is a 503, before the engine has started."""
         return self._require().switcher
+
+    @property
+    def proposers(self) -> ProposerAdmin:
+        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
+        return self._require().proposers
 
     @property
     def renderer(self) -> Renderer:
@@ -90,22 +97,25 @@ class State:
         return self.loaded
 
 
-def get_state(request: Request) -> State:
+# Coroutines, although nothing is awaited: FastAPI would call functions in a thread, per request.
+
+
+async def get_state(request: Request) -> State:
     """The application's state, whether or not the engine has started."""
     state: State = request.app.state.specgate
     return state
 
 
-def get_loaded_state(request: Request) -> State:
+async def get_loaded_state(request: Request) -> State:
     """The state of an engine that has started, dead or alive. Raises `EngineNotReady` (503)."""
-    state = get_state(request)
+    state = await get_state(request)
     state._require()
     return state
 
 
-def get_ready_state(request: Request) -> State:
+async def get_ready_state(request: Request) -> State:
     """The state of an engine that serves. Raises `EngineNotReady` (503) or `EngineDead` (503)."""
-    state = get_loaded_state(request)
+    state = await get_loaded_state(request)
     if failure := state.engine.failure:
         raise failure
     return state

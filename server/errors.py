@@ -22,7 +22,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from engine_adapter.errors import EngineDead, EngineError, EngineNotReady, InvalidRequest
+from engine_adapter.errors import (
+    EngineDead,
+    EngineError,
+    EngineNotReady,
+    InvalidRequest,
+    ProposerRefused,
+)
 
 MAX_ECHO = 200
 """The most characters of a request's own text that an error message repeats."""
@@ -133,6 +139,9 @@ def to_api_error(error: BaseException) -> ApiError:
             return error
         case InvalidRequest():
             return InvalidField(error.param, str(error), error.code)
+        case ProposerRefused():
+            status = 404 if error.code == "proposer_not_found" else 409
+            return ApiError(status, str(error), param="name", code=error.code)
         case EngineNotReady():
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():

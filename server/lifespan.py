@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.interface import EngineInfo
-from server.control.selection import ProposerCatalog
+from server.control.proposers import ProposerAdmin
 from server.control.switcher import Switcher
 from server.dependencies import Loaded, State
 from server.rendering import Renderer
@@ -86,6 +86,6 @@ async def _load(state: State) -> Loaded:
     )
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
-    catalog = ProposerCatalog.of(info, settings.primary, settings.backup)
-    switcher = Switcher(state.engine, catalog, state.metrics, settings.spec_method, state.audit)
-    return Loaded(info, catalog, switcher, renderer)
+    engine, metrics, audit = state.engine, state.metrics, state.audit
+    switcher = Switcher(engine, lambda: state.catalog, metrics, settings.spec_method, audit)
+    return Loaded(info, switcher, ProposerAdmin(engine, switcher, metrics, audit), renderer)

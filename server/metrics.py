@@ -27,6 +27,8 @@ Positions caught up per second after switches and prefix hits:
     sum by (proposer) (rate(specgate_proposer_catchup_tokens_total[5m]))
 Requests by proposer, and by who chose it (`request` or `active`):
     sum by (proposer, selected_by) (rate(specgate_requests_total[5m]))
+Proposers that fail:
+    sum by (proposer) (increase(specgate_proposer_errors_total[5m])) > 0
 Active method:
     specgate_spec_method_info
 Switches that did not happen:
@@ -100,6 +102,9 @@ class Metrics:
         self._catchup = counter(
             "specgate_proposer_catchup_tokens", "Positions read to remove a lag", "proposer"
         )
+        self._errors = counter(
+            "specgate_proposer_errors", "Steps in which a proposer failed", "proposer"
+        )
         self._requests = counter(
             "specgate_requests", "Requests admitted", "proposer", "selected_by"
         )
@@ -131,12 +136,22 @@ class Metrics:
     def proposers(self, names: Iterable[str]) -> None:
         """Lets every series of the named proposers, and of `none`, exist at 0."""
         for name in names:
-            for metric in (self._drafts, self._drafted, self._accepted, self._catchup):
+            for metric in (
+                self._drafts,
+                self._drafted,
+                self._accepted,
+                self._catchup,
+                self._errors,
+            ):
                 metric.labels(name)
             self._draft_seconds.labels(name)
             self._rolling.setdefault(name, RollingCounts())
             self._admissions(name)
         self._admissions(NONE)
+
+    def forget(self, name: str) -> None:
+        """Leaves a proposer that was unloaded out of the rolling figures; its counters stay."""
+        self._rolling.pop(name, None)
 
     def _admissions(self, name: str) -> None:
         self._emitted.labels(name)
@@ -159,6 +174,8 @@ class Metrics:
             self._draft_seconds.labels(name).observe(seconds)
         for name, tokens in report.catchup_tokens.items():
             self._catchup.labels(name).inc(tokens)
+        for name in report.faults:
+            self._errors.labels(name).inc()
 
     def on_restart(self, succeeded: bool) -> None:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""

@@ -16,7 +16,7 @@ import structlog
 from engine_adapter.interface import SpecMethod
 
 REMEMBERED = 100
-"""How many records `Audit.last` has."""
+"""How many records of either kind are kept in memory."""
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +40,7 @@ SERVER = Caller("server", None)
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """A change that was asked for.
+    """A switch that was asked for.
 
     Attributes:
         when: Unix time in seconds at which it was asked for.
@@ -67,9 +67,8 @@ class AuditRecord:
 
     def fields(self) -> dict[str, Any]:
         """The record as logs and files have it, in this order."""
-        when = datetime.fromtimestamp(self.when, UTC).isoformat(timespec="milliseconds")
         return {
-            "when": when.replace("+00:00", "Z"),
+            "when": _iso(self.when),
             "who": self.caller.who,
             "peer": self.caller.peer,
             "what": self.what,
@@ -85,6 +84,41 @@ class AuditRecord:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ProposerRecord:
+    """A proposer that was to be loaded or unloaded.
+
+    Attributes:
+        when: Unix time in seconds at which it was asked for.
+        what: the route's last part.
+        proposer: its name.
+        outcome: `loaded`, `unloaded`, `refused` (not as things were) or `failed`.
+        error: why it did not happen, else `None`.
+        took_ms: from the call to its end.
+    """
+
+    when: float
+    caller: Caller
+    what: str
+    proposer: str
+    outcome: str
+    error: str | None
+    took_ms: float
+
+    def fields(self) -> dict[str, Any]:
+        """The record as logs and files have it, in this order."""
+        return {
+            "when": _iso(self.when),
+            "who": self.caller.who,
+            "peer": self.caller.peer,
+            "what": self.what,
+            "proposer": self.proposer,
+            "outcome": self.outcome,
+            "error": self.error,
+            "took_ms": self.took_ms,
+        }
+
+
 class Audit:
     """The records, in memory and in a file.
 
@@ -96,7 +130,8 @@ class Audit:
     """
 
     def __init__(self, path: str | None = None) -> None:
-        self._records: deque[AuditRecord] = deque(maxlen=REMEMBERED)
+        self._switches: deque[AuditRecord] = deque(maxlen=REMEMBERED)
+        self._changes: deque[ProposerRecord] = deque(maxlen=REMEMBERED)
         # Without a buffer a line that could not be written is not tried again with the next one.
         self._file: BinaryIO | None = None
         if path is not None:
@@ -105,12 +140,20 @@ class Audit:
 
     @property
     def last(self) -> tuple[AuditRecord, ...]:
-        """The last records, newest first."""
-        return tuple(reversed(self._records))
+        """The last switches, newest first."""
+        return tuple(reversed(self._switches))
 
-    def add(self, record: AuditRecord) -> None:
+    @property
+    def changes(self) -> tuple[ProposerRecord, ...]:
+        """The last proposers that were to be loaded or unloaded, newest first."""
+        return tuple(reversed(self._changes))
+
+    def add(self, record: AuditRecord | ProposerRecord) -> None:
         """Remembers, logs and writes a record. Never raises: the change has happened."""
-        self._records.append(record)
+        if isinstance(record, AuditRecord):
+            self._switches.append(record)
+        else:
+            self._changes.append(record)
         fields = record.fields()
         log.info("admin_change", **fields)
         if self._file is not None:
@@ -133,6 +176,11 @@ class Audit:
             self._broken = True
         else:
             self._broken = False
+
+
+def _iso(when: float) -> str:
+    text = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def _method(method: SpecMethod) -> dict[str, str | int]:

@@ -98,6 +98,11 @@ class ProposerCatalog:
         return tuple(p.name for p in self.proposers)
 
     @property
+    def quarantined(self) -> frozenset[str]:
+        """The names of those that are not asked for drafts any more."""
+        return frozenset(p.name for p in self.proposers if p.state == "quarantined")
+
+    @property
     def largest_k(self) -> int:
         """The largest k of all proposers, 0 if there is none."""
         return max((p.num_speculative_tokens for p in self.proposers), default=0)

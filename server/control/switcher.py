@@ -8,6 +8,7 @@ engine's. A switch that fails, or does not get past its fence, leaves the old me
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine_adapter.interface import Engine, SpecMethod
@@ -35,6 +36,13 @@ class SwitchInProgress(Exception):
 
     def __init__(self) -> None:
         super().__init__("another switch has not ended yet")
+
+
+class ProposerQuarantined(Exception):
+    """The proposer is quarantined, so it would draft nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"proposer {name!r} is quarantined; unload it and load it again")
 
 
 class DrainTimeout(Exception):
@@ -110,6 +118,7 @@ class Switcher:
     """Holds the active method and changes it. Lives on the event loop; nothing here blocks.
 
     Args:
+        catalog: gives the proposers that are loaded now.
         initial: the method at start, by any name that a switch takes.
 
     Attributes:
@@ -123,12 +132,12 @@ class Switcher:
     def __init__(
         self,
         engine: Engine,
-        catalog: ProposerCatalog,
+        catalog: Callable[[], ProposerCatalog],
         metrics: Metrics,
         initial: str,
         audit: Audit,
     ) -> None:
-        method = resolve(Asked(initial, None, True, "spec_method"), catalog)
+        method = resolve(Asked(initial, None, True, proposer_param="spec_method"), catalog())
         self.gate = Gate()
         self.in_flight = InFlight()
         self._engine = engine
@@ -142,13 +151,18 @@ class Switcher:
         self._generation = 0
         self._active: ActiveMethod
         self._publish(method)
-        metrics.proposers(catalog.names)
+        metrics.proposers(catalog().names)
         metrics.declare_switches(MODES)
 
     @property
     def active(self) -> ActiveMethod:
         """What drafts for requests that do not choose for themselves."""
         return self._active
+
+    @property
+    def busy(self) -> bool:
+        """Whether a switch runs, or requests that one held are still to be admitted."""
+        return self._attempt is not None or self.gate.holds
 
     @property
     def drain(self) -> Drain | None:
@@ -174,7 +188,7 @@ class Switcher:
 
         Raises:
             SelectionError: an unknown mode or proposer, or a k too large; nothing changed.
-            SwitchInProgress: another switch runs; nothing changed.
+            SwitchInProgress, ProposerQuarantined: not now; nothing changed.
             DrainTimeout, DrainStopped: requests did not end in time; nothing changed.
             EngineError: the engine failed; the old method stays active.
         """
@@ -199,7 +213,8 @@ class Switcher:
     ) -> _Attempt:
         if mode not in MODES:
             raise SelectionError(f"mode must be one of {', '.join(MODES)}", "mode", "unknown_mode")
-        method = resolve(asked, self._catalog)
+        catalog = self._catalog()
+        method = resolve(asked, catalog)
         previous = self._active.method
         begun = time.perf_counter()
         attempt = _Attempt(caller, method, previous, mode, timeout_s, reason, time.time(), begun)
@@ -207,6 +222,10 @@ class Switcher:
             refusal = SwitchInProgress()
             self._record(attempt, "refused", refusal)
             raise refusal
+        if method.proposer in catalog.quarantined:
+            quarantined = ProposerQuarantined(method.proposer)
+            self._record(attempt, "refused", quarantined)
+            raise quarantined
         if failure := self._engine.failure:
             self._record(attempt, "failed", failure)
             raise failure

@@ -4,24 +4,34 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.errors import EngineDead
-from engine_adapter.interface import SpecMethod
+from engine_adapter.errors import EngineConfigError, EngineDead
+from engine_adapter.interface import ProposerInfo, SpecMethod
 from server.auth import caller
 from server.control.selection import SelectionError
-from server.control.switcher import Drain, DrainStopped, DrainTimeout, SwitchInProgress
-from server.dependencies import LoadedState
+from server.control.switcher import (
+    Drain,
+    DrainStopped,
+    DrainTimeout,
+    ProposerQuarantined,
+    SwitchInProgress,
+)
+from server.dependencies import LoadedState, ReadyState, State
 from server.errors import ApiError, InvalidField, NotFound, Stopping
 from server.rolling import WINDOW_S
 from server.schema import admin as schema
 from server.schema.admin import (
     Figures,
+    LoadRequest,
     Method,
     Proposer,
+    ProposerChange,
     ProposersResponse,
     SpecMethodResponse,
     Switch,
     SwitchRequest,
     SwitchResponse,
+    UnloadRequest,
+    UnloadResponse,
 )
 from server.sse import until_disconnect
 
@@ -46,6 +56,8 @@ async def switch_spec_method(
     except SelectionError as error:
         kind = NotFound if error.code == "proposer_not_found" else InvalidField
         raise kind(message=error.message, param=error.param, code=error.code) from None
+    except ProposerQuarantined as error:
+        raise ApiError(409, f"{error}.", code="proposer_quarantined") from None
     except SwitchInProgress:
         message = "Another switch has not ended yet; nothing was changed."
         raise ApiError(409, message, code="switch_in_progress") from None
@@ -86,13 +98,36 @@ async def spec_method(state: LoadedState) -> SpecMethodResponse:
 
 @router.get("/v1/proposers")
 async def proposers(state: LoadedState) -> ProposersResponse:
-    """Every loaded proposer."""
+    """Every loaded proposer, and the last that were loaded or unloaded."""
+    changes = [ProposerChange(**r.fields() | {"when": r.when}) for r in state.audit.changes]
+    data = [_proposer(info, state) for info in await state.engine.proposers()]
+    return ProposersResponse(data=data, changes=changes)
+
+
+@router.post("/v1/load_proposer")
+async def load_proposer(request: Request, body: LoadRequest, state: ReadyState) -> Proposer:
+    """Loads a proposer while requests are served."""
+    asker = caller(request.headers, request.client, state.settings)
+    try:
+        return _proposer(await state.proposers.load(body.root, asker), state)
+    except EngineConfigError as error:
+        raise InvalidField(error.field, error.message) from None
+
+
+@router.post("/v1/unload_proposer")
+async def unload_proposer(
+    request: Request, body: UnloadRequest, state: ReadyState
+) -> UnloadResponse:
+    """Unloads a proposer that nobody uses, and frees its memory."""
+    asker = caller(request.headers, request.client, state.settings)
+    await state.proposers.unload(body.name, asker)
+    return UnloadResponse(name=body.name)
+
+
+def _proposer(info: ProposerInfo, state: State) -> Proposer:
     roles = {"primary": state.catalog.primary, "backup": state.catalog.backup}
-    return ProposersResponse(
-        data=[
-            Proposer(**asdict(info), roles=[r for r, name in roles.items() if name == info.name])
-            for info in await state.engine.proposers()
-        ]
+    return Proposer(
+        **asdict(info), roles=[role for role, name in roles.items() if name == info.name]
     )
 
 

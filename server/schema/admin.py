@@ -1,6 +1,8 @@
 """Bodies of the admin routes. Unknown fields and loose types are refused."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from server.control.selection import Asked
 from server.control.switcher import DRAIN_TIMEOUT_S
@@ -136,6 +138,20 @@ class Proposer(BaseModel):
     weights_bytes: int
     kv_bytes: int
     draft_latency_ms: float | None = Field(description="rolling mean per drafted token")
+    last_error: str | None = Field(description="why it was quarantined, if it was")
+
+
+class ProposerChange(BaseModel):
+    """A proposer that was to be loaded or unloaded."""
+
+    when: float = Field(description="Unix time in seconds")
+    who: str = Field(description="key: and a fingerprint of the admin key, or loopback")
+    peer: str | None = Field(description="the caller's address")
+    what: str
+    proposer: str
+    outcome: str = Field(description="loaded, unloaded, refused or failed")
+    error: str | None
+    took_ms: float
 
 
 class ProposersResponse(BaseModel):
@@ -143,3 +159,24 @@ class ProposersResponse(BaseModel):
 
     object: str = "list"
     data: list[Proposer]
+    changes: list[ProposerChange] = Field(description="the last ones, newest first")
+
+
+class LoadRequest(RootModel[dict[str, Any]]):
+    """`POST /v1/load_proposer`: a proposer's fields, as `--proposer` takes them."""
+
+
+class UnloadRequest(BaseModel):
+    """`POST /v1/unload_proposer`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+
+
+class UnloadResponse(BaseModel):
+    """A proposer that is gone."""
+
+    object: str = "proposer"
+    name: str
+    unloaded: bool = True
