@@ -1,7 +1,8 @@
 """Small models trained for this project, with the recipe that makes them again.
 
 `target` is what a server serves; `draft` and `draft-small` are distilled on it and draft for it.
-All three share one tokenizer of 2,048 entries. Importing this package loads no torch.
+All three share one tokenizer of 2,048 entries. The heads draft from the target's hidden states.
+Importing this package loads no torch.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ from __future__ import annotations
 from pathlib import Path
 
 MODELS: tuple[str, ...] = ("target", "draft", "draft-small")
+HEADS: tuple[str, ...] = ("medusa", "mlp-speculator", "eagle", "eagle3")
 
 _FOLDER = Path(__file__).resolve().parent
 
 
 def model_path(name: str = "target") -> Path:
-    """The folder of a demo model, in Hugging Face format.
+    """The folder of a demo model in Hugging Face format, or of a head in its published layout.
 
     Args:
-        name: one of `MODELS`.
+        name: one of `MODELS` or `HEADS`.
 
     Raises:
         ValueError: no such model.
         FileNotFoundError: the package was installed without its weights.
     """
-    if name not in MODELS:
-        raise ValueError(f"no demo model {name!r}; there are {', '.join(MODELS)}")
+    if name not in MODELS + HEADS:
+        raise ValueError(f"no demo model {name!r}; there are {', '.join(MODELS + HEADS)}")
     folder = _FOLDER / "models" / name
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"demo model {name!r} has no weights in {folder}")
@@ -36,4 +38,4 @@ def prompts_path() -> Path:
     return _FOLDER / "prompts.json"
 
 
-__all__ = ["MODELS", "model_path", "prompts_path"]
+__all__ = ["HEADS", "MODELS", "model_path", "prompts_path"]

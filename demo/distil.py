@@ -8,29 +8,22 @@ from one forward pass of the target.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
-from demo.corpus import Piece
-from demo.documents import can_quote, can_request, free_chat, quoting_chat
 from demo.packing import IGNORED, Rows, Stream, Tokenized, pack
 from demo.pretrain import ROW_TOKENS, SEED, new_model, optimizers, token_loss
-from demo.tokenizer import encode, render_chat
 
 DRAFTS = ("draft", "draft-small")
 STEP_TOKENS = 4096
 WARMUP_STEPS = 30
 PLAIN_CHUNK, DISTIL_CHUNK = 30_000, 40_000
-TEMPERATURES = (0.7, 1.0)
-SAMPLE_BATCH, SAMPLE_TOKENS, PROMPT_TOKENS = 64, 160, 320
 # Of every SAMPLE_EVERY batches in distillation one holds the target's own answers.
 SAMPLE_EVERY = 3
 
@@ -85,7 +78,7 @@ def distil_drafts(
     target: LlamaForCausalLM,
     drafts: dict[str, LlamaForCausalLM],
     stream: Stream,
-    samples: Sequence[Sequence[int]],
+    samples: Sequence[Tokenized],
     tokens: int,
 ) -> None:
     """Distil the target into `drafts`, which are changed in place.
@@ -94,7 +87,7 @@ def distil_drafts(
         target: the finished target.
         drafts: models by name, as `pretrain_drafts` returns them.
         stream: documents of the training split.
-        samples: token ids of the target's own chats, as `sample_chats` returns them.
+        samples: the target's own chats, as `demo.answers.sample_chats` returns them.
         tokens: total tokens, padding included.
     """
     steps = tokens // STEP_TOKENS
@@ -125,84 +118,13 @@ def divergence(goal: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     return F.kl_div(logits.float().log_softmax(-1), goal, reduction="batchmean")
 
 
-@torch.inference_mode()
-def sample_chats(
-    target: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    pieces: Sequence[Piece],
-    count: int,
-) -> list[list[int]]:
-    """Token ids of `count` chats: prompts of the training split, answers sampled by the target.
-
-    Half of the prompts are free, half are quoting ones; temperatures take turns by batch.
-    """
-    rng = random.Random(f"samples:{SEED}")
-    torch.manual_seed(SEED)
-    target.train(False)
-    prompts = _sample_prompts(tokenizer, pieces, count, rng)
-    chats: list[list[int]] = []
-    for number, at in enumerate(range(0, count, SAMPLE_BATCH)):
-        part = prompts[at : at + SAMPLE_BATCH]
-        width = max(len(ids) for ids in part)
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in part])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part])
-        with torch.autocast("cpu", torch.bfloat16):
-            out = target.generate(  # type: ignore[misc]
-                input_ids=ids,
-                attention_mask=mask,
-                do_sample=True,
-                top_k=0,
-                temperature=TEMPERATURES[number % len(TEMPERATURES)],
-                max_new_tokens=SAMPLE_TOKENS,
-                pad_token_id=0,
-                eos_token_id=2,
-            )
-        assert isinstance(out, torch.Tensor)
-        chats += [[token for token in row if token != 0] for row in out.tolist()]
-        print(f"sampled {len(chats)}/{count}", flush=True)
-    return chats
-
-
-def _sample_prompts(
-    tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece], count: int, rng: random.Random
-) -> list[list[int]]:
-    quotable = [piece for piece in pieces if can_quote(piece)]
-    free = [piece for piece in pieces if can_request(piece)]
-    prompts: list[list[int]] = []
-    while len(prompts) < count:
-        quote = len(prompts) % 2 == 0
-        chat = (
-            quoting_chat(rng.choice(quotable), quotable, rng)
-            if quote
-            else free_chat(rng.choice(free), rng)
-        )
-        ids = encode(tokenizer, render_chat(tokenizer, chat.prompt, answer_next=True))
-        if len(ids) <= PROMPT_TOKENS:
-            prompts.append(ids)
-    # Equal lengths together, so that batches hold little padding; batches in random order.
-    prompts.sort(key=len)
-    batches = [prompts[at : at + SAMPLE_BATCH] for at in range(0, count, SAMPLE_BATCH)]
-    rng.shuffle(batches)
-    return [ids for batch in batches for ids in batch]
-
-
-def save_samples(samples: Sequence[Sequence[int]], path: Path) -> None:
-    """Keep samples as JSON, so that distillation can be repeated without sampling again."""
-    path.write_text(json.dumps([list(ids) for ids in samples]), encoding="utf-8")
-
-
-def load_samples(path: Path) -> list[list[int]]:
-    """Read what `save_samples` wrote."""
-    return [list(map(int, ids)) for ids in json.loads(path.read_text(encoding="utf-8"))]
-
-
 def _corpus_batches(stream: Stream, chunk: int) -> Iterator[Rows]:
     for rows in stream.rows(ROW_TOKENS, chunk, focused=True):
         yield from _slices(rows)
 
 
-def _sample_batches(samples: Sequence[Sequence[int]]) -> Iterator[Rows]:
-    documents = [Tokenized(list(ids)) for ids in samples]
+def _sample_batches(samples: Sequence[Tokenized]) -> Iterator[Rows]:
+    documents = [Tokenized(chat.ids) for chat in samples]
     rng = random.Random(f"pack-samples:{SEED}")
     while True:
         yield from _slices(pack(documents, ROW_TOKENS, rng))

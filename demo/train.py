@@ -1,7 +1,8 @@
 """`python -m demo.train`: the whole recipe, from the standard library's sources to the weights.
 
 Stages, each from what the one before left in `--out`: `tokenizer` (and the measured prompts),
-`target` (resumes from its last checkpoint), `drafts`, `export`. `all` runs them in this order.
+`target` (resumes from its last checkpoint), `drafts`, `heads`, `export`. `all` runs them in this
+order.
 """
 
 from __future__ import annotations
@@ -12,28 +13,26 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from demo import MODELS
+from demo import HEADS, MODELS
+from demo.answers import FOR_DRAFTS, FOR_HEADS, load_chats, sample_chats, save_chats
 from demo.corpus import Piece, is_held_out, load_pieces
-from demo.distil import (
-    DRAFTS,
-    distil_drafts,
-    load_samples,
-    pretrain_drafts,
-    sample_chats,
-    save_samples,
-)
+from demo.distil import DRAFTS, distil_drafts, pretrain_drafts
 from demo.export import export_model
+from demo.heads.export import export_head
+from demo.heads.training import new_head, train_heads
 from demo.heldout import HeldOut
 from demo.packing import Stream
 from demo.pretrain import SEED, new_model, train_target
 from demo.prompts import build_prompts, save_prompts
 from demo.tokenizer import load_tokenizer, train_tokenizer
 
-STAGES = ("tokenizer", "target", "drafts", "export")
+STAGES = ("tokenizer", "target", "drafts", "heads", "export")
 TARGET_TOKENS = 8_500_000
 PLAIN_DRAFT_TOKENS = 1_600_000
 DISTILLED_TOKENS = 2_500_000
 SAMPLED_CHATS = 512
+HEAD_CHATS = 7168
+HEAD_EPOCHS = 2
 
 
 def split() -> tuple[list[Piece], list[Piece]]:
@@ -62,6 +61,8 @@ def main(argv: list[str] | None = None) -> None:
         train_target(stream, options.tokens, out, HeldOut(held_out, tokenizer).report)
     if "drafts" in stages:
         _train_drafts(out, options, stream, tokenizer, training)
+    if "heads" in stages:
+        _train_heads(out, options, tokenizer, training)
     if "export" in stages:
         for name in MODELS:
             model = _trained(out, name)
@@ -77,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plain-draft-tokens", type=int, default=PLAIN_DRAFT_TOKENS)
     parser.add_argument("--distilled-tokens", type=int, default=DISTILLED_TOKENS)
     parser.add_argument("--sampled-chats", type=int, default=SAMPLED_CHATS)
+    parser.add_argument("--head-chats", type=int, default=HEAD_CHATS)
+    parser.add_argument("--head-epochs", type=int, default=HEAD_EPOCHS)
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     return parser
 
@@ -96,12 +99,31 @@ def _train_drafts(
     drafts = {name: _loaded(path, name) for name, path in plain.items()}
     target = _trained(out, "target")
     if not (out / "samples.json").exists():
-        samples = sample_chats(target, tokenizer, training, options.sampled_chats)
-        save_samples(samples, out / "samples.json")
-    samples = load_samples(out / "samples.json")
+        samples = sample_chats(target, tokenizer, training, options.sampled_chats, FOR_DRAFTS)
+        save_chats(samples, out / "samples.json")
+    samples = load_chats(out / "samples.json")
     distil_drafts(target, drafts, stream, samples, options.distilled_tokens)
     for name, model in drafts.items():
         torch.save({"model": model.state_dict()}, out / f"{name}.pt")
+
+
+def _train_heads(
+    out: Path,
+    options: argparse.Namespace,
+    tokenizer: PreTrainedTokenizerFast,
+    training: list[Piece],
+) -> None:
+    """Answers of the target as it is served, which are kept, then all heads at once."""
+    target = _trained(out, "target").bfloat16().float()  # type: ignore[no-untyped-call]
+    target.requires_grad_(False)
+    if not (out / "answers.json").exists():
+        answers = sample_chats(target, tokenizer, training, options.head_chats, FOR_HEADS)
+        save_chats(answers, out / "answers.json")
+    answers = load_chats(out / "answers.json")
+    heads = {name: new_head(name, target, answers) for name in HEADS}
+    train_heads(target, heads, answers, options.head_epochs)
+    for name, head in heads.items():
+        export_head(head, out / "models" / name)
 
 
 def _trained(out: Path, name: str) -> LlamaForCausalLM:

@@ -1,0 +1,206 @@
+"""EAGLE and EAGLE-3: one more decoder layer of the target's shape, run on its own outputs.
+
+EAGLE (arXiv:2401.15077) reads the token's embedding and the target's last hidden state and writes
+the next one; EAGLE-3 (arXiv:2503.01840) reads states of three layers and has an output matrix of
+its own, over the more frequent tokens only. Both are trained as they run, each step on what the
+step before wrote. The layouts are those that vLLM 0.32 loads; the embedding is the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from demo.architecture import llama_config
+from demo.heads.lesson import AUX_LAYERS, Lesson
+
+STEPS = 4
+DRAFT_VOCABULARY = 1536
+
+
+class Attention(nn.Module):
+    """Causal attention of chains: each sees the text up to its start, then its own steps."""
+
+    def __init__(self, config: LlamaConfig, inputs: int) -> None:
+        super().__init__()
+        self._heads, self._size = config.num_attention_heads, config.head_dim
+        self._groups = config.num_attention_heads // config.num_key_value_heads
+        kv = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(inputs, self._heads * self._size, bias=False)
+        self.k_proj = nn.Linear(inputs, kv, bias=False)
+        self.v_proj = nn.Linear(inputs, kv, bias=False)
+        self.o_proj = nn.Linear(self._heads * self._size, config.hidden_size, bias=False)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        memory: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Output [rows, length, hidden] of every chain's step number `len(memory)`.
+
+        Args:
+            x: inputs [rows, length, inputs], one chain per position.
+            rotation: cosines and sines of the step's positions.
+            memory: keys and values of the steps before, [rows, heads, length, size]; this step's
+                are appended.
+        """
+        q, k, v = (self._split(part(x)) for part in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = apply_rotary_pos_emb(q, k, *rotation)
+        memory.append((k.repeat_interleave(self._groups, 1), v.repeat_interleave(self._groups, 1)))
+        (text_k, text_v), own = memory[0], memory[1:]
+        length = x.shape[1]
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        scores = (q @ text_k.transpose(-1, -2)).masked_fill(future, float("-inf"))
+        scores = torch.cat([scores, *((q * k).sum(-1, keepdim=True) for k, _ in own)], -1)
+        weights = (scores.float() * self._size**-0.5).softmax(-1).to(v.dtype)
+        out = weights[..., :length] @ text_v
+        for index, (_, value) in enumerate(own):
+            out = out + weights[..., length + index, None] * value
+        return torch.as_tensor(self.o_proj(out.transpose(1, 2).flatten(2)))
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self._size)).transpose(1, 2)
+
+
+class Layer(nn.Module):
+    """A Llama decoder layer without the norm before its attention."""
+
+    def __init__(self, config: LlamaConfig, inputs: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, inputs)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
+
+
+class Eagle(nn.Module):
+    """EAGLE for a Llama; its outputs are the target's hidden states, so it needs no norm."""
+
+    steps = STEPS
+
+    def __init__(self, embedding: torch.Tensor) -> None:
+        """Read and write the target's tied `embedding` [vocabulary, hidden], which is kept."""
+        super().__init__()
+        self._embedding, self._config = embedding, llama_config("target")
+        self._rotary = LlamaRotaryEmbedding(self._config)
+        hidden = self._config.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.layers = nn.ModuleList([Layer(self._config, hidden)])
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], 1))
+
+    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
+        """Logits [chains, tokens] of one step after another, on the text's own tokens."""
+        state, length = lesson.hidden, lesson.hidden.shape[1]
+        memory: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for step in range(STEPS):
+            token = self._embedding[lesson.ids[:, step + 1 : step + 1 + length]]
+            state = self._run(token, state, torch.arange(length)[None] + step, memory)
+            yield lesson.logits(lesson.states(state, step), self._embedding)
+
+    def _run(
+        self,
+        token: torch.Tensor,
+        state: torch.Tensor,
+        positions: torch.Tensor,
+        memory: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        layer = self.layers[0]
+        x = self.fc(torch.cat([token, state], -1))
+        x = x + layer.self_attn(x, self._rotary(x, positions), memory)
+        return torch.as_tensor(x + layer.mlp(layer.post_attention_layernorm(x)))
+
+    def config(self) -> dict[str, Any]:
+        """What goes into `config.json`: the target's, with one layer."""
+        return _config(self._config, "EagleLlamaForCausalLM")
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """Tensors by their published names."""
+        return dict(self.state_dict())
+
+
+class Eagle3(nn.Module):
+    """EAGLE-3 for a Llama."""
+
+    steps = STEPS
+
+    def __init__(self, embedding: torch.Tensor, frequent: torch.Tensor) -> None:
+        """Read the target's tied `embedding`, which is kept.
+
+        Args:
+            embedding: fp32 [vocabulary, hidden].
+            frequent: int64 [DRAFT_VOCABULARY], ascending ids of the tokens that it may draft.
+        """
+        super().__init__()
+        self._embedding, self._config = embedding, llama_config("target")
+        self._frequent = frequent
+        self._rotary = LlamaRotaryEmbedding(self._config)
+        hidden, eps = self._config.hidden_size, self._config.rms_norm_eps
+        self.fc = nn.Linear(len(AUX_LAYERS) * hidden, hidden, bias=False)
+        self.midlayer = Layer(self._config, 2 * hidden)
+        self.midlayer.input_layernorm = LlamaRMSNorm(hidden, eps)
+        self.midlayer.hidden_norm = LlamaRMSNorm(hidden, eps)
+        self.norm = LlamaRMSNorm(hidden, eps)
+        self.lm_head = nn.Linear(hidden, len(frequent), bias=False)
+        with torch.no_grad():
+            self.lm_head.weight.copy_(embedding[frequent])
+
+    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
+        """Logits [chains, tokens] of one step after another, on the text's tokens."""
+        state, length = self.fc(lesson.aux), lesson.aux.shape[1]
+        memory: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for step in range(STEPS):
+            token = self._embedding[lesson.ids[:, step + 1 : step + 1 + length]]
+            state = self._run(token, state, torch.arange(length)[None] + step, memory)
+            yield self._logits(lesson, self.norm(lesson.states(state, step)))
+
+    def _run(
+        self,
+        token: torch.Tensor,
+        state: torch.Tensor,
+        positions: torch.Tensor,
+        memory: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        layer = self.midlayer
+        x = torch.cat([layer.input_layernorm(token), layer.hidden_norm(state)], -1)
+        x = state + layer.self_attn(x, self._rotary(x, positions), memory)
+        return torch.as_tensor(x + layer.mlp(layer.post_attention_layernorm(x)))
+
+    def _logits(self, lesson: Lesson, states: torch.Tensor) -> torch.Tensor:
+        matrix = torch.zeros_like(self._embedding).index_copy(
+            0, self._frequent, self.lm_head.weight
+        )
+        cannot = ~torch.isin(lesson.tokens_at_play, self._frequent)
+        return lesson.logits(states, matrix).masked_fill(cannot, float("-inf"))
+
+    def config(self) -> dict[str, Any]:
+        """What goes into `config.json`: the target's, with one layer and a smaller vocabulary."""
+        return _config(self._config, "LlamaForCausalLMEagle3") | {
+            "draft_vocab_size": len(self._frequent),
+            "tie_word_embeddings": False,
+            "eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS),
+        }
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """Tensors by their published names; `d2t` is what to add to a drafted id."""
+        allowed = torch.zeros(len(self._embedding), dtype=torch.bool)
+        allowed[self._frequent] = True
+        return dict(self.state_dict()) | {
+            "d2t": self._frequent - torch.arange(len(self._frequent)),
+            "t2d": allowed,
+        }
+
+
+def _config(target: LlamaConfig, architecture: str) -> dict[str, Any]:
+    values = {**target.to_diff_dict(), "architectures": [architecture], "num_hidden_layers": 1}
+    return {name: value for name, value in values.items() if name != "transformers_version"}

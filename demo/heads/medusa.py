@@ -1,0 +1,76 @@
+"""Medusa heads: residual blocks on the target's last hidden state (arXiv:2401.10774).
+
+The layout is vLLM's, with one output matrix for all heads (`original_lm_head`), which for a small
+vocabulary is most of the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from demo.heads.lesson import Lesson
+
+NUM_HEADS, NUM_LAYERS = 4, 2
+
+
+class ResidualBlock(nn.Module):
+    """`NUM_LAYERS` times x + SiLU(W x); zero at first, so that it begins as the identity."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Linear(hidden, hidden, bias=False) for _ in range(NUM_LAYERS)
+        )
+        for layer in self.layers:
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Float [..., hidden] to the same shape."""
+        for layer in self.layers:
+            x = x + F.silu(layer(x))
+        return x
+
+
+class Medusa(nn.Module):
+    """`NUM_HEADS` heads; head i guesses the token i + 2 positions after the hidden state's."""
+
+    steps = NUM_HEADS
+
+    def __init__(self, embedding: torch.Tensor) -> None:
+        """Begin with the target's tied `embedding` [vocabulary, hidden] as output matrix."""
+        super().__init__()
+        vocabulary, hidden = embedding.shape
+        self.blocks = nn.ModuleList(ResidualBlock(hidden) for _ in range(NUM_HEADS))
+        self.lm_heads = nn.ModuleList([nn.Linear(hidden, vocabulary, bias=False)])
+        with torch.no_grad():
+            self.lm_heads[0].weight.copy_(embedding)
+
+    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
+        """Logits [chains, tokens] of one head after another."""
+        for step, block in enumerate(self.blocks):
+            state = block(lesson.states(lesson.hidden, step))
+            yield lesson.logits(state, self.lm_heads[0].weight)
+
+    def config(self) -> dict[str, Any]:
+        """What goes into `config.json`."""
+        vocabulary, hidden = self.lm_heads[0].weight.shape
+        return {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": hidden,
+            "vocab_size": vocabulary,
+            "truncated_vocab_size": vocabulary,
+            "num_heads": NUM_HEADS,
+            "num_hidden_layers": NUM_LAYERS,
+            "medusa_fc_bias": False,
+            "original_lm_head": True,
+        }
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """Tensors by their published names."""
+        return dict(self.state_dict())

@@ -1,0 +1,91 @@
+"""An MLP speculator: a recurrent state, from the hidden state and each token (arXiv:2404.19124).
+
+The layout is that of the `ibm-fms/*-accelerator` checkpoints, with tied weights: embedding,
+output matrix, norm and every projection but the first are shared by all steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from demo.heads.lesson import Lesson
+
+N_PREDICT, INNER_DIM = 4, 384
+EPS = 1e-6
+
+
+class Norm(nn.Module):
+    """Root mean square norm with scale and shift, as in the published checkpoints."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Float [..., size] to the same shape."""
+        return rms(x) * self.weight + self.bias
+
+
+def rms(x: torch.Tensor) -> torch.Tensor:
+    """`x` over its root mean square along the last axis."""
+    return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS)
+
+
+class MlpSpeculator(nn.Module):
+    """`N_PREDICT` steps from the target's last hidden state and the token after it."""
+
+    steps = N_PREDICT
+
+    def __init__(self, embedding: torch.Tensor) -> None:
+        """Sizes are those of the target's `embedding` [vocabulary, hidden]."""
+        super().__init__()
+        vocabulary, hidden = embedding.shape
+        self.emb = nn.ModuleList([nn.Embedding(vocabulary, INNER_DIM)])
+        self.proj = nn.ModuleList(
+            nn.Linear(size, INNER_DIM, bias=False) for size in (hidden, INNER_DIM)
+        )
+        self.head = nn.ModuleList([nn.Linear(INNER_DIM, vocabulary, bias=False)])
+        self.ln = nn.ModuleList([Norm(INNER_DIM)])
+        # Tokens that the target reads and writes alike begin alike here too.
+        for matrix in (self.emb[0].weight, self.head[0].weight):
+            nn.init.normal_(matrix, std=0.02)
+            with torch.no_grad():
+                matrix[:, :hidden] += embedding
+        self._state_weight = 0.5 ** (0.5 / N_PREDICT)
+        self._emb_weight = math.sqrt((1 - self._state_weight**2) * INNER_DIM / 2)
+
+    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
+        """Logits [chains, tokens] of one step after another, on the text's own tokens."""
+        state = rms(lesson.states(lesson.hidden, 0)) / math.sqrt(2)
+        for step in range(N_PREDICT):
+            state = self.proj[min(step, 1)](state[lesson.kept[step]] if step else state)
+            token = self.emb[0](lesson.tokens(step))
+            state = state + token * (self._emb_weight / self._state_weight)
+            state = F.gelu(self.ln[0](state))
+            yield lesson.logits(state, self.head[0].weight)
+
+    def config(self) -> dict[str, Any]:
+        """What goes into `config.json`."""
+        return {
+            "architectures": ["MLPSpeculatorPreTrainedModel"],
+            "model_type": "mlp_speculator",
+            "vocab_size": self.head[0].weight.shape[0],
+            "emb_dim": self.proj[0].weight.shape[1],
+            "inner_dim": INNER_DIM,
+            "n_predict": N_PREDICT,
+            "n_candidates": 1,
+            "top_k_tokens_per_head": [1] * N_PREDICT,
+            "scale_input": True,
+            "tie_weights": True,
+        }
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """Tensors by their published names."""
+        return {f"speculator.{name}": tensor for name, tensor in self.state_dict().items()}
