@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
@@ -187,6 +188,8 @@ def _interrupts_blocked() -> Iterator[None]:
 
     The gateway ends them itself, once the requests that run have ended.
     """
+    # Begun now: starting it with the first process would unblock the signal again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -4,6 +4,7 @@ Nothing here knows vLLM: what is supervised is a `Child`.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class _Outage:
 
     Attributes:
         reason: the end of "The engine process ...".
-        until: when the next child should serve, by the loop's clock; `None` if there is none.
+        until: when the next child should serve, by the monotonic clock; `None` if there is none.
     """
 
     reason: str
@@ -81,7 +82,7 @@ class Supervisor(Generic[C]):
         self._child: C | None = None
         self._outage: _Outage | None = None
         self._watching: asyncio.Task[None] | None = None
-        # When replacements were begun, by the loop's clock: those of the policy's window.
+        # When replacements were begun, by the monotonic clock: those of the policy's window.
         self._attempts: deque[float] = deque()
         self._start_s = 0.0
 
@@ -106,7 +107,7 @@ class Supervisor(Generic[C]):
         if outage.until is None:
             end = "it is not replaced any more, and the server must be restarted"
             return EngineDead(f"The engine process {outage.reason}; {end}.")
-        left_s = max(0.0, outage.until - self._now())
+        left_s = max(0.0, outage.until - time.monotonic())
         return EngineDead(f"The engine process {outage.reason}; it is being replaced.", left_s)
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
@@ -124,7 +125,7 @@ class Supervisor(Generic[C]):
         await self._dispose()
 
     async def _begin(self, on_progress: Callable[[str], None]) -> C:
-        began = self._now()
+        began = time.monotonic()
         child = self._create()
         try:
             await child.start(on_progress)
@@ -132,7 +133,7 @@ class Supervisor(Generic[C]):
         except BaseException:
             await child.stop()
             raise
-        self._start_s = self._now() - began
+        self._start_s = time.monotonic() - began
         return child
 
     async def _watch(self) -> None:
@@ -146,7 +147,7 @@ class Supervisor(Generic[C]):
     async def _replace(self, reason: str) -> None:
         """Waits for its time, and makes one attempt."""
         await asyncio.sleep(self._delay_s())
-        began = self._now()
+        began = time.monotonic()
         self._attempts.append(began)
         try:
             self._child = await self._begin(lambda stage: log.info("engine_loading", stage=stage))
@@ -157,7 +158,7 @@ class Supervisor(Generic[C]):
         else:
             self._outage = None
             self._on_restart(True)
-            log.warning("engine_restarted", took_s=round(self._now() - began, 1))
+            log.warning("engine_restarted", took_s=round(time.monotonic() - began, 1))
 
     def _say_what_comes(
         self, event: str, reason: str, error: str | None = None, unexpected: Exception | None = None
@@ -181,11 +182,11 @@ class Supervisor(Generic[C]):
 
     def _outage_from(self, reason: str) -> _Outage:
         """An outage that begins, or goes on, now."""
-        while self._attempts and self._attempts[0] < self._now() - self._policy.window_s:
+        while self._attempts and self._attempts[0] < time.monotonic() - self._policy.window_s:
             self._attempts.popleft()
         if len(self._attempts) >= self._policy.limit:
             return _Outage(reason, None)
-        return _Outage(reason, self._now() + self._delay_s() + self._start_s)
+        return _Outage(reason, time.monotonic() + self._delay_s() + self._start_s)
 
     def _delay_s(self) -> float:
         """What comes before the next attempt: it doubles with each one of the window."""
@@ -196,6 +197,3 @@ class Supervisor(Generic[C]):
         child, self._child = self._child, None
         if child is not None:
             await child.stop()
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

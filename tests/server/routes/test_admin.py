@@ -175,7 +175,8 @@ async def test_a_dead_engine_is_shown_and_refuses_switches(
         "retry_after_s": 12.4,
     }
     assert (shown["spec_method"], shown["generation"]) == ("suffix", 1)
-    assert len((await client.get("/v1/proposers")).json()["data"]) == 4
+    proposers = (await client.get("/v1/proposers")).json()["data"]
+    assert [p["name"] for p in proposers] == [p.name for p in gateway.engine.info.proposers]
 
     response = await switch(client, speculative_model="ngram", reason="too late")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
@@ -262,6 +263,7 @@ async def test_the_proposers_are_shown_in_their_order(client: httpx.AsyncClient)
         ("suffix", "suffix", 8),
         ("draft", "draft_model", 4),
         ("draft-small", "draft_model", 4),
+        ("prediction", "prediction", 8),
     ]
     assert [p["roles"] for p in body["data"]] == [["backup"], [], ["primary"], []]
     assert {p["state"] for p in body["data"]} == {"loaded"}
