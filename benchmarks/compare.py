@@ -6,7 +6,7 @@ each side and its base. Greedy only: stock vLLM 0.32 samples wrongly on CPU when
 temperature.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -101,7 +101,7 @@ async def compare(
                     if name == "all" and everything is not None:
                         sides.append(everything)
                     elif name == "one":
-                        alone = host.specgate("one", plan.target, [spec] if spec else [])
+                        alone = host.specgate("one", plan.target, _needed(spec, by_name))
                         sides.append(await own.enter_async_context(alone))
                     elif spec is None or spec.method in STOCK_METHODS:
                         sides.append(await own.enter_async_context(host.stock(plan.target, spec)))
@@ -110,6 +110,15 @@ async def compare(
                         say(line(result))
                         results.append(result)
     return results
+
+
+def _needed(
+    spec: ProposerSpec | None, by_name: Mapping[str, ProposerSpec]
+) -> Sequence[ProposerSpec]:
+    """The proposer with those that it is made of."""
+    if spec is None:
+        return []
+    return [*(by_name[name] for name in spec.options.get("members", ())), spec]
 
 
 async def _level(

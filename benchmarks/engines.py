@@ -17,7 +17,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
-from benchmarks.servers import ARGUMENTS, ENVIRONMENT, NAME, serving_fields
+from benchmarks.servers import ARGUMENTS, ENVIRONMENT, NAME, speculative_config
 from benchmarks.side import Side
 from benchmarks.timeline import Timeline
 from benchmarks.workload import SEED, Request
@@ -85,7 +85,7 @@ class Engines:
             model=target,
             async_scheduling=False,
             enforce_eager=True,
-            speculative_config=serving_fields(spec) if spec else None,
+            speculative_config=speculative_config(spec) if spec else None,
             **_arguments(),
         )
         llm = AsyncLLMEngine.from_engine_args(arguments)

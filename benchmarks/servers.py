@@ -48,10 +48,26 @@ ENVIRONMENT: Mapping[str, str] = {
 """What Specgate sets for itself on CPU, for stock vLLM too."""
 
 
-def serving_fields(spec: ProposerSpec) -> dict[str, Any]:
-    """The spec as vLLM's `speculative_config`; Specgate's options bear vLLM's names."""
-    fields = {"method": spec.method, "num_speculative_tokens": spec.num_speculative_tokens}
-    return {**fields, **({"model": spec.model} if spec.model else {}), **spec.options}
+OWN_OPTIONS = frozenset({"draft_sampling", "verification", "members"})
+"""Options of proposers that are not vLLM's."""
+
+
+def proposer_fields(spec: ProposerSpec) -> dict[str, Any]:
+    """The spec as the JSON object that it was made of, defaults filled in."""
+    fields = {
+        "name": spec.name,
+        "method": spec.method,
+        "num_speculative_tokens": spec.num_speculative_tokens,
+        "model": spec.model,
+        **spec.options,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def speculative_config(spec: ProposerSpec) -> dict[str, Any]:
+    """The spec as vLLM's `speculative_config`: most options bear vLLM's names."""
+    fields = proposer_fields(spec)
+    return {name: value for name, value in fields.items() if name not in {"name", *OWN_OPTIONS}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +92,7 @@ class Servers:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
         command += ["--no-async-scheduling", "--disable-uvicorn-access-log", *_shared_flags()]
         if spec is not None:
-            command += ["--speculative-config", json.dumps(serving_fields(spec))]
+            command += ["--speculative-config", json.dumps(speculative_config(spec))]
         async with self._running("stock", command, "/health", pins=False) as side:
             yield side
 
@@ -88,7 +104,7 @@ class Servers:
         command = [sys.executable, "-m", "server.cli", "serve", target, "--no-access-log"]
         command += ["--engine", self.engine, "--spec-method", "none", *_shared_flags()]
         for spec in specs:
-            command += ["--proposer", json.dumps(serving_fields(spec) | {"name": spec.name})]
+            command += ["--proposer", json.dumps(proposer_fields(spec))]
         async with self._running(name, command, "/ready", pins=True) as side:
             yield side
 

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.compare import HEAD, Comparison, compare, line
+from engine_adapter.proposers.contract import ProposerSpec
 from tests.benchmarks.sides import HEADS, NGRAM, SteadyHost
 
 
@@ -45,6 +46,14 @@ async def test_stock_is_left_out_where_it_has_no_such_method() -> None:
         ("heads", "all", "one"),
         ("look", "stock", "stock"),
     ]
+
+
+async def test_a_cascade_is_loaded_with_its_members() -> None:
+    host = SteadyHost()
+    both = ProposerSpec("both", "cascade", 5, None, {"members": ["look", "heads"]})
+    plan = Comparison("t", [NGRAM, HEADS, both], ["both"], ["one"], (1,), 2, 9)
+    await compare(plan, host)
+    assert host.started == ["one look heads both"]
 
 
 async def test_an_unknown_method_is_named() -> None:

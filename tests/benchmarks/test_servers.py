@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.servers import Servers, serving_fields
+from benchmarks.servers import Servers, proposer_fields, speculative_config
+from engine_adapter.proposers.catalog import parse_spec
+from engine_adapter.proposers.contract import ProposerSpec
 from tests.benchmarks.sides import HEADS, NGRAM
 
 
@@ -44,14 +46,20 @@ async def test_stock_without_a_proposer_does_not_speculate(
         assert "--speculative-config" not in commands["stock"]
 
 
-def test_a_proposer_is_written_as_vllm_names_it() -> None:
-    assert serving_fields(NGRAM) == {
-        "method": "ngram",
-        "num_speculative_tokens": 5,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 5,
+def test_vllm_gets_a_proposer_without_what_is_specgates_own() -> None:
+    fields = {"name": "d", "method": "draft_model", "num_speculative_tokens": 4, "model": "d"}
+    spec = parse_spec(fields)
+    assert speculative_config(spec) == {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        "model": "d",
     }
-    assert serving_fields(HEADS)["model"] == "folder/heads"
+    assert speculative_config(NGRAM)["prompt_lookup_max"] == 5
+
+
+@pytest.mark.parametrize("spec", [NGRAM, HEADS])
+def test_specgate_gets_the_proposer_that_was_read(spec: ProposerSpec) -> None:
+    assert parse_spec(proposer_fields(spec)) == spec
 
 
 async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
