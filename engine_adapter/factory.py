@@ -1,16 +1,20 @@
 """Engine name -> engine. The engine's libraries are imported when it is created."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.interface import Engine, EngineObserver
+from engine_adapter.proposers.catalog import with_prediction
 from engine_adapter.proposers.contract import ProposerSpec
 
 ENGINES = ("vllm", "fake")
 """The engines that `create_engine` knows."""
+
+MIN_CAPACITY = 5
+"""The draft capacity where nothing asks for more, so that proposers can come later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,9 @@ class EngineConfig:
     Attributes:
         model: the target's path or id.
         served_model_name: the `model_name` label of the `vllm:` metrics.
-        proposers: in the order given; may be empty.
-        max_speculative_tokens: the draft capacity; `None` is the largest k, at least 5.
+        proposers: in the order given; may be empty. `create_engine` adds `prediction`.
+        max_speculative_tokens: the draft capacity; `None` is the largest k, at least
+            `MIN_CAPACITY`.
         arguments: the engine's own arguments by vLLM's field names, set ones only.
         log_level: of the engine process.
         restart: when a dead process is replaced; the fake engine's is not.
@@ -60,6 +65,9 @@ def create_engine(
     `registry` gets the engine's own metrics (the `vllm:` names); `observer` gets its steps.
     Raises `ValueError` for a name that is not in `ENGINES`.
     """
+    largest = max((spec.num_speculative_tokens for spec in config.proposers), default=0)
+    k = config.max_speculative_tokens or max(largest, MIN_CAPACITY)
+    config = replace(config, proposers=with_prediction(config.proposers, k))
     if name == "vllm":
         from engine_adapter.vllm_engine.engine import VllmEngine
 

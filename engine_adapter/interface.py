@@ -45,11 +45,13 @@ class SpecDecodeParams:
         pinned: the request named its proposer itself; no switch changes it.
         generation: the generation of the spec method that was active at admission, by which
             the engine tells whether an `immediate` switch overtook the request.
+        prediction: the tokens that the client expects, for a proposer that drafts them.
     """
 
     method: SpecMethod = PLAIN
     pinned: bool = False
     generation: int = 0
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

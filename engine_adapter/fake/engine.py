@@ -15,7 +15,7 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from engine_adapter.factory import EngineConfig
+from engine_adapter.factory import MIN_CAPACITY, EngineConfig
 from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
@@ -34,7 +34,6 @@ from engine_adapter.interface import (
 from engine_adapter.roster import Roster
 
 _DEFAULT_CONTEXT = 2048
-_LEAST_CAPACITY = 5
 
 
 class FakeEngine:
@@ -276,7 +275,7 @@ def _capacity(config: EngineConfig) -> int:
     largest = max((s.num_speculative_tokens for s in config.proposers), default=0)
     capacity = config.max_speculative_tokens
     if capacity is None:
-        return max(largest, _LEAST_CAPACITY)
+        return max(largest, MIN_CAPACITY)
     if largest > capacity:
         raise EngineConfigError(
             "max_speculative_tokens", f"{capacity} is below the largest k, {largest}"

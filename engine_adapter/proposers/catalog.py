@@ -12,6 +12,7 @@ from engine_adapter.proposers import (
     medusa,
     mlp_speculator,
     ngram,
+    prediction,
     suffix,
 )
 from engine_adapter.proposers.contract import RESERVED_NAMES, Capabilities, Method, ProposerSpec
@@ -25,6 +26,7 @@ METHODS: tuple[Method, ...] = (
     eagle.EAGLE,
     eagle.EAGLE3,
     cascade.METHOD,
+    prediction.METHOD,
 )
 """Every drafting method that can be configured."""
 
@@ -66,6 +68,8 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
     if not isinstance(method_name, str) or method_name not in _BY_NAME:
         raise _error("method", f"{method_name!r} is unknown; there are {', '.join(_BY_NAME)}")
     chosen = method(method_name)
+    if name == prediction.METHOD.name and chosen is not prediction.METHOD:
+        raise _error("name", f"{name!r} may only be a proposer of the method {name}")
     options = _options(chosen, fields)
     default = chosen.default_k or _largest_k(options["members"], others)
     k = fields.get("num_speculative_tokens", default)
@@ -92,6 +96,14 @@ def parse_specs(objects: Sequence[Mapping[str, Any]]) -> tuple[ProposerSpec, ...
             raise _error("name", f"{spec.name!r} is given twice")
         seen.add(spec.name)
     return specs
+
+
+def with_prediction(specs: Sequence[ProposerSpec], k: int) -> tuple[ProposerSpec, ...]:
+    """The proposers, and `prediction` with this k unless one of its method is configured."""
+    if any(method(spec.method).capabilities.prediction for spec in specs):
+        return tuple(specs)
+    name = prediction.METHOD.name
+    return (*specs, parse_spec({"name": name, "num_speculative_tokens": k}))
 
 
 def _has_members(fields: Mapping[str, Any]) -> bool:

@@ -72,7 +72,8 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         given.setdefault("enforce_eager", True)
     given.setdefault("use_tqdm_on_load", False)
-    forms = _structured_outputs(given.pop("structured_outputs_config", {}))
+    forms = _structured_outputs(given.get("structured_outputs_config", {}))
+    given["structured_outputs_config"] = forms
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -86,7 +87,6 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
                 "model": "engine_adapter.vllm_engine.dispatch.ProposerDispatch",
                 "num_speculative_tokens": capacity,
             },
-            structured_outputs_config=forms,
             additional_config=Extension(
                 tuple(config.proposers), progress_pipe
             ).to_additional_config(),

@@ -44,7 +44,7 @@ def to_extra_args(params: SpecDecodeParams) -> dict[str, Any]:
     """A request's choice, for `SamplingParams.extra_args`."""
     chosen = params.method
     fields = [chosen.proposer, chosen.num_speculative_tokens, params.pinned, params.generation]
-    return {KEY: fields}
+    return {KEY: [*fields, list(params.prediction)]}
 
 
 def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
@@ -52,5 +52,5 @@ def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
     fields = (sampling_params.extra_args or {}).get(KEY) if sampling_params else None
     if fields is None:
         return SpecDecodeParams()
-    proposer, k, pinned, generation = fields
-    return SpecDecodeParams(SpecMethod(proposer, k), pinned, generation)
+    proposer, k, pinned, generation, prediction = fields
+    return SpecDecodeParams(SpecMethod(proposer, k), pinned, generation, tuple(prediction))

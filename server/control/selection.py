@@ -6,7 +6,7 @@
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_adapter.interface import (
     NONE,
@@ -19,6 +19,9 @@ from engine_adapter.interface import (
 
 PLAIN_SPELLINGS = frozenset({NONE, "disable"})
 """Names of plain decoding on the wire, in lower case; `null` is one too."""
+
+PREDICTION = "prediction"
+"""The method that drafts what a request predicts."""
 
 
 class SelectionError(ValueError):
@@ -46,6 +49,7 @@ class Asked:
         num_speculative_tokens: the most tokens to draft; `None` is the proposer's own k.
         given: whether a proposer was named at all, null included.
         proposer_param, k_param: how the client wrote the two fields, for error messages.
+        predicts: the request has a prediction, to be drafted by a proposer that can.
     """
 
     proposer: str | None = None
@@ -53,6 +57,7 @@ class Asked:
     given: bool = False
     proposer_param: str = "spec_decode.proposer"
     k_param: str = "spec_decode.num_speculative_tokens"
+    predicts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +134,12 @@ SELECTED_BY = ("request", "active")
 def select(asked: Asked, active: ActiveMethod, catalog: ProposerCatalog) -> Choice:
     """Chooses for one request.
 
-    A request that names a proposer, or its own k, is pinned: no switch changes it. A k without
-    a proposer caps the active method's. Raises `SelectionError`.
+    A request that names a proposer, or its own k, or has a prediction, is pinned: no switch
+    changes it. A k without a proposer caps the active method's. Raises `SelectionError`.
     """
-    if asked.given:
+    if asked.predicts:
+        method, by = _for_prediction(asked, catalog), "request"
+    elif asked.given:
         method, by = resolve(asked, catalog), "request"
     elif asked.num_speculative_tokens is not None:
         method, by = _capped(asked, active.method, catalog), "request"
@@ -152,6 +159,25 @@ def resolve(asked: Asked, catalog: ProposerCatalog) -> SpecMethod:
     _check_k(asked, limit, f"that of proposer {proposer.name!r}")
     k = limit if asked.num_speculative_tokens is None else asked.num_speculative_tokens
     return SpecMethod(proposer.name, k) if k else PLAIN
+
+
+def _for_prediction(asked: Asked, catalog: ProposerCatalog) -> SpecMethod:
+    """What drafts a prediction: a proposer that can, the named one if one is named.
+
+    A prediction is never dropped in silence: whatever else drafts would drop it.
+    """
+    able = [p.name for p in catalog.proposers if p.method == PREDICTION]
+    if not able:
+        message = f"prediction: no proposer of the method {PREDICTION} is loaded"
+        raise SelectionError(message, "prediction", "proposer_not_found")
+    chosen = resolve(asked if asked.given else replace(asked, proposer=able[0]), catalog)
+    if chosen.proposer not in able:
+        raise SelectionError(
+            f"prediction is drafted by {' or '.join(able)}, so {asked.proposer_param} cannot name"
+            f" another, nor {asked.k_param} be 0",
+            "prediction",
+        )
+    return chosen
 
 
 def _capped(asked: Asked, active: SpecMethod, catalog: ProposerCatalog) -> SpecMethod:

@@ -36,7 +36,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": ([], ["text"]),
     "audio": (),
-    "prediction": (),
     "reasoning": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),

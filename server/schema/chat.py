@@ -2,26 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from server.schema.content import TextPart
 from server.schema.generation import MAX_INT, GenerationBody
-
-
-def _text_only(value: Any) -> Any:
-    if value != "text":
-        message = "only text parts are supported"
-        raise PydanticCustomError("content_part", "{reason}", {"reason": message})
-    return value
-
-
-class TextPart(BaseModel):
-    """A part of a message's content."""
-
-    model_config = ConfigDict(strict=True)
-
-    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
-    text: str
 
 
 class Message(BaseModel):

@@ -9,6 +9,7 @@ from server.control.selection import PLAIN_SPELLINGS, Asked
 from server.errors import InvalidField, clip
 from server.rendering import is_unicode
 from server.schema.base import Body, Strict
+from server.schema.content import Prediction
 from server.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
@@ -99,6 +100,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    prediction: Prediction | None = None
     spec_decode: SpecDecode | None = None
     speculative_model: str | None = None
     num_speculative_tokens: int | None = Field(None, ge=0, le=MAX_INT)
@@ -151,6 +153,7 @@ class GenerationBody(Body):
             proposer=nested.proposer if named else flat,
             num_speculative_tokens=k if k is not None else flat_k,
             given=named or flat is not None,
+            predicts=self.prediction is not None,
             proposer_param="spec_decode.proposer" if named or flat is None else "speculative_model",
             k_param="spec_decode.num_speculative_tokens"
             if k is not None or flat_k is None

@@ -50,6 +50,7 @@ class Prepared:
         prefix: what the job's id begins with.
         prompts: token ids.
         options: one entry per prompt.
+        prediction: the token ids that the client expects.
     """
 
     body: GenerationBody
@@ -57,6 +58,7 @@ class Prepared:
     prefix: str
     prompts: Sequence[Sequence[int]]
     options: Sequence[SamplingOptions]
+    prediction: tuple[int, ...] = ()
 
     @property
     def n(self) -> int:
@@ -79,6 +81,7 @@ class Job:
         requests: one per choice; choice i of prompt p is number p * n + i.
         prompt_tokens: of all prompts, each counted once.
         n: choices per prompt.
+        predicts: the client sent a prediction.
     """
 
     id: str
@@ -88,6 +91,7 @@ class Job:
     prompt_tokens: int
     n: int
     choice: Choice
+    predicts: bool = False
 
     def headers(self) -> dict[str, str]:
         """What the response says of the request in headers."""
@@ -119,8 +123,9 @@ def admit(state: State, prepared: Prepared) -> Job:
     choice = choose(state, prepared.body)
     job_id = f"{prepared.prefix}-{uuid.uuid4().hex}"
     n = prepared.n
+    params = replace(choice.params, prediction=prepared.prediction)
     requests = tuple(
-        _request(f"{job_id}-{p * n + i}", prompt, prepared.options[p], i, choice.params)
+        _request(f"{job_id}-{p * n + i}", prompt, prepared.options[p], i, params)
         for p, prompt in enumerate(prepared.prompts)
         for i in range(n)
     )
@@ -132,6 +137,7 @@ def admit(state: State, prepared: Prepared) -> Job:
         prompt_tokens=sum(map(len, prepared.prompts)),
         n=n,
         choice=choice,
+        predicts=prepared.body.prediction is not None,
     )
     state.metrics.request(choice.name, choice.selected_by)
     return job

@@ -9,7 +9,7 @@ from server.schema.chat import ChatCompletionRequest
 from server.serving.admission import Prepared, accept, check_max_tokens, check_prompt
 from server.serving.answer import Answer
 from server.serving.logprobs import chat_logprobs
-from server.serving.prompts import chat_prompt
+from server.serving.prompts import chat_prompt, predicted_tokens
 from server.serving.sampling import check_logprobs, sampling_options
 from server.serving.tally import Tally
 
@@ -26,7 +26,8 @@ async def prepare_chat(state: State, body: ChatCompletionRequest) -> "ChatAnswer
     if max_tokens is not None:
         check_max_tokens(info, len(prompt), max_tokens, param)
     options = sampling_options(body, info, len(prompt), max_tokens=max_tokens, logprobs=num_top)
-    prepared = Prepared(body, accepted, "chatcmpl", [prompt], [options])
+    prediction = await predicted_tokens(state.renderer, info, body.prediction)
+    prepared = Prepared(body, accepted, "chatcmpl", [prompt], [options], prediction)
     return ChatAnswer(state, prepared, num_top)
 
 

@@ -11,7 +11,7 @@ from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
 from server.serving.admission import Prepared, accept, check_max_tokens, check_prompt
 from server.serving.answer import Answer
 from server.serving.logprobs import CompletionLogprobs
-from server.serving.prompts import text_prompt
+from server.serving.prompts import predicted_tokens, text_prompt
 from server.serving.sampling import check_logprobs, sampling_options
 from server.serving.tally import Tally
 
@@ -34,7 +34,8 @@ async def prepare_completion(state: State, body: CompletionRequest) -> "Completi
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
     options = [_options(body, info, len(prompt)) for prompt in prompts]
-    prepared = Prepared(body, accepted, "cmpl", prompts, options)
+    prediction = await predicted_tokens(state.renderer, info, body.prediction)
+    prepared = Prepared(body, accepted, "cmpl", prompts, options, prediction)
     echoes = [_text(state, prompt) for prompt in body.prompt] if body.echo else None
     return CompletionAnswer(state, prepared, body, echoes)
 

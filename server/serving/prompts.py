@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from engine_adapter.interface import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields, Message
+from server.schema.content import Prediction
 
 
 async def chat_prompt(
@@ -31,3 +33,21 @@ async def text_prompt(
     """The token ids of a text, special tokens included unless they are declined."""
     special = add_special_tokens is not False
     return await renderer.encode(text, add_special_tokens=special)
+
+
+async def predicted_tokens(
+    renderer: Renderer, info: EngineInfo, prediction: Prediction | None
+) -> tuple[int, ...]:
+    """The token ids of what a client expects; none without. Raises `InvalidField`."""
+    if prediction is None:
+        return ()
+    tokens = await renderer.encode(
+        prediction.text, add_special_tokens=False, param="prediction.content"
+    )
+    if len(tokens) > info.max_model_len:
+        message = (
+            f"prediction.content has {len(tokens)} tokens, and this model's maximum context length "
+            f"is {info.max_model_len}."
+        )
+        raise InvalidField("prediction.content", message, "context_length_exceeded")
+    return tokens

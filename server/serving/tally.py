@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_adapter.interface import Delta, FinishReason, SpecStats, TokenLogprob
+from engine_adapter.interface import (
+    Delta,
+    FinishReason,
+    ProposerCounts,
+    SpecStats,
+    TokenLogprob,
+)
 from server.serving.admission import Job
 from server.serving.statistics import speculative_decoding, total
 
@@ -47,15 +53,26 @@ class Tally:
 
 
 def usage(job: Job, tallies: Sequence[Tally]) -> dict[str, Any]:
-    """OpenAI's `usage`. Each prompt counts once, however many choices it has."""
+    """OpenAI's `usage`. Each prompt counts once, however many choices it has.
+
+    Of a request with a prediction it says how many of the drafted tokens were kept.
+    """
     completion = sum(tally.tokens for tally in tallies)
     cached = sum(tally.cached_tokens for tally in tallies[:: job.n])
-    return {
+    figures: dict[str, Any] = {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": job.prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if job.predicts:
+        spec = total(tally.spec for tally in tallies)
+        counts = spec.by_proposer.get(job.choice.name, ProposerCounts())
+        figures["completion_tokens_details"] = {
+            "accepted_prediction_tokens": counts.accepted,
+            "rejected_prediction_tokens": counts.drafted - counts.accepted,
+        }
+    return figures
 
 
 def choice_statistics(job: Job, tally: Tally) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def batch(
     computed: Sequence[int] | None = None,
     scattered: bool = False,
     hidden_of: Callable[[DraftBatch], Any] | None = None,
+    predicted: Sequence[Sequence[int] | None] | None = None,
     junk: int = JUNK,
 ) -> DraftBatch:
     """One row per request id.
@@ -32,6 +33,7 @@ def batch(
         computed: what the target had read before the step; all but the newest by default.
         scattered: put every row at an index of its own, with other rows in between.
         hidden_of: what makes the target's hidden states, for a method that drafts from them.
+        predicted: what each row's request predicts.
         junk: fills what lies behind a row's end.
     """
     count, lengths = len(rows), [len(tokens) for tokens in rows.values()]
@@ -48,5 +50,8 @@ def batch(
         num_computed=np.array(num_computed, np.int64),
         k=np.broadcast_to(np.array(k, np.int64), count),
         token_ids=table,
+        predicted=None
+        if predicted is None
+        else [None if tokens is None else np.array(tokens, np.int32) for tokens in predicted],
     )
     return made if hidden_of is None else replace(made, hidden=hidden_of(made))

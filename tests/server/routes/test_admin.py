@@ -265,7 +265,7 @@ async def test_the_proposers_are_shown_in_their_order(client: httpx.AsyncClient)
         ("draft-small", "draft_model", 4),
         ("prediction", "prediction", 8),
     ]
-    assert [p["roles"] for p in body["data"]] == [["backup"], [], ["primary"], []]
+    assert [p["roles"] for p in body["data"]] == [["backup"], [], ["primary"], [], []]
     assert {p["state"] for p in body["data"]} == {"loaded"}
     for field in ("model", "tensor_parallel_size", "weights_bytes", "kv_bytes", "draft_latency_ms"):
         assert all(field in p for p in body["data"]), field
