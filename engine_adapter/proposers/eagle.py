@@ -85,7 +85,7 @@ def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
 def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
     assert spec.model is not None
     checkpoint = Checkpoint(spec.model)
-    if "speculators_model_type" in checkpoint.config:
+    if "speculators_config" in checkpoint.config:
         checkpoint.config = _of_speculators(checkpoint, spec.method)
     found = checkpoint.config.get("architectures")
     if not isinstance(found, list) or len(found) != 1 or found[0] not in architectures:
@@ -96,7 +96,7 @@ def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
 def _of_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
     """The fields of a configuration in the format of the library `speculators`, as others'."""
     fields, layer = checkpoint.config, checkpoint.config.get("transformer_layer_config")
-    if fields["speculators_model_type"] != method:
+    if fields.get("speculators_model_type") != method:
         raise checkpoint.wrong("speculators_model_type", f"must be {method!r}")
     if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
         raise checkpoint.wrong("transformer_layer_config", "must be of a Llama layer")

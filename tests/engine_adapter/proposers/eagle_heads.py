@@ -59,6 +59,11 @@ def speculators_eagle3(config: dict[str, Any], *, aux_layers: Sequence[int]) -> 
     heads.config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "the/target", "architectures": ["LlamaForCausalLM"]},
+        },
         "draft_vocab_size": config["vocab_size"],
         "norm_before_residual": True,
         AUX_LAYERS: list(aux_layers),

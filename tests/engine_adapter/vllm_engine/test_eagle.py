@@ -1,0 +1,177 @@
+"""EAGLE and EAGLE-3 heads on a real engine: exact outputs, and drafts as if never away.
+
+The heads are random, so nearly every draft is rejected and every position is drafted from. What
+they draft is compared with the same mathematics in plain PyTorch, and from then on with a run
+that never switched.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_adapter.factory import EngineConfig
+from engine_adapter.interface import PLAIN, SpecMethod
+from engine_adapter.proposers.catalog import parse_specs
+from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
+from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.live import Prompt, Stock
+from tests.engine_adapter.vllm_engine.plain_head import PlainHead
+from tests.engine_adapter.vllm_engine.recorded import Ask, RecordedEngine, Recording
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+K = 3
+ONE, TWO = SpecMethod("one", K), SpecMethod("two", K)
+THREE, SMALL = SpecMethod("three", K), SpecMethod("small", K)
+NGRAM = SpecMethod("ngram", 4)
+HEADS = [ONE, TWO, THREE, SMALL]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two EAGLE heads and two EAGLE-3 heads that combine different layers of the target."""
+    config = json.loads((Path(TARGET) / "config.json").read_text())
+    heads = {
+        "one": eagle(config, seed=1),
+        "two": eagle(config, seed=2),
+        "three": speculators_eagle3(config, aux_layers=[1, 3, 5]),
+        "small": eagle3(config, aux_layers=[2, 3, 4], draft_vocabulary=512, seed=4),
+    }
+    root = tmp_path_factory.mktemp("heads")
+    return {name: Path(made.write(root / name)) for name, made in heads.items()}
+
+
+@pytest.fixture(scope="module")
+def engine(folders: dict[str, Path]) -> Iterator[RecordedEngine]:
+    """An engine with all of them, 22 KV blocks and 320 tokens a step."""
+    methods = {"one": "eagle", "two": "eagle", "three": "eagle3", "small": "eagle3"}
+    proposers = [
+        {"name": name, "method": methods[name], "model": str(folder), "num_speculative_tokens": 4}
+        for name, folder in folders.items()
+    ]
+    arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320, "max_num_seqs": 16}
+    started = RecordedEngine(
+        EngineConfig(
+            TARGET, "demo", parse_specs([*proposers, {"name": "ngram"}]), None, COMMON | arguments
+        )
+    )
+    yield started
+    started.stop()
+
+
+@pytest.fixture(autouse=True)
+def unknown_prefixes(engine: RecordedEngine) -> None:
+    """Each test begins with an empty prefix cache."""
+    engine.forget_prefixes()
+
+
+def never_switched(
+    engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod, length: int
+) -> Recording:
+    """The prompts one after the other, each alone, drafted for by one head from the start."""
+    parts = []
+    for prompt in prompts:
+        engine.forget_prefixes()
+        parts.append(engine.run([Ask(prompt, length, method)]))
+    engine.forget_prefixes()
+    assert not any(part.preemptions for part in parts)
+    return Recording(
+        drafts=[part.drafts[0] for part in parts],
+        outputs=[part.outputs[0] for part in parts],
+        cached=[part.cached[0] for part in parts],
+        preemptions=0,
+        catchup={},
+    )
+
+
+def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
+    """Asserts that all drafts are those of the other run; how many there were."""
+    compared = 0
+    for i in range(len(want.outputs)):
+        assert got.outputs[i] == want.outputs[i]
+        theirs = want.of(i, proposer)
+        for length, drafts in got.of(i, proposer).items():
+            if length in theirs:
+                most = min(len(drafts), len(theirs[length]))
+                assert drafts[:most] == theirs[length][:most], f"at {length} of request {i}"
+                compared += 1
+    return compared
+
+
+@pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
+async def test_a_head_drafts_what_its_source_says(
+    engine: RecordedEngine, folders: dict[str, Path], prompts: list[Prompt], method: SpecMethod
+) -> None:
+    """One prompt is read in one step, the other one in three."""
+    reference = PlainHead(Path(TARGET), folders[method.proposer])
+    for prompt, length in ((prompts[8], 24), (prompts[16], 6)):
+        got = engine.run([Ask(prompt, length, method)])
+        tokens = prompt + got.outputs[0]
+        drafts = got.of(0, method.proposer)
+        assert len(drafts) >= length - 3
+        for count, drafted in drafts.items():
+            assert drafted == reference.drafts(tokens[:count], len(drafted))
+
+
+@pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
+async def test_after_a_switch_the_drafts_are_those_of_a_run_that_never_switched(
+    engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
+) -> None:
+    some = prompts[8:11]
+    want = never_switched(engine, some, method, 60)
+    switches = {0: PLAIN, 15: method, 25: NGRAM, 35: method, 36: PLAIN, 45: method}
+    got = engine.run([Ask(prompt, 60, PLAIN) for prompt in some], switches)
+    assert same_drafts(got, want, method.proposer) > 60
+    assert got.catchup[method.proposer] > sum(map(len, some))
+
+
+@pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
+async def test_after_a_prefix_hit_on_blocks_that_were_filled_while_idle_too(
+    engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
+) -> None:
+    prompt = prompts[16]
+    want = never_switched(engine, [prompt], method, 20)
+    engine.run([Ask(prompt, 1, PLAIN)])
+    got = engine.run([Ask(prompt, 20, method)])
+    assert got.cached[0] >= 128
+    assert got.catchup[method.proposer] >= got.cached[0]
+    assert same_drafts(got, want, method.proposer) >= 15
+
+
+@pytest.mark.parametrize("method", [TWO, SMALL], ids=lambda method: method.proposer)
+async def test_after_preemption_the_drafts_are_those_of_a_run_that_had_room(
+    engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
+) -> None:
+    # Each begins with one KV block and grows beyond it, which is more than there are.
+    some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
+    want = never_switched(engine, some, method, 40)
+    got = engine.run([Ask(prompt, 40, method) for prompt in some])
+    assert got.preemptions > 0
+    assert same_drafts(got, want, method.proposer) > 400
+
+
+async def test_four_heads_draft_in_one_batch_each_for_its_own_rows(
+    engine: RecordedEngine, prompts: list[Prompt], stock: Stock
+) -> None:
+    some = prompts[8:12]
+    got = engine.run([Ask(prompt, 40, head) for prompt, head in zip(some, HEADS, strict=True)])
+    for i, head in enumerate(HEADS):
+        assert {name for name, _ in got.drafts[i].values()} == {head.proposer}
+        await stock.check(some[i], got.outputs[i])
+        want = never_switched(engine, [some[i]], head, 40)
+        alone = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
+        assert same_drafts(alone, want, head.proposer) > 30
+
+
+async def test_rows_that_part_at_the_end_of_a_shared_block(
+    engine: RecordedEngine, prompts: list[Prompt]
+) -> None:
+    stem = prompts[16][:256]
+    pair = [stem + prompts[9], stem + prompts[10][5:]]
+    assert pair[0][256] != pair[1][256]
+    want = never_switched(engine, pair, ONE, 30)
+    got = engine.run([Ask(pair[0], 30, ONE), Ask(pair[1], 30, ONE, at=8)])
+    assert got.cached[1] == 256
+    assert same_drafts(got, want, "one") > 40
