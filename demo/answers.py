@@ -79,7 +79,7 @@ def _answers(
     width = max(len(ids) for ids in prompts)
     ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
     noise = {"do_sample": True, "top_k": 0, "temperature": temperature}
-    out = target.generate(  # type: ignore[operator]
+    out = target.generate(  # type: ignore[misc]
         input_ids=ids,
         attention_mask=(ids != 0).long(),
         max_new_tokens=tokens,
@@ -117,6 +117,23 @@ def _prompts(
     batches = [prompts[at : at + BATCH] for at in range(0, count, BATCH)]
     rng.shuffle(batches)
     return [ids for batch in batches for ids in batch]
+
+
+def corpus_chats(
+    tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece], count: int
+) -> list[Tokenized]:
+    """`count` free chats with the corpus's own answers; what is masked of each is its prompt.
+
+    The target did not write them, but it has an opinion on every token, and they cost no sampling.
+    """
+    rng = random.Random(f"corpus-chats:{SEED}")
+    chats: list[Tokenized] = []
+    for piece in rng.sample([piece for piece in pieces if can_request(piece)], count):
+        chat = free_chat(piece, rng)
+        prompt = encode(tokenizer, render_chat(tokenizer, chat.prompt, answer_next=True))
+        whole = encode(tokenizer, render_chat(tokenizer, chat.messages, answer_next=False))
+        chats.append(Tokenized(whole, len(prompt)))
+    return chats
 
 
 def save_chats(chats: Sequence[Tokenized], path: Path) -> None:

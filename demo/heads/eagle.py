@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from demo.architecture import llama_config
+from demo.architecture import SHAPES, Shape, llama_config
 from demo.heads.lesson import AUX_LAYERS, Lesson
 
 STEPS = 4
@@ -31,15 +31,14 @@ DRAFT_VOCABULARY = 1536
 class Attention(nn.Module):
     """Causal attention of chains: each sees the text up to its start, then its own steps."""
 
-    def __init__(self, config: LlamaConfig, inputs: int) -> None:
+    def __init__(self, shape: Shape, inputs: int) -> None:
         super().__init__()
-        self._heads, self._size = config.num_attention_heads, config.head_dim
-        self._groups = config.num_attention_heads // config.num_key_value_heads
-        kv = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(inputs, self._heads * self._size, bias=False)
+        self._size, self._groups = shape.head_dim, shape.heads // shape.kv_heads
+        kv = shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(inputs, shape.heads * shape.head_dim, bias=False)
         self.k_proj = nn.Linear(inputs, kv, bias=False)
         self.v_proj = nn.Linear(inputs, kv, bias=False)
-        self.o_proj = nn.Linear(self._heads * self._size, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
 
     def forward(
         self,
@@ -70,7 +69,7 @@ class Attention(nn.Module):
         return torch.as_tensor(self.o_proj(out.transpose(1, 2).flatten(2)))
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self._size)).transpose(1, 2)
+        return x.reshape(*x.shape[:2], -1, self._size).transpose(1, 2)
 
 
 class Layer(nn.Module):
@@ -78,9 +77,22 @@ class Layer(nn.Module):
 
     def __init__(self, config: LlamaConfig, inputs: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config, inputs)
+        self.self_attn = Attention(SHAPES["target"], inputs)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
+
+    def feed(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's second half: `x` [..., hidden] and what the MLP adds to it."""
+        return torch.as_tensor(x + self.mlp(self.post_attention_layernorm(x)))
+
+
+class WideLayer(Layer):
+    """EAGLE-3's: it attends to the token and the state side by side, each normed."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config, 2 * config.hidden_size)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Eagle(nn.Module):
@@ -95,7 +107,7 @@ class Eagle(nn.Module):
         self._rotary = LlamaRotaryEmbedding(self._config)
         hidden = self._config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        self.layers = nn.ModuleList([Layer(self._config, hidden)])
+        self.layer = Layer(self._config, hidden)
         with torch.no_grad():
             self.fc.weight.copy_(torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], 1))
 
@@ -105,20 +117,21 @@ class Eagle(nn.Module):
         memory: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in range(STEPS):
             token = self._embedding[lesson.ids[:, step + 1 : step + 1 + length]]
-            state = self._run(token, state, torch.arange(length)[None] + step, memory)
-            yield lesson.logits(lesson.states(state, step), self._embedding)
+            seen = self._attend(token, state, torch.arange(length)[None] + step, memory)
+            written = self.layer.feed(lesson.states(seen, step))
+            yield lesson.logits(written, self._embedding)
+            state = lesson.spread(written, step)
 
-    def _run(
+    def _attend(
         self,
         token: torch.Tensor,
         state: torch.Tensor,
         positions: torch.Tensor,
         memory: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> torch.Tensor:
-        layer = self.layers[0]
+        layer = self.layer
         x = self.fc(torch.cat([token, state], -1))
-        x = x + layer.self_attn(x, self._rotary(x, positions), memory)
-        return torch.as_tensor(x + layer.mlp(layer.post_attention_layernorm(x)))
+        return torch.as_tensor(x + layer.self_attn(x, self._rotary(x, positions), memory))
 
     def config(self) -> dict[str, Any]:
         """What goes into `config.json`: the target's, with one layer."""
@@ -126,7 +139,7 @@ class Eagle(nn.Module):
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
         """Tensors by their published names."""
-        return dict(self.state_dict())
+        return {name.replace("layer.", "layers.0.", 1): t for name, t in self.state_dict().items()}
 
 
 class Eagle3(nn.Module):
@@ -145,12 +158,10 @@ class Eagle3(nn.Module):
         self._embedding, self._config = embedding, llama_config("target")
         self._frequent = frequent
         self._rotary = LlamaRotaryEmbedding(self._config)
-        hidden, eps = self._config.hidden_size, self._config.rms_norm_eps
+        hidden = self._config.hidden_size
         self.fc = nn.Linear(len(AUX_LAYERS) * hidden, hidden, bias=False)
-        self.midlayer = Layer(self._config, 2 * hidden)
-        self.midlayer.input_layernorm = LlamaRMSNorm(hidden, eps)
-        self.midlayer.hidden_norm = LlamaRMSNorm(hidden, eps)
-        self.norm = LlamaRMSNorm(hidden, eps)
+        self.midlayer = WideLayer(self._config)
+        self.norm = LlamaRMSNorm(hidden, self._config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, len(frequent), bias=False)
         with torch.no_grad():
             self.lm_head.weight.copy_(embedding[frequent])
@@ -161,10 +172,12 @@ class Eagle3(nn.Module):
         memory: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in range(STEPS):
             token = self._embedding[lesson.ids[:, step + 1 : step + 1 + length]]
-            state = self._run(token, state, torch.arange(length)[None] + step, memory)
-            yield self._logits(lesson, self.norm(lesson.states(state, step)))
+            seen = self._attend(token, state, torch.arange(length)[None] + step, memory)
+            written = self.midlayer.feed(lesson.states(seen, step))
+            yield self._logits(lesson, self.norm(written))
+            state = lesson.spread(written, step)
 
-    def _run(
+    def _attend(
         self,
         token: torch.Tensor,
         state: torch.Tensor,
@@ -173,8 +186,7 @@ class Eagle3(nn.Module):
     ) -> torch.Tensor:
         layer = self.midlayer
         x = torch.cat([layer.input_layernorm(token), layer.hidden_norm(state)], -1)
-        x = state + layer.self_attn(x, self._rotary(x, positions), memory)
-        return torch.as_tensor(x + layer.mlp(layer.post_attention_layernorm(x)))
+        return torch.as_tensor(state + layer.self_attn(x, self._rotary(x, positions), memory))
 
     def _logits(self, lesson: Lesson, states: torch.Tensor) -> torch.Tensor:
         matrix = torch.zeros_like(self._embedding).index_copy(

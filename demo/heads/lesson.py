@@ -58,6 +58,12 @@ class Lesson:
         places = self.chains[step]
         return of[self.rows[places], self.starts[places]]
 
+    def spread(self, states: torch.Tensor, step: int) -> torch.Tensor:
+        """The opposite of `states`: [rows, length, n], zero where no chain of `step` starts."""
+        places = self.chains[step]
+        where = (self.rows[places], self.starts[places])
+        return states.new_zeros(*self.hidden.shape[:2], states.shape[-1]).index_put(where, states)
+
     def tokens(self, step: int) -> torch.Tensor:
         """int64 [chains]: for each chain of `step`, the token before the one that it guesses."""
         places = self.chains[step]

@@ -23,11 +23,10 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(hidden, hidden, bias=False) for _ in range(NUM_LAYERS)
-        )
-        for layer in self.layers:
+        layers = [nn.Linear(hidden, hidden, bias=False) for _ in range(NUM_LAYERS)]
+        for layer in layers:
             nn.init.zeros_(layer.weight)
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Float [..., hidden] to the same shape."""
@@ -46,19 +45,19 @@ class Medusa(nn.Module):
         super().__init__()
         vocabulary, hidden = embedding.shape
         self.blocks = nn.ModuleList(ResidualBlock(hidden) for _ in range(NUM_HEADS))
-        self.lm_heads = nn.ModuleList([nn.Linear(hidden, vocabulary, bias=False)])
+        self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
         with torch.no_grad():
-            self.lm_heads[0].weight.copy_(embedding)
+            self.lm_head.weight.copy_(embedding)
 
     def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
         """Logits [chains, tokens] of one head after another."""
         for step, block in enumerate(self.blocks):
             state = block(lesson.states(lesson.hidden, step))
-            yield lesson.logits(state, self.lm_heads[0].weight)
+            yield lesson.logits(state, self.lm_head.weight)
 
     def config(self) -> dict[str, Any]:
         """What goes into `config.json`."""
-        vocabulary, hidden = self.lm_heads[0].weight.shape
+        vocabulary, hidden = self.lm_head.weight.shape
         return {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -73,4 +72,5 @@ class Medusa(nn.Module):
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
         """Tensors by their published names."""
-        return dict(self.state_dict())
+        tensors = dict(self.state_dict())
+        return {**tensors, "lm_heads.0.weight": tensors.pop("lm_head.weight")}

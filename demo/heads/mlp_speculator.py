@@ -47,14 +47,13 @@ class MlpSpeculator(nn.Module):
         """Sizes are those of the target's `embedding` [vocabulary, hidden]."""
         super().__init__()
         vocabulary, hidden = embedding.shape
-        self.emb = nn.ModuleList([nn.Embedding(vocabulary, INNER_DIM)])
-        self.proj = nn.ModuleList(
-            nn.Linear(size, INNER_DIM, bias=False) for size in (hidden, INNER_DIM)
-        )
-        self.head = nn.ModuleList([nn.Linear(INNER_DIM, vocabulary, bias=False)])
-        self.ln = nn.ModuleList([Norm(INNER_DIM)])
+        self.emb = nn.Embedding(vocabulary, INNER_DIM)
+        self.first = nn.Linear(hidden, INNER_DIM, bias=False)
+        self.later = nn.Linear(INNER_DIM, INNER_DIM, bias=False)
+        self.head = nn.Linear(INNER_DIM, vocabulary, bias=False)
+        self.ln = Norm(INNER_DIM)
         # Tokens that the target reads and writes alike begin alike here too.
-        for matrix in (self.emb[0].weight, self.head[0].weight):
+        for matrix in (self.emb.weight, self.head.weight):
             nn.init.normal_(matrix, std=0.02)
             with torch.no_grad():
                 matrix[:, :hidden] += embedding
@@ -65,19 +64,19 @@ class MlpSpeculator(nn.Module):
         """Logits [chains, tokens] of one step after another, on the text's own tokens."""
         state = rms(lesson.states(lesson.hidden, 0)) / math.sqrt(2)
         for step in range(N_PREDICT):
-            state = self.proj[min(step, 1)](state[lesson.kept[step]] if step else state)
-            token = self.emb[0](lesson.tokens(step))
+            state = self.later(state[lesson.kept[step]]) if step else self.first(state)
+            token = self.emb(lesson.tokens(step))
             state = state + token * (self._emb_weight / self._state_weight)
-            state = F.gelu(self.ln[0](state))
-            yield lesson.logits(state, self.head[0].weight)
+            state = F.gelu(self.ln(state))
+            yield lesson.logits(state, self.head.weight)
 
     def config(self) -> dict[str, Any]:
         """What goes into `config.json`."""
         return {
             "architectures": ["MLPSpeculatorPreTrainedModel"],
             "model_type": "mlp_speculator",
-            "vocab_size": self.head[0].weight.shape[0],
-            "emb_dim": self.proj[0].weight.shape[1],
+            "vocab_size": self.head.weight.shape[0],
+            "emb_dim": self.first.weight.shape[1],
             "inner_dim": INNER_DIM,
             "n_predict": N_PREDICT,
             "n_candidates": 1,
@@ -88,4 +87,11 @@ class MlpSpeculator(nn.Module):
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
         """Tensors by their published names."""
-        return {f"speculator.{name}": tensor for name, tensor in self.state_dict().items()}
+        return {
+            "speculator.emb.0.weight": self.emb.weight.detach(),
+            "speculator.proj.0.weight": self.first.weight.detach(),
+            "speculator.proj.1.weight": self.later.weight.detach(),
+            "speculator.head.0.weight": self.head.weight.detach(),
+            "speculator.ln.0.weight": self.ln.weight.detach(),
+            "speculator.ln.0.bias": self.ln.bias.detach(),
+        }

@@ -116,7 +116,8 @@ def test_an_eagle_chain_equals_running_the_layer_on_its_own_outputs(
         length = start + 1 + step
         tokens = target.model.embed_tokens(lesson.ids[row : row + 1, 1 : length + 1])
         with torch.no_grad():
-            out = head._run(tokens, states, torch.arange(length)[None], [])[:, -1:]
+            seen = head._attend(tokens, states, torch.arange(length)[None], [])[:, -1:]
+            out = (head.midlayer if isinstance(head, Eagle3) else head.layer).feed(seen)
         states = torch.cat([states, out], 1)
         place = int((lesson.rows == row).nonzero()[0]) + chain
         mine = logits[step][(lesson.chains[step] == place).nonzero()[0, 0]]
