@@ -14,6 +14,7 @@ from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.containment import Quarantine
 from engine_adapter.vllm_engine.extension import Extension, from_extra_args
+from engine_adapter.vllm_engine.lifeline import end_with_parent
 from engine_adapter.vllm_engine.stats import DraftReport, RowState, StepTally
 
 
@@ -22,6 +23,7 @@ class SpecgateScheduler(compat.Scheduler):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
+        end_with_parent()
         # vLLM pads a row that resumes, or hits the prefix cache but for one token, with k
         # placeholder drafts that nobody proposed, and counts them. A dynamic schedule turns
         # that off; a constant one changes nothing else.

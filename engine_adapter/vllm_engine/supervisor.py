@@ -137,12 +137,17 @@ class Supervisor(Generic[C]):
         return child
 
     async def _watch(self) -> None:
-        while self._child is not None:
-            reason = await self._child.died()
-            self._say_what_comes("engine_died", reason)
-            await self._dispose()
-            while self._outage is not None and self._outage.until is not None:
-                await self._replace(self._outage.reason)
+        try:
+            while self._child is not None:
+                reason = await self._child.died()
+                self._say_what_comes("engine_died", reason)
+                await self._dispose()
+                while self._outage is not None and self._outage.until is not None:
+                    await self._replace(self._outage.reason)
+        except Exception as error:
+            # Without it the server would say for ever that a replacement is on its way.
+            self._outage = _Outage("has died", None)
+            log.error("engine_supervisor_failed", exc_info=error)
 
     async def _replace(self, reason: str) -> None:
         """Waits for its time, and makes one attempt."""

@@ -6,8 +6,9 @@ from typing import Any
 
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.background import BackgroundLoad
+from engine_adapter.vllm_engine.background import BackgroundLoad, return_memory
 from engine_adapter.vllm_engine.extension import Extension
+from engine_adapter.vllm_engine.lifeline import end_with_parent
 from engine_adapter.vllm_engine.progress import ProgressWriter
 from engine_adapter.vllm_engine.runner import cpu_runner, gpu_runner
 
@@ -18,7 +19,8 @@ class WorkerHooks:
     _load: BackgroundLoad | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, saying what is being loaded."""
+        """vLLM's, saying what is being loaded; from here on it ends with who started it."""
+        end_with_parent()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 
@@ -55,6 +57,7 @@ class WorkerHooks:
         """Drops a proposer, whether it is loaded or was about to be."""
         self._load = None
         self.model_runner.drafter.remove(name)
+        return_memory()
 
     @contextmanager
     def _stage(self, what: str) -> Iterator[None]:

@@ -231,3 +231,20 @@ async def test_a_stop_ends_a_replacement_at_once(when: str) -> None:
     assert supervisor.failure is None
     with pytest.raises(EngineNotReady):
         _ = supervisor.child
+
+
+async def test_a_mistake_in_the_supervisor_is_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(child: Child) -> None:
+        raise OSError("cannot be stopped")
+
+    nursery = Nursery()
+    supervisor = nursery.supervisor()
+    await supervisor.start(lambda line: None)
+    monkeypatch.setattr(Child, "stop", broken)
+    with capture_logs() as lines:
+        nursery.made[0].death.set_result("crashed")
+        await until(lambda: any(line["event"] == "engine_supervisor_failed" for line in lines))
+    assert supervisor.failure is not None
+    assert supervisor.failure.retry_after_s is None
+    monkeypatch.undo()
+    await supervisor.stop()
