@@ -72,5 +72,5 @@ class Medusa(nn.Module):
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
         """Tensors by their published names."""
-        tensors = dict(self.state_dict())
-        return {**tensors, "lm_heads.0.weight": tensors.pop("lm_head.weight")}
+        blocks = {f"blocks.{name}": tensor for name, tensor in self.blocks.state_dict().items()}
+        return {**blocks, "lm_heads.0.weight": self.lm_head.weight.detach()}
