@@ -1,10 +1,12 @@
-"""Creating a proposer in a worker while the engine steps."""
+"""Creating a proposer in a worker while the engine steps, and giving its memory back."""
 
+import ctypes
 import logging
 from collections.abc import Callable
 from threading import Thread
 
-import torch
+# As it is before a worker is set up: on CPU, vLLM then replaces it by one that does nothing.
+from torch import get_num_threads, set_num_threads
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.vllm_engine.containment import cause
@@ -41,8 +43,8 @@ class BackgroundLoad:
         return proposer
 
     def _run(self) -> None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # this thread's own: the cores belong to the step
+        threads = get_num_threads()
+        set_num_threads(1)  # this thread's own: the cores belong to the step
         try:
             self._proposer = self._create(self.spec)
             self.state = (READY, "")
@@ -52,4 +54,13 @@ class BackgroundLoad:
             log.error("proposer %s could not be loaded", self.spec.name, exc_info=error)
             self.state = (FAILED, cause(error))
         finally:
-            torch.set_num_threads(threads)  # what threads that come later begin with
+            set_num_threads(threads)  # what threads that come later begin with
+
+
+def return_memory() -> None:
+    """Has freed memory returned to the system, in a thread.
+
+    glibc keeps what other threads than the first have freed, so that of weights read here.
+    """
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        Thread(target=trim, args=(0,), name="malloc-trim", daemon=True).start()

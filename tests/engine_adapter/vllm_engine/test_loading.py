@@ -1,0 +1,197 @@
+"""Loading and unloading proposers in a real engine while it generates."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from engine_adapter.errors import EngineConfigError, ProposerRefused
+from engine_adapter.interface import GenerationRequest, SpecDecodeParams
+from tests.engine_adapter.proposers import heads
+from tests.engine_adapter.vllm_engine.conftest import start
+from tests.engine_adapter.vllm_engine.live import Live, Prompt, Stock, generate, greedy, pinned
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+MIB = 1 << 20
+HEAD_MIB = 64
+STALL_S = 0.1
+"""The longest pause of a stream that loading may add."""
+
+_ids = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def medusa(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Medusa checkpoint of 64 MiB for the demo target: 4 heads of 56 layers."""
+    made = heads.medusa(hidden=256, vocabulary=2048, num_heads=4, num_layers=56)
+    size = sum(tensor.nbytes for tensor in made.tensors.values())
+    assert size == HEAD_MIB * MIB
+    return made.write(tmp_path_factory.mktemp("medusa"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine() -> AsyncIterator[Live]:
+    """An engine of its own, so that its memory is nobody else's."""
+    started = await start([{"name": "ngram"}], kv_cache_memory_bytes=128 * MIB, max_num_seqs=8)
+    yield started
+    await started.engine.stop()
+
+
+@dataclass
+class Load:
+    """Streams that never end; what each paused for."""
+
+    live: Live
+    pauses: list[float] = field(default_factory=list)
+
+    async def stream(self, prompt: Prompt, spec: SpecDecodeParams) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            request = GenerationRequest(f"load-{next(_ids)}", prompt, greedy(200), spec)
+            last = None
+            async for _ in self.live.engine.generate(request):
+                now = loop.time()
+                if last is not None:
+                    self.pauses.append(now - last)
+                last = now
+
+    def longest(self) -> float:
+        """The longest pause since the last time; forgets them."""
+        pauses, self.pauses = self.pauses, []
+        return max(pauses)
+
+
+@asynccontextmanager
+async def under_load(live: Live, prompts: Sequence[Prompt]) -> AsyncIterator[Load]:
+    """Four streams, two with drafts and two without, while the block runs."""
+    load = Load(live)
+    specs = [pinned("ngram", 5), pinned("none", 0)] * 2
+    tasks = [asyncio.create_task(load.stream(p, s)) for p, s in zip(prompts, specs, strict=False)]
+    try:
+        yield load
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def resident_mib(live: Live) -> float:
+    """What the engine's processes hold in memory."""
+    held: int = sum(process.memory_info().rss for process in live.processes if alive(process))
+    return held / MIB
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it can be asked at all."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+async def cycle(live: Live, model: str, prompt: Prompt) -> None:
+    """Loads the heads, drafts with them, and unloads them."""
+    await live.engine.load({"name": "heads", "method": "medusa", "model": model})
+    result = await generate(live, prompt, greedy(8), pinned("heads", 3))
+    assert result.counts("heads").drafted > 0
+    await live.engine.unload("heads")
+
+
+async def churn(
+    live: Live, model: str, prompts: Sequence[Prompt], cycles: int, settled: int
+) -> tuple[float, float, float]:
+    """Loads and unloads the heads under load.
+
+    Returns:
+        Growth of resident memory in MiB after `settled` cycles, the longest pause of a stream in
+        seconds, and that of a control run of the same streams without loading.
+    """
+    async with under_load(live, prompts) as load:
+        await asyncio.sleep(2)
+        load.longest()
+        memory = []
+        for _ in range(cycles):
+            await cycle(live, model, prompts[4])
+            await asyncio.sleep(0.2)  # the C library returns memory a moment later
+            memory.append(resident_mib(live))
+        paused = load.longest()
+        await asyncio.sleep(10)
+        control = load.longest()
+    print([round(m) for m in memory], f"paused {paused:.3f} s, without loading {control:.3f} s")
+    return memory[-1] - memory[settled - 1], paused, control
+
+
+async def test_memory_comes_back_and_no_stream_stalls(
+    engine: Live, medusa: str, prompts: list[Prompt]
+) -> None:
+    growth, paused, control = await churn(engine, medusa, prompts, cycles=12, settled=6)
+    assert growth <= 16
+    assert paused <= STALL_S + control
+
+
+@pytest.mark.prove
+async def test_memory_comes_back_fifty_times(
+    engine: Live, medusa: str, prompts: list[Prompt]
+) -> None:
+    growth, paused, control = await churn(engine, medusa, prompts, cycles=50, settled=10)
+    assert growth <= 16
+    assert paused <= max(STALL_S, control)
+
+
+async def test_loaded_heads_show_what_they_hold_and_change_no_output(
+    engine: Live, medusa: str, stock: Stock, prompts: list[Prompt]
+) -> None:
+    names = [info.name for info in await engine.engine.proposers()]
+    info = await engine.engine.load({"name": "heads", "method": "medusa", "model": medusa})
+    assert info.weights_bytes == HEAD_MIB * MIB
+    assert (info.kv_bytes, info.state, info.num_speculative_tokens) == (0, "loaded", 3)
+    result = await generate(engine, prompts[2], greedy(30), pinned("heads", 3))
+    await stock.check(prompts[2], result.tokens)
+    assert result.counts("heads").drafted > 30
+    await engine.engine.unload("heads")
+    assert [info.name for info in await engine.engine.proposers()] == names
+
+
+async def test_heads_that_do_not_fit_are_refused_and_leave_nothing(
+    engine: Live, tmp_path: Path
+) -> None:
+    narrow = heads.medusa(hidden=128, vocabulary=2048).write(tmp_path)
+    before = await engine.engine.proposers()
+    with pytest.raises(EngineConfigError, match=r"config\.json: hidden_size must be 256"):
+        await engine.engine.load({"name": "heads", "method": "medusa", "model": narrow})
+    assert await engine.engine.proposers() == before
+
+
+async def test_weights_that_cannot_be_read_are_refused_by_the_worker_and_leave_nothing(
+    engine: Live, tmp_path: Path
+) -> None:
+    spoilt = heads.medusa(hidden=256, vocabulary=2048, kept=64)
+    spoilt.tensors["token_map"][0] = 5000
+    before = await engine.engine.proposers()
+    with pytest.raises(EngineConfigError, match=r"model\.safetensors: token_map"):
+        await engine.engine.load(
+            {"name": "heads", "method": "medusa", "model": spoilt.write(tmp_path)}
+        )
+    assert await engine.engine.proposers() == before
+    (tmp_path / "model.safetensors").unlink()
+    await engine.engine.load({"name": "heads", "method": "ngram"})
+    await engine.engine.unload("heads")
+
+
+async def test_a_cascade_of_loaded_heads_drafts_and_holds_its_members(
+    engine: Live, medusa: str, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await engine.engine.load({"name": "heads", "method": "medusa", "model": medusa})
+    await engine.engine.load({"name": "cascade", "members": ["ngram", "heads"]})
+    with pytest.raises(ProposerRefused) as caught:
+        await engine.engine.unload("heads")
+    assert caught.value.code == "proposer_in_use"
+    result = await generate(engine, prompts[1], greedy(40), pinned("cascade", 5))
+    await stock.check(prompts[1], result.tokens)
+    assert result.spec.decode_steps == result.counts("cascade").drafts > 0, "somebody always drafts"
+    await engine.engine.unload("cascade")
+    await engine.engine.unload("heads")
