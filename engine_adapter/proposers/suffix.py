@@ -57,15 +57,16 @@ class SuffixProposer:
         fed = self._fed.get(request_id)
         if fed is None:
             fed = int(batch.num_prompt_tokens[i])
-            self._cache.start_request(request_id, tokens[:fed])
-        self._cache.add_active_response(request_id, tokens[fed:])
+            # Copies: the trees' binding refuses arrays that cannot be written, as the batch's.
+            self._cache.start_request(request_id, tokens[:fed].copy())
+        self._cache.add_active_response(request_id, tokens[fed:].copy())
         self._fed[request_id] = len(tokens)
         return max(int(batch.num_computed[i]) - fed, 0)
 
     def _speculate(self, batch: DraftBatch, i: int) -> Sequence[int]:
         drafted: Sequence[int] = self._cache.speculate(
             batch.request_ids[i],
-            batch.context(i)[-self._cache.max_tree_depth :],
+            batch.context(i)[-self._cache.max_tree_depth :].copy(),
             max_spec_tokens=int(batch.k[i]),
             max_spec_factor=self._max_spec_factor,
             min_token_prob=self._min_token_prob,

@@ -41,6 +41,7 @@ def batch(
     table = np.full((int(index.max()) + 2, WIDTH), junk, np.int32)
     for i, tokens in zip(index, rows.values(), strict=True):
         table[i, : len(tokens)] = tokens
+    table.flags.writeable = False  # as the engine lends it
     num_computed = [length - 1 for length in lengths] if computed is None else list(computed)
     made = DraftBatch(
         rows=index,
