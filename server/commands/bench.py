@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ def bench(argv: Sequence[str]) -> int:
     except EngineConfigError as error:
         complain(f"--proposer: {str(error).removeprefix('proposer: ')}")
         return BAD_SETTING
+    # Ended from outside, it ends its servers first, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(options, argv, specs)
     except (EngineError, ImportError, OSError, RuntimeError, ValueError) as error:

@@ -1,12 +1,16 @@
 """`specgate bench`, on the fake engine, and what it refuses."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from server.cli import main
-from server.commands import BAD_SETTING, FAILED
+from server.commands import BAD_SETTING, FAILED, INTERRUPTED
 
 NGRAM = '{"name": "ngram"}'
 
@@ -65,3 +69,18 @@ def test_an_unknown_method_fails_before_anything_starts(
     assert main([*words, "--out", str(tmp_path)]) == FAILED
     assert "no proposer 'suffix'; there are ngram" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_ended_from_outside_it_ends_its_servers(tmp_path: Path) -> None:
+    words = ["bench", "gain", "--engine", "fake", "--target", "demo", "--proposer", NGRAM]
+    with subprocess.Popen([sys.executable, "-m", "server.cli", *words, "--out", tmp_path]) as bench:
+        servers: list[psutil.Process] = []
+        deadline = time.monotonic() + 120
+        while not servers:
+            assert time.monotonic() < deadline, "no server was started"
+            assert bench.poll() is None
+            servers = psutil.Process(bench.pid).children(recursive=True)
+            time.sleep(0.1)
+        bench.terminate()
+        assert bench.wait(90) == INTERRUPTED
+    assert psutil.wait_procs(servers, timeout=10)[1] == []
