@@ -68,6 +68,28 @@ class Capabilities:
         )
 
 
+class DraftSampler(Protocol):
+    """Draws drafts for the R rows of a batch, as their requests are sampled."""
+
+    def draw(self, logits: Any, rows: npt.NDArray[np.intp], depth: int) -> tuple[Any, Any]:
+        """The next token of some rows: the likeliest one for a request at temperature 0.
+
+        Args:
+            logits: [N, V], a tensor; not changed.
+            rows: which of the R rows the logits belong to, [N].
+            depth: how many drafts stand before in each row.
+
+        Returns:
+            The tokens, int64 [N], and what they were drawn from, float32 [N, V], for
+            `Drafts.probabilities`.
+        """
+        ...
+
+    def select(self, index: npt.NDArray[np.intp]) -> "DraftSampler":
+        """The same for the rows at `index`, [N]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftBatch:
     """The rows for which one proposer drafts in one step. Read only.
@@ -88,6 +110,7 @@ class DraftBatch:
             num_tokens[i] - 2. `None` for methods that do not ask for it.
         predicted: for each of the R rows the int32 [P] tokens that its request predicts, or
             `None`. `None` altogether for methods that do not ask for it.
+        sampling: draws the drafts; `None` where each is to be the likeliest token.
     """
 
     rows: npt.NDArray[np.intp]
@@ -99,6 +122,7 @@ class DraftBatch:
     token_ids: npt.NDArray[np.int32]
     hidden: Any = None
     predicted: Sequence[npt.NDArray[np.int32] | None] | None = None
+    sampling: DraftSampler | None = None
 
     def context(self, i: int) -> npt.NDArray[np.int32]:
         """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
@@ -122,6 +146,7 @@ class DraftBatch:
             token_ids=self.token_ids,
             hidden=None if self.hidden is None else self.hidden[index],
             predicted=None if self.predicted is None else [self.predicted[i] for i in index],
+            sampling=None if self.sampling is None else self.sampling.select(index),
         )
 
 
@@ -283,11 +308,13 @@ class TargetSizes:
 
     Attributes:
         num_layers: its decoder layers; `None` where only methods without draft KV are checked.
+        tensor_parallel_size: ranks that share each of its layers.
     """
 
     hidden_size: int
     vocab_size: int
     num_layers: int | None = None
+    tensor_parallel_size: int = 1
 
 
 def no_check(spec: ProposerSpec, target: TargetSizes) -> None:

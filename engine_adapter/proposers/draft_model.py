@@ -1,4 +1,4 @@
-"""`draft_model`: a smaller model of the target's tokenizer drafts k tokens, greedily.
+"""`draft_model`: a smaller model of the target's tokenizer drafts k tokens, greedily or sampled.
 
 Source: speculative decoding, arXiv 2211.17192. Greedy drafts are one-hot, so they need no draft
 probabilities to be verified exactly: a draft is kept with the target's probability for it.
@@ -6,6 +6,7 @@ probabilities to be verified exactly: a draft is kept with the target's probabil
 
 from collections.abc import Sequence
 
+from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.contract import (
     Capabilities,
     DraftBatch,
@@ -14,7 +15,11 @@ from engine_adapter.proposers.contract import (
     Drafts,
     Method,
     ProposerSpec,
+    TargetSizes,
 )
+
+TENSOR_PARALLEL_SIZE = "draft_tensor_parallel_size"
+"""The option for the ranks that share each layer: 1, or the target's, which is the default."""
 
 
 class DraftModelProposer:
@@ -29,7 +34,7 @@ class DraftModelProposer:
         return self._model.weights_bytes
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        """The draft model's greedy continuation of each row."""
+        """The draft model's continuation of each row."""
         return self._model.draft(batch)
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -37,7 +42,16 @@ class DraftModelProposer:
 
 
 def _validate(spec: ProposerSpec) -> None:
-    """Every option is already known by name; there is none beyond the common ones."""
+    draft_options.validate(spec)
+    size = spec.options[TENSOR_PARALLEL_SIZE]
+    if size is not None and (type(size) is not int or size < 1):
+        raise ValueError(f"{TENSOR_PARALLEL_SIZE} must be an integer of at least 1, got {size!r}")
+
+
+def _check(spec: ProposerSpec, target: TargetSizes) -> None:
+    size, whole = spec.options[TENSOR_PARALLEL_SIZE], target.tensor_parallel_size
+    if size not in (None, 1, whole):
+        raise ValueError(f"{TENSOR_PARALLEL_SIZE} must be 1 or the target's {whole}, got {size}")
 
 
 def _create(spec: ProposerSpec, host: DraftHost) -> DraftModelProposer:
@@ -48,8 +62,9 @@ METHOD = Method(
     name="draft_model",
     capabilities=Capabilities(model=True, tokenizer=True, draft_kv=True),
     default_k=4,
-    options={},
+    options={**draft_options.OPTIONS, TENSOR_PARALLEL_SIZE: None},
     validate=_validate,
     create=_create,
+    check=_check,
 )
 """The catalog's entry."""

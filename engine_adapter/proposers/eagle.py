@@ -1,4 +1,4 @@
-"""`eagle` and `eagle3`: a layer on top of the target's hidden states drafts k tokens, greedily.
+"""`eagle` and `eagle3`: a layer on top of the target's hidden states drafts k tokens.
 
 Sources: EAGLE, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840. A head predicts the next hidden state
 from the last one and the next token, and the token after it with the output layer. EAGLE reads
@@ -9,6 +9,7 @@ layer of its own over a smaller vocabulary. Greedy drafts need no draft probabil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -148,10 +149,6 @@ def _check_tensors(
     checkpoint.check_tensors({**present, **needed}, inverse)
 
 
-def _validate(spec: ProposerSpec) -> None:
-    """Every option is already known by name; there is none beyond the common ones."""
-
-
 def _create(spec: ProposerSpec, host: DraftHost) -> DraftModelProposer:
     return DraftModelProposer(host.draft_head(spec))
 
@@ -160,8 +157,8 @@ EAGLE = Method(
     name="eagle",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=4,
-    options={},
-    validate=_validate,
+    options=draft_options.OPTIONS,
+    validate=draft_options.validate,
     create=_create,
     check=check_eagle,
 )
@@ -171,8 +168,8 @@ EAGLE3 = Method(
     name="eagle3",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=4,
-    options={},
-    validate=_validate,
+    options=draft_options.OPTIONS,
+    validate=draft_options.validate,
     create=_create,
     check=check_eagle3,
 )

@@ -34,6 +34,7 @@ from engine_adapter.proposers.contract import (
 from engine_adapter.vllm_engine.containment import cause, checked
 from engine_adapter.vllm_engine.draft_head import PagedHead
 from engine_adapter.vllm_engine.draft_model import PagedDraftModel
+from engine_adapter.vllm_engine.draft_sampling import SampledDrafts
 from engine_adapter.vllm_engine.extension import Extension, from_extra_args
 from engine_adapter.vllm_engine.progress import ProgressWriter
 from engine_adapter.vllm_engine.stats import DraftReport
@@ -84,6 +85,7 @@ class ProposerDispatch:
     def bind(self, runner: Any) -> None:
         """Takes the runner whose batch it drafts for; it exists only after this class does."""
         self._runner = runner
+        self.sampled = SampledDrafts(runner, self._specs)
 
     def load_model(self, target: torch.nn.Module) -> None:
         """Creates every proposer; vLLM calls it when the target is loaded."""
@@ -166,11 +168,12 @@ class ProposerDispatch:
                 proposer.forget(ended)
             for request_id in ended:
                 self._predicted.pop(request_id, None)
+        ended.extend(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+        self.sampled.forget(ended)
         if not self._draft_models:
             return
         fresh = self._fresh_blocks(scheduler_output)
         copies = scheduler_output.kv_cache_block_copies or []
-        ended.extend(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         for model in self._draft_models.values():
             if fresh or copies:
                 model.blocks_changed(fresh, copies)
@@ -237,9 +240,11 @@ class ProposerDispatch:
         else:
             index = np.arange(len(batch.rows))
         if index.size and name not in self._quarantined:
+            batch = self.sampled.ask(name, batch)
             try:
                 drafts = self._proposers[name].propose(batch)
                 rows.put(index, checked(drafts, batch, self.target.vocab_size))
+                self.sampled.keep(name, batch, drafts)
             except torch.AcceleratorError:
                 raise
             except Exception as error:

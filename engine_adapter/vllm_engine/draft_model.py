@@ -6,11 +6,13 @@ KV that drafting itself wrote is kept as far as the drafts were accepted, so a r
 lagged feeds one or two tokens, where vLLM's own draft model feeds k + 1 again.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec
 from engine_adapter.vllm_engine import compat
@@ -106,7 +108,7 @@ class PagedDraftModel:
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> Drafts:
-        """Greedy drafts; see `DraftModel.draft`."""
+        """See `DraftModel.draft`."""
         assert self._ledger is not None
         stop = self._stop(batch)
         blocks = self._blocks(batch.rows)
@@ -117,7 +119,7 @@ class PagedDraftModel:
         last = self._extend(batch, start, stop)
         self._ledger.mark(blocks, missing, stop)
         caught_up = mended + int(np.maximum(batch.num_computed - start, 0).sum())
-        return Drafts(self._go_on(batch, stop, last), None, caught_up)
+        return replace(self._go_on(batch, stop, last), catchup_tokens=caught_up)
 
     def _stop(self, batch: DraftBatch) -> Ints:
         """How many positions of each row can be fed: int64 [R]."""
@@ -169,16 +171,21 @@ class PagedDraftModel:
             torch.from_numpy(tokens).to(self._device), batch.rows[rows], position, length
         )
 
-    def _go_on(self, batch: DraftBatch, stop: Ints, last: Outputs) -> list[list[int]]:
+    def _go_on(self, batch: DraftBatch, stop: Ints, last: Outputs) -> Drafts:
         """Drafts k tokens of each row, its last position having been fed."""
         order = np.argsort(-batch.k, kind="stable")  # who drafts most comes first
         counts = [int((batch.k > depth).sum()) for depth in range(int(batch.k.max()))]
         drafts: list[list[int]] = [[] for _ in batch.rows]
+        drawn_from: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
-            return drafts
+            return Drafts(drafts)
         first = torch.from_numpy(order[: counts[0]]).to(self._device)
         output, states = last[0][first], last[1][first]
-        tokens = torch.zeros(counts[0], len(counts), dtype=torch.int64, device=self._device)
+        shape = counts[0], len(counts)
+        tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        sampling, q = batch.sampling, torch.empty(0)
+        if sampling is not None:
+            q = torch.empty(*shape, self._vocab_size, device=self._device)
         for depth, count in enumerate(counts):
             if depth:
                 rows = order[:count]
@@ -189,12 +196,20 @@ class PagedDraftModel:
                     np.ones(count, np.int64),
                     states[:count],
                 )
-            tokens[:count, depth] = self._sample(output)
-        for i, row in zip(order, tokens.cpu().numpy(), strict=False):
+            logits = self._logits(output)
+            if sampling is None:
+                tokens[:count, depth] = logits.argmax(dim=-1)
+            else:
+                tokens[:count, depth], q[:count, depth] = sampling.draw(
+                    logits, order[:count], depth
+                )
+        for at, (i, row) in enumerate(zip(order, tokens.cpu().numpy(), strict=False)):
             drafted = row[: batch.k[i]]
             drafts[i] = drafted.tolist()
+            if sampling is not None:
+                drawn_from[i] = q[at, : len(drafted)]
             self._remember(batch, i, drafted)
-        return drafts
+        return Drafts(drafts, drawn_from if sampling is not None else None)
 
     def _remember(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
         """Notes what the i-th row's drafts were, since their KV is there already."""
@@ -272,10 +287,11 @@ class PagedDraftModel:
         )
         return metadata, slot_mapping
 
-    def _sample(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The most likely token of the target's vocabulary for each hidden state, int64 [N]."""
-        logits = self._loaded.model.compute_logits(hidden)
-        return logits[:, : self._vocab_size].argmax(dim=-1)
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits over the target's vocabulary for each hidden state, [N, V]."""
+        logits: torch.Tensor = self._loaded.model.compute_logits(hidden)[:, : self._vocab_size]
+        missing = self._vocab_size - logits.shape[1]
+        return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
     def _blocks(self, rows: npt.NDArray[np.intp]) -> Blocks:
         """The KV manager's block ids of the rows, [R, W], from the table of kernel blocks."""

@@ -105,15 +105,17 @@ class RunnerHooks:
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        counts = spec_decode_metadata and spec_decode_metadata.num_draft_tokens
+        self._sampled_drafts = self.drafter.sampled.take(counts)
         # vLLM gives metadata to every step of an engine that could speculate.
-        if spec_decode_metadata is not None and not spec_decode_metadata.max_spec_len:
+        if not (self._sampled_drafts or (counts and any(counts))):
             spec_decode_metadata = None
         self._key_noise(spec_decode_metadata)
         return super()._sample(logits, spec_decode_metadata)
 
     def _get_spec_decode_draft_probs(self, metadata: Any) -> Mapping[int, SampledDraft]:
         """What `_sample` hands to the verifier, in the place of one tensor for all rows."""
-        return {}
+        return self._sampled_drafts
 
     def _key_noise(self, metadata: Any) -> None:
         """Seeds the noise of every position that the step samples, for the rows with a seed."""

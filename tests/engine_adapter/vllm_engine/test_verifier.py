@@ -89,6 +89,9 @@ class Hooked(RunnerHooks, Base):
     def __init__(self, seeds: dict[int, int], tokens: list[int]) -> None:
         self.device = torch.device("cpu")
         self.rejection_sampler = SimpleNamespace(generators={99: None})
+        self.sampled: dict[int, Any] = {}
+        take = SimpleNamespace(take=lambda counts: self.sampled)
+        self.drafter = SimpleNamespace(sampled=take)
         self.requests = {
             f"r{row}": SimpleNamespace(sampling_params=SimpleNamespace(seed=seed))
             for row, seed in seeds.items()
@@ -102,7 +105,7 @@ class Hooked(RunnerHooks, Base):
 
 
 def metadata(counts: list[int]) -> Any:
-    return SimpleNamespace(num_draft_tokens=counts, max_spec_len=max(counts))
+    return SimpleNamespace(num_draft_tokens=counts)
 
 
 def test_a_step_without_drafts_is_sampled_plainly() -> None:
@@ -112,6 +115,15 @@ def test_a_step_without_drafts_is_sampled_plainly() -> None:
     drafted = metadata([0, 1])
     runner._sample(None, drafted)
     assert runner.sampled_with is drafted
+
+
+def test_a_step_whose_sampled_drafts_were_all_dropped_is_verified() -> None:
+    runner = Hooked({}, [5, 6])
+    runner.sampled = {1: "draft"}
+    dropped = metadata([0, 0])
+    runner._sample(None, dropped)
+    assert runner.sampled_with is dropped
+    assert runner._get_spec_decode_draft_probs(dropped) == {1: "draft"}
 
 
 def test_noise_is_keyed_by_seed_and_token_for_seeded_rows_only() -> None:
