@@ -25,7 +25,11 @@ class MedusaHeads:
         tensors = checkpoint.read(layout.needed)
 
         def stacked(names: Sequence[str]) -> torch.Tensor:
-            return torch.stack([tensors[name].to(target.dtype) for name in names]).to(target.device)
+            shape = (len(names), *tensors[names[0]].shape)
+            stack = torch.empty(shape, dtype=target.dtype, device=target.device)
+            for place, name in zip(stack, names, strict=True):
+                place.copy_(tensors[name])
+            return stack
 
         self._target = target
         self._num_heads = layout.num_heads
