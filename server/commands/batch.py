@@ -49,7 +49,9 @@ CONCURRENCY = 32
 """Requests that are asked at once, if nobody says how many."""
 
 TRIES = 3
-"""How often a request is asked that the engine's death cut off."""
+"""How often a request is asked that the engine's death cuts off."""
+
+READY_POLL_S = 0.5
 
 USAGE = "specgate batch IN.jsonl OUT.jsonl [--concurrency N] [MODEL] [flags of specgate serve]"
 
@@ -218,7 +220,7 @@ class Batch:
 
 
 async def ask(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
-    """The entry of a request. Waits where the server says to ask again, up to `TRIES` times.
+    """The entry of a request, asked again once the engine is back if a death cut it off.
 
     Raises `EngineGone`.
     """
@@ -231,14 +233,21 @@ async def ask(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
         if was_cancelled():
             # The application answers a cancelled request, as a server that stops does.
             raise asyncio.CancelledError
-        body = response.json()
-        retry_after_s = response.headers.get("retry-after")
-        if response.status_code == 503 and retry_after_s is None:
-            raise EngineGone(body["error"]["message"])
-        if response.status_code != 503 or not left:
+        if response.status_code != 503:
             break
-        await asyncio.sleep(float(retry_after_s))
-    return answered(request, response.status_code, response.headers["x-request-id"], body)
+        await _until_ready(client)
+        if not left:
+            break
+    request_id = response.headers["x-request-id"]
+    return answered(request, response.status_code, request_id, response.json())
+
+
+async def _until_ready(client: httpx.AsyncClient) -> None:
+    """Waits while the engine is being replaced. Raises `EngineGone`."""
+    while (response := await client.get("/ready")).status_code != 200:
+        if "retry-after" not in response.headers:
+            raise EngineGone(response.json()["error"]["message"])
+        await asyncio.sleep(READY_POLL_S)
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[Any]:

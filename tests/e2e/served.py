@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,15 +50,15 @@ class Served:
     log: Path
 
     @classmethod
-    def start(cls, url: str, log: Path) -> "Served":
-        """Starts `specgate serve` without arguments, as `make serve` does, and waits for it."""
+    def start(cls, url: str, log: Path, *flags: str) -> "Served":
+        """Starts `specgate serve`, without flags as `make serve` does, and waits for it."""
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.socket() as probe:
             taken = probe.connect_ex((host, int(port))) == 0
         assert not taken, f"something listens on {url} already: README's lines need that port"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "server.cli", "serve"],
+                [sys.executable, "-m", "server.cli", "serve", *flags],
                 cwd=ROOT,
                 env=environment(),
                 stdout=output,
@@ -71,6 +72,20 @@ class Served:
             print(served.tail())
             raise
         return served
+
+    @classmethod
+    def start_beside(cls, log: Path, *flags: str) -> "Served":
+        """Starts one on a free port: for tests that do to it what others must not see."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        return cls.start(f"http://127.0.0.1:{port}", log, "--port", str(port), *flags)
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        (engine,) = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
+        return engine
 
     def stop(self) -> int:
         """Ends it as an orchestrator does; its exit status."""

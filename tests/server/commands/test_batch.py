@@ -1,6 +1,5 @@
 """`specgate batch`: requests of a file in, answers in a file out, on the fake engine."""
 
-import asyncio
 import fcntl
 import json
 import signal
@@ -266,58 +265,54 @@ def test_an_engine_that_is_gone_ends_the_batch_and_costs_no_request_its_turn(
     assert len(files.entries) == 20
 
 
-class Answers(httpx.AsyncBaseTransport):
-    """Answers in the order given; the last one for ever."""
+class Engine(httpx.AsyncBaseTransport):
+    """Dies under the first so many requests, and is back after so many looks each time."""
 
-    def __init__(self, *answers: tuple[int, str | None]) -> None:
-        self._answers = list(answers)
+    def __init__(self, deaths: int, looks: int | None) -> None:
+        self._deaths = deaths
+        self._looks = looks
+        self._left: int | None = 0
         self.asked = 0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        status, retry_after = self._answers[min(self.asked, len(self._answers) - 1)]
+        if request.url.path == "/ready":
+            return self._ready()
         self.asked += 1
+        dead = self.asked <= self._deaths
+        if dead:
+            self._left = self._looks
         headers = {"x-request-id": f"id-{self.asked}"}
-        if retry_after is not None:
-            headers["retry-after"] = retry_after
-        return httpx.Response(status, json={"error": {"message": "Dead."}}, headers=headers)
+        return httpx.Response(503 if dead else 200, json={}, headers=headers)
 
-
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    seconds: list[float] = []
-
-    async def sleep(delay: float) -> None:
-        seconds.append(delay)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    return seconds
+    def _ready(self) -> httpx.Response:
+        if self._left is None:
+            return httpx.Response(503, json={"error": {"message": "Dead."}})
+        self._left -= 1
+        if self._left < 0:
+            return httpx.Response(200, json={})
+        return httpx.Response(503, json={}, headers={"retry-after": "60"})
 
 
 @pytest.mark.parametrize(
-    ("answers", "status", "waits"),
-    [
-        ([(200, None)], 200, []),
-        ([(400, None)], 400, []),
-        ([(503, "7"), (200, None)], 200, [7]),
-        ([(503, "7")], 503, [7] * (TRIES - 1)),
-    ],
+    ("deaths", "status", "asked"), [(0, 200, 1), (1, 200, 2), (TRIES - 1, 200, TRIES), (9, 503, 3)]
 )
-async def test_a_request_that_a_death_cut_off_is_asked_again(
-    slept: list[float], answers: list[tuple[int, str | None]], status: int, waits: list[float]
+async def test_a_request_that_a_death_cuts_off_is_asked_again_once_the_engine_is_back(
+    monkeypatch: pytest.MonkeyPatch, deaths: int, status: int, asked: int
 ) -> None:
-    transport = Answers(*answers)
-    async with httpx.AsyncClient(transport=transport, base_url="http://batch") as client:
+    # However long that takes: only deaths count.
+    monkeypatch.setattr("server.commands.batch.READY_POLL_S", 0)
+    engine = Engine(deaths, looks=50)
+    async with httpx.AsyncClient(transport=engine, base_url="http://batch") as client:
         entry = await ask(client, Request(1, "a", "/v1/completions", {}))
     assert entry["response"]["status_code"] == status
-    assert entry["response"]["request_id"] == f"id-{transport.asked}"
-    assert slept == waits
+    assert engine.asked == asked
+    assert entry["response"]["request_id"] == f"id-{asked}"
 
 
-async def test_where_nothing_recovers_nothing_is_waited_for(slept: list[float]) -> None:
-    async with httpx.AsyncClient(transport=Answers((503, None)), base_url="http://x") as client:
+async def test_where_nothing_recovers_nothing_is_waited_for() -> None:
+    async with httpx.AsyncClient(transport=Engine(1, None), base_url="http://batch") as client:
         with pytest.raises(EngineGone, match="Dead"):
             await ask(client, Request(1, "a", "/v1/completions", {}))
-    assert slept == []
 
 
 def test_a_full_disk_ends_the_batch_with_a_line(
