@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(
     r"`((?:server|engine_adapter|demo|tests|docs|\.ci)/[\w./-]*|\w+\.(?:md|toml|txt))(?::(\w+))?`"
 )
-_CODE_AT = {"InvalidField": 2, "SelectionError": 2, "Unavailable": 1}
+_CODE_AT = {"InvalidField": 2, "SelectionError": 2, "Unavailable": 1, "ProposerRefused": 0}
 
 
 def read(root: Path) -> dict[str, str]:
@@ -146,6 +146,8 @@ def undocumented_options(text: str, methods: Iterable[Any]) -> list[str]:
         want = {f"`{name}`": f"`{value}`" for name, value in want.items()}
         if method.capabilities.model:
             want["`model`"] = "required"
+        if method.capabilities.members:
+            want |= {"`num_speculative_tokens`": "its members' largest", "`members`": "required"}
         findings += [
             f"{method.name}: {name}"
             for name in sorted({*want, *table})

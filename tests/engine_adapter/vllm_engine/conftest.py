@@ -18,7 +18,7 @@ from tests.engine_adapter.vllm_engine.live import Live, Prompt, Recorder, Stock
 TARGET = str(model_path("target"))
 CONTEXT = 1024
 
-PROPOSERS = [
+PROPOSERS: list[dict[str, Any]] = [
     {"name": "ngram", "num_speculative_tokens": 5},
     {"name": "suffix", "num_speculative_tokens": 8},
     {
@@ -27,10 +27,23 @@ PROPOSERS = [
         "model": str(model_path("draft")),
         "num_speculative_tokens": 4,
     },
+    {"name": "medusa", "model": str(model_path("medusa")), "num_speculative_tokens": 4},
+    {
+        "name": "mlp",
+        "method": "mlp_speculator",
+        "model": str(model_path("mlp-speculator")),
+        "num_speculative_tokens": 4,
+    },
     # The target as its own draft: whatever it drafts can be accepted, so a rejected token is a
     # mistake in its KV.
     {"name": "self", "method": "draft_model", "model": TARGET, "num_speculative_tokens": 5},
+    {"name": "cascade", "members": ["ngram", "mlp", "self"], "num_speculative_tokens": 5},
 ]
+CHOICES: dict[str, int] = {"none": 0} | {
+    fields["name"]: fields["num_speculative_tokens"] for fields in PROPOSERS
+}
+"""What a request can choose: names, each with its k."""
+
 COMMON: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 32}
 
 

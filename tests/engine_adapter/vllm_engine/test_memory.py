@@ -1,0 +1,86 @@
+"""What each proposer is shown to hold, against vLLM's own account of its KV budget."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from demo import model_path
+from engine_adapter.interface import ProposerInfo
+from tests.engine_adapter.vllm_engine.conftest import TARGET, start
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+BUDGET = 64 << 20
+"""Bytes of KV cache, for the target and whatever keeps KV beside it."""
+
+FLOAT32 = 4
+KEEP_KV = ("draft", "eagle", "eagle3")
+HEADS = ("medusa", "mlp-speculator")
+METHODS = {"draft": "draft_model", "mlp-speculator": "mlp_speculator"}
+
+
+def proposer(name: str) -> dict[str, Any]:
+    """One of the demo's models as a proposer."""
+    return {"name": name, "method": METHODS.get(name, name), "model": str(model_path(name))}
+
+
+async def held(*names: str) -> tuple[int, dict[str, ProposerInfo]]:
+    """What an engine with these proposers has: KV blocks by vLLM's account, and what is shown."""
+    live = await start([proposer(name) for name in names], kv_cache_memory_bytes=BUDGET)
+    try:
+        shown = {info.name: info for info in await live.engine.proposers()}
+        (labels,) = (
+            sample.labels
+            for family in live.registry.collect()
+            for sample in family.samples
+            if sample.name == "vllm:cache_config_info"
+        )
+        return int(labels["num_gpu_blocks"]), shown
+    finally:
+        await live.engine.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def alone() -> AsyncIterator[int]:
+    """The blocks of an engine whose KV cache is the target's alone."""
+    yield (await held("medusa"))[0]
+
+
+def bytes_per_block() -> int:
+    """What the target's layers take of a block, from its configuration."""
+    config = AutoConfig.from_pretrained(TARGET)
+    per_token = 2 * config.num_key_value_heads * config.head_dim * FLOAT32
+    tokens: int = 128  # vLLM's block on CPU
+    return tokens * per_token * config.num_hidden_layers
+
+
+@pytest.mark.parametrize("name", KEEP_KV)
+async def test_the_kv_shown_is_the_budget_that_the_target_lost(alone: int, name: str) -> None:
+    block = bytes_per_block()
+    assert alone == BUDGET // block, "what a block of the target takes is known"
+    blocks, shown = await held(name)
+    lost = (alone - blocks) * block
+    assert lost > 10 * block
+    # What is left over at the end of either cache is less than a block of it.
+    assert abs(shown[name].kv_bytes - lost) <= block + shown[name].kv_bytes / blocks
+
+
+async def test_several_share_what_they_take_together(alone: int) -> None:
+    block = bytes_per_block()
+    blocks, shown = await held(*KEEP_KV, *HEADS)
+    taken = sum(info.kv_bytes for info in shown.values())
+    assert abs(taken - (alone - blocks) * block) <= block + taken / blocks
+    assert all(shown[name].kv_bytes == 0 for name in HEADS)
+    for name in ("draft", *HEADS):
+        assert shown[name].weights_bytes == stored(name), name
+
+
+def stored(name: str) -> int:
+    """The bytes of a checkpoint's tensors in float32."""
+    with safe_open(model_path(name) / "model.safetensors", framework="numpy") as file:
+        sizes = [file.get_slice(key).get_shape() for key in file.offset_keys()]
+    return FLOAT32 * sum(rows * (columns[0] if columns else 1) for rows, *columns in sizes)
