@@ -9,6 +9,7 @@ from engine_adapter.errors import EngineConfigError, ProposerRefused
 from engine_adapter.interface import ProposerInfo, StepReport
 from engine_adapter.proposers.catalog import method, parse_spec
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
 
 _LATENCY_WINDOW = 256
 
@@ -135,7 +136,7 @@ def _info(spec: ProposerSpec, held: Held = ()) -> ProposerInfo:
         method=spec.method,
         model=spec.model,
         num_speculative_tokens=spec.num_speculative_tokens,
-        tensor_parallel_size=len(of_ranks) or 1,
+        tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE) or len(of_ranks) or 1,
         weights_bytes=sum(weights for weights, _ in of_ranks),
         kv_bytes=sum(kv for _, kv in of_ranks),
     )

@@ -22,6 +22,7 @@ NAMES = {
     "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",
+    "LoRARequest": "vllm.lora.request",
     "current_platform": "vllm.platforms",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
@@ -43,6 +44,8 @@ NAMES = {
     "get_model_loader": "vllm.model_executor.model_loader",
     "set_model_tag": "vllm.compilation.backends",
     "set_forward_context": "vllm.forward_context",
+    # The tensor-parallel group that layers ask for, exchanged around drafts of another size.
+    "parallel_state": "vllm.distributed.parallel_state:",
     # The target's hidden states, as a layer of the KV cache.
     "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
     "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",

@@ -6,13 +6,15 @@ keys) is used; the drafting itself is in `draft_model` and `draft_head`.
 """
 
 import copy
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.tensor_parallel import tensor_parallel
 
 
 class DraftConfig(compat.SpeculativeConfig):
@@ -35,6 +37,7 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
         num_speculative_tokens=spec.num_speculative_tokens,
         target_model_config=target.target_model_config,
         target_parallel_config=target.target_parallel_config,
+        draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
     )
     return config
 
@@ -47,15 +50,20 @@ def layer_prefix(spec: ProposerSpec) -> str:
 class _Named:
     """Mixed into vLLM's proposers: layers under the proposer's name, weights that are counted."""
 
-    draft_model_config: Any
-    _draft_attn_layer_names: set[str]
-    _create_draft_vllm_config: Callable[[], Any]
-
     def __init__(self, spec: ProposerSpec, vllm_config: Any, *device_and_runner: Any) -> None:
         self.prefix = layer_prefix(spec)
         self._sizes: dict[str, int] = {}
         arguments = (draft_vllm_config(spec, vllm_config), *device_and_runner)
         super().__init__(*arguments)
+
+    def parallel(self) -> AbstractContextManager[None]:
+        """Around whatever makes its layers or runs them."""
+        return tensor_parallel(self.speculative_config.draft_tensor_parallel_size)
+
+    def load_model(self, target: torch.nn.Module) -> None:
+        """vLLM's."""
+        with self.parallel():
+            super().load_model(target)
 
     @property
     def weights_bytes(self) -> int:
@@ -65,7 +73,8 @@ class _Named:
     @property
     def layer_names(self) -> set[str]:
         """Its attention layers."""
-        return self._draft_attn_layer_names
+        names: set[str] = self._draft_attn_layer_names
+        return names
 
     def _get_model(self) -> torch.nn.Module:
         config = self._create_draft_vllm_config()
@@ -90,6 +99,12 @@ class _Named:
 
 class LoadedDraft(_Named, compat.DraftModelProposer):
     """vLLM's draft model under a name of its own."""
+
+    def _raise_if_draft_tp_mismatch(self) -> None:
+        """Another size than the target's is wanted here.
+
+        vLLM refuses it, as its ranks overwrote each other's compiled code; see `tensor_parallel`.
+        """
 
 
 class LoadedHead(_Named, compat.EagleProposer):

@@ -238,14 +238,15 @@ class PagedDraftModel:
         mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
         loaded.input_ids[:total] = tokens
         loaded.positions[:total] = torch.from_numpy(position)
-        with compat.set_forward_context(
+        context = compat.set_forward_context(
             by_layer,
             loaded.vllm_config,
             num_tokens=padded,
             num_tokens_across_dp=across_dp,
             cudagraph_runtime_mode=mode,
             slot_mapping=loaded._get_slot_mapping(padded, slots),
-        ):
+        )
+        with loaded.parallel(), context:
             output, onward = self._run(padded, slots, states)
         return output[:total], onward[:total]
 
@@ -289,7 +290,9 @@ class PagedDraftModel:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the target's vocabulary for each hidden state, [N, V]."""
-        logits: torch.Tensor = self._loaded.model.compute_logits(hidden)[:, : self._vocab_size]
+        with self._loaded.parallel():
+            logits: torch.Tensor = self._loaded.model.compute_logits(hidden)
+        logits = logits[:, : self._vocab_size]
         missing = self._vocab_size - logits.shape[1]
         return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 

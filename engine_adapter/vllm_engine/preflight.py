@@ -71,7 +71,12 @@ def check_models(config: EngineConfig) -> None:
     target = _load_config("model", config.model, config, config.arguments.get("revision"))
     _refuse_unproven(target)
     text = target.get_text_config()
-    sizes = TargetSizes(text.hidden_size, text.vocab_size, text.num_hidden_layers)
+    sizes = TargetSizes(
+        text.hidden_size,
+        text.vocab_size,
+        text.num_hidden_layers,
+        int(config.arguments.get("tensor_parallel_size") or 1),
+    )
     _check_tokenizers(config)
     for spec in config.proposers:
         try:

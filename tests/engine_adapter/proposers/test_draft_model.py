@@ -4,7 +4,7 @@ import pytest
 
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.catalog import parse_spec
-from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec
+from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec, TargetSizes
 from engine_adapter.proposers.draft_model import METHOD
 from tests.engine_adapter.proposers.batches import batch
 
@@ -45,3 +45,30 @@ def test_drafts_and_lag_are_the_draft_models() -> None:
 def test_a_model_is_required() -> None:
     with pytest.raises(EngineConfigError, match="model"):
         parse_spec({"name": "small", "method": "draft_model"})
+
+
+# -- tensor parallelism ----------------------------------------------------------------------
+
+
+def sized(size: object) -> ProposerSpec:
+    fields = {"name": "small", "method": "draft_model", "model": "a/b"}
+    return parse_spec({**fields, "draft_tensor_parallel_size": size})
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_a_draft_model_has_the_targets_tensor_parallel_size_or_1(size: int | None) -> None:
+    METHOD.check(sized(size), TargetSizes(8, 9, tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize(("size", "of_target"), [(2, 1), (3, 2), (2, 4)])
+def test_any_other_size_is_refused_by_its_name(size: int, of_target: int) -> None:
+    target = TargetSizes(8, 9, tensor_parallel_size=of_target)
+    said = f"draft_tensor_parallel_size must be 1 or the target's {of_target}, got {size}"
+    with pytest.raises(ValueError, match=said):
+        METHOD.check(sized(size), target)
+
+
+@pytest.mark.parametrize("size", [0, -1, "2", True, 1.0])
+def test_a_size_that_is_no_count_is_refused(size: object) -> None:
+    with pytest.raises(EngineConfigError, match="draft_tensor_parallel_size must be an integer"):
+        sized(size)

@@ -7,6 +7,7 @@ layers of the target `toy/SEED/LAYER,LAYER`.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -215,6 +216,10 @@ class ToyLoaded:
 
     def load_model(self, target: Any) -> None:
         """There are no weights."""
+
+    def parallel(self) -> AbstractContextManager[None]:
+        """There is one rank."""
+        return nullcontext()
 
     def initialize_attn_backend(self, kv_cache_config: Any, sizes: Any) -> None:
         """There is no backend."""
