@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from engine_adapter.interface import GenerationRequest, ProposerCounts
+from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.live import (
     Live,
     Prompt,
@@ -15,8 +16,6 @@ from tests.engine_adapter.vllm_engine.live import (
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
-
-CHOICES = {"none": 0, "ngram": 5, "suffix": 8, "draft": 4, "self": 5}
 
 
 def of_vllm(live: Live) -> ProposerCounts:
@@ -37,7 +36,7 @@ async def test_the_sum_over_proposers_is_vllms_own_count_aborts_included(
     live: Live, prompts: list[Prompt]
 ) -> None:
     async def abandoned(i: int) -> None:
-        name, k = list(CHOICES.items())[i % 5]
+        name, k = list(CHOICES.items())[i % len(CHOICES)]
         request = GenerationRequest(f"abandoned-{i}", prompts[i], greedy(200), pinned(name, k))
         stream = live.engine.generate(request)
         async for _ in stream:
@@ -69,7 +68,7 @@ async def test_emitted_tokens_of_all_proposers_are_the_generated_tokens(
         *(generate(live, prompts[0], greedy(33), pinned(n, k)) for n, k in CHOICES.items())
     )
     emitted = sum(counts.emitted for counts in live.recorder.totals(since).values())
-    assert emitted == 5 * 33 == live.metric("vllm:generation_tokens_total") - before
+    assert emitted == len(CHOICES) * 33 == live.metric("vllm:generation_tokens_total") - before
 
 
 async def test_plain_decoding_drafts_and_verifies_nothing(

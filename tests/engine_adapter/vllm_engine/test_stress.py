@@ -6,6 +6,7 @@ import random
 import pytest
 
 from engine_adapter.interface import GenerationRequest, SpecDecodeParams
+from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.live import (
     Live,
     Prompt,
@@ -18,7 +19,6 @@ from tests.engine_adapter.vllm_engine.live import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
-CHOICES = {"none": 0, "ngram": 5, "suffix": 8, "draft": 4, "self": 5}
 LENGTHS = (24, 48, 96)
 
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from engine_adapter.interface import SpecDecodeParams, SpecMethod
+from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.live import (
     Live,
     Prompt,
@@ -17,8 +18,6 @@ from tests.engine_adapter.vllm_engine.live import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
-CHOICES = [("none", 0), ("ngram", 5), ("suffix", 8), ("draft", 4), ("self", 5)]
-
 
 def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asyncio.Task[Result]:
     """A request that is not pinned, admitted now under `method`."""
@@ -30,7 +29,7 @@ def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asy
 async def test_after_a_switch_every_draft_that_could_be_accepted_is(
     live: Live, stock: Stock, prompts: list[Prompt], before: str
 ) -> None:
-    method = await live.switch(before, dict(CHOICES)[before])
+    method = await live.switch(before, CHOICES[before])
     tasks = [follower(live, prompt, 200, method) for prompt in prompts[8:12]]
     await live.recorder.more(12)
     await live.switch("self", 5)
@@ -100,8 +99,9 @@ async def test_fifty_switches_under_sixteen_streams_lose_and_change_nothing(
             done.append((prompt, await follower(live, prompt, 48, method)))
 
     streams = [asyncio.create_task(stream(i)) for i in range(16)]
+    choices = list(CHOICES.items())
     for i in range(50):
-        method = await live.switch(*CHOICES[(i * 7 + i // 5) % 5], running=running)
+        method = await live.switch(*choices[(i * 3 + i // 5) % len(choices)], running=running)
         await asyncio.sleep(0.03)
     stop.set()
     await asyncio.gather(*streams)

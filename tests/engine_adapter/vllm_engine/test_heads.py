@@ -1,0 +1,213 @@
+"""Heads draft from the right hidden state: after a switch, a prefix hit and a preemption too.
+
+What a head drafts behind each token of a text is computed apart from the engine, from the hidden
+states of Hugging Face's model. So is how many of these drafts the text keeps, and in how many
+steps it is done. The engine must come to the same counts: one draft from another state shows.
+"""
+
+import asyncio
+from collections.abc import Sequence, Set
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from engine_adapter.interface import SpecDecodeParams
+from engine_adapter.proposers.catalog import method, parse_specs
+from engine_adapter.proposers.contract import DraftBatch
+from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET
+from tests.engine_adapter.vllm_engine.live import (
+    Live,
+    Prompt,
+    Result,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+K = 4
+LENGTH = 96
+HEADS = ["medusa", "mlp"]
+
+
+class Apart:
+    """The target and its heads, run on whole texts and without an engine."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        self.hidden_size: int = self._model.config.hidden_size
+        self.vocab_size: int = self._model.config.vocab_size
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        specs = {spec.name: spec for spec in parse_specs(PROPOSERS) if spec.name in HEADS}
+        self._heads = {name: method(s.method).create(s, self) for name, s in specs.items()}  # type: ignore[arg-type]
+
+    @property
+    def target(self) -> "Apart":
+        return self
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.lm_head(hidden)
+        return logits
+
+    @torch.inference_mode()
+    def drafts(
+        self, name: str, prompt: Prompt, tokens: Sequence[int], off: int = 0
+    ) -> list[list[int]]:
+        """What the head drafts when `tokens[i]` is the newest token, for each i.
+
+        With `off`, it is given the hidden state so many positions too early.
+        """
+        text = np.array([*prompt, *tokens], np.int32)
+        states = self._model.model(torch.from_numpy(text[None]).long()).last_hidden_state[0]
+        newest = np.arange(len(prompt), len(text))
+        count = np.ones(len(newest), np.int64)
+        batch = DraftBatch(
+            rows=np.arange(len(newest)),
+            request_ids=[str(i) for i in newest],
+            num_tokens=count,
+            num_prompt_tokens=count,
+            num_computed=count - 1,
+            k=count * K,
+            token_ids=text[newest, None],
+            hidden=states[newest - 1 - off],
+        )
+        return [list(row) for row in self._heads[name].propose(batch).tokens]
+
+
+@pytest.fixture(scope="module")
+def apart() -> Apart:
+    return Apart()
+
+
+def agreed(drafts: Sequence[int], text: Sequence[int]) -> int:
+    """How many of the drafts the text begins with."""
+    pairs = enumerate(zip(drafts, text, strict=False))
+    return next((i for i, (draft, token) in pairs if draft != token), min(len(drafts), len(text)))
+
+
+Counts = tuple[int, int, int]
+"""Of one request: drafts, drafted tokens, accepted tokens."""
+
+
+def possible(
+    drafts: Sequence[Sequence[int]], text: Sequence[int], start: int = 1, interrupted: int = 0
+) -> Set[Counts]:
+    """What the engine may count; without interruptions there is one answer.
+
+    Args:
+        drafts: the head's behind each token.
+        text: the tokens that follow the prompt, `LENGTH` and some more.
+        start: how many were emitted when the head began to draft.
+        interrupted: how many steps at most may have lost their drafts to a preemption.
+    """
+
+    @cache
+    def rest(emitted: int, before: int, interrupted: int) -> Set[Counts]:
+        if emitted >= LENGTH:
+            return {(0, 0, 0)}
+        # The scheduler plans k before the step whose tokens the head drafts behind.
+        made = drafts[emitted - 1][: max(0, min(K, LENGTH - before - 2))]
+        kept = agreed(made, text[emitted:])
+        after = rest(emitted + kept + 1, emitted, interrupted)
+        counts = {(n + bool(made), d + len(made), a + kept) for n, d, a in after}
+        return counts | (rest(emitted + 1, emitted, interrupted - 1) if interrupted else set())
+
+    return rest(start, start - 1, interrupted)
+
+
+def counted(result: Result, name: str) -> Counts:
+    counts = result.counts(name)
+    return counts.drafts, counts.drafted, counts.accepted
+
+
+async def texts_of(stock: Stock, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    """What follows each prompt, as far as drafts can reach."""
+    return await stock.greedy(prompts, LENGTH + K)
+
+
+async def run(live: Live, prompts: Sequence[Prompt], name: str) -> list[Result]:
+    return await asyncio.gather(
+        *(generate(live, prompt, greedy(LENGTH), pinned(name, K)) for prompt in prompts)
+    )
+
+
+@pytest.mark.parametrize("name", HEADS)
+async def test_drafts_are_those_of_the_state_behind_the_newest_token(
+    live: Live, stock: Stock, apart: Apart, prompts: list[Prompt], name: str
+) -> None:
+    results = await run(live, prompts, name)
+    for prompt, text, result in zip(prompts, await texts_of(stock, prompts), results, strict=True):
+        await stock.check(prompt, result.tokens)
+        if result.tokens == text[:LENGTH]:
+            assert possible(apart.drafts(name, prompt, text), text) == {counted(result, name)}
+    assert sum(result.counts(name).accepted for result in results) > 300
+
+
+@pytest.mark.parametrize("name", HEADS)
+async def test_a_state_that_is_one_position_off_would_show(
+    stock: Stock, apart: Apart, prompts: list[Prompt], name: str
+) -> None:
+    for prompt, text in zip(prompts, await texts_of(stock, prompts), strict=True):
+        right, wrong = (possible(apart.drafts(name, prompt, text, off), text) for off in (0, 1))
+        assert right != wrong
+
+
+@pytest.mark.parametrize("name", HEADS)
+async def test_drafts_after_a_prefix_hit_are_the_same(
+    live: Live, prompts: list[Prompt], name: str
+) -> None:
+    first = await run(live, prompts[16:], name)
+    again = await run(live, prompts[16:], name)
+    assert all(result.num_cached_tokens for result in again)
+    assert [counted(result, name) for result in first] == [counted(r, name) for r in again]
+
+
+@pytest.mark.parametrize("before", ["none", "suffix", "draft"])
+@pytest.mark.parametrize("name", HEADS)
+async def test_drafts_after_a_switch_are_those_of_a_run_that_never_switched(
+    live: Live, stock: Stock, apart: Apart, prompts: list[Prompt], name: str, before: str
+) -> None:
+    method = await live.switch(before, 3)
+    spec = SpecDecodeParams(method, generation=live.generation)
+    tasks = [
+        asyncio.create_task(generate(live, prompt, greedy(LENGTH), spec))
+        for prompt in prompts[8:14]
+    ]
+    await live.recorder.more(8)
+    await live.switch(name, K)
+    texts = await texts_of(stock, prompts[8:14])
+    drafted = 0
+    for prompt, text, task in zip(prompts[8:14], texts, tasks, strict=True):
+        result = await task
+        await stock.check(prompt, result.tokens)
+        if result.tokens == text[:LENGTH]:
+            # A last step without room for drafts is nobody's, so the switch was at either.
+            drafts, start = apart.drafts(name, prompt, text), LENGTH - result.counts(name).emitted
+            either = possible(drafts, text, start) | possible(drafts, text, start - 1)
+            assert counted(result, name) in either
+        drafted += result.counts(name).drafted
+    assert drafted > 300
+
+
+@pytest.mark.parametrize("name", HEADS)
+async def test_drafts_after_a_preemption_are_the_same(
+    cramped: Live, stock: Stock, apart: Apart, prompts: list[Prompt], name: str
+) -> None:
+    preempted = cramped.metric("vllm:num_preemptions_total")
+    results = await run(cramped, prompts, name)
+    assert cramped.metric("vllm:num_preemptions_total") > preempted
+    whole = 0
+    for prompt, text, result in zip(prompts, await texts_of(stock, prompts), results, strict=True):
+        await stock.check(prompt, result.tokens)
+        if result.tokens == text[:LENGTH]:
+            drafts = apart.drafts(name, prompt, text)
+            assert counted(result, name) in possible(drafts, text, interrupted=3)
+            whole += counted(result, name) in possible(drafts, text)
+    assert whole < len(prompts)
