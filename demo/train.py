@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo import HEADS, MODELS
-from demo.answers import FOR_DRAFTS, FOR_HEADS, load_chats, sample_chats, save_chats
+from demo.answers import FOR_DRAFTS, FOR_HEADS, corpus_chats, load_chats, sample_chats, save_chats
 from demo.corpus import Piece, is_held_out, load_pieces
 from demo.distil import DRAFTS, distil_drafts, pretrain_drafts
 from demo.export import export_model
@@ -31,8 +31,8 @@ TARGET_TOKENS = 8_500_000
 PLAIN_DRAFT_TOKENS = 1_600_000
 DISTILLED_TOKENS = 2_500_000
 SAMPLED_CHATS = 512
-HEAD_CHATS = 7168
-HEAD_EPOCHS = 2
+HEAD_CHATS, HEAD_CORPUS_CHATS = 7168, 6000
+HEAD_EPOCHS = 3
 
 
 def split() -> tuple[list[Piece], list[Piece]]:
@@ -113,7 +113,10 @@ def _train_heads(
     tokenizer: PreTrainedTokenizerFast,
     training: list[Piece],
 ) -> None:
-    """Answers of the target as it is served, which are kept, then all heads at once."""
+    """Answers of the target as it is served, which are kept, then all heads at once.
+
+    The corpus's answers join them: on the target's alone the heads learn them by heart.
+    """
     target = _trained(out, "target").bfloat16().float()  # type: ignore[no-untyped-call]
     target.requires_grad_(False)
     if not (out / "answers.json").exists():
@@ -121,7 +124,8 @@ def _train_heads(
         save_chats(answers, out / "answers.json")
     answers = load_chats(out / "answers.json")
     heads = {name: new_head(name, target, answers) for name in HEADS}
-    train_heads(target, heads, answers, options.head_epochs)
+    chats = answers + corpus_chats(tokenizer, training, HEAD_CORPUS_CHATS)
+    train_heads(target, heads, chats, options.head_epochs)
     for name, head in heads.items():
         export_head(head, out / "models" / name)
 

@@ -20,13 +20,14 @@ def tokens_per_step(
 ) -> float:
     """Mean tokens per decode step when `head` drafts `k` tokens, each answer's first left out.
 
-    Chains follow the text that the target chose, which is exact as far as drafts are accepted:
-    the first rejected one ends the step.
+    Chains follow the text that the target wrote, which is exact as far as drafts are accepted:
+    the first rejected one ends the step. A draft is accepted if it is the text's token, greedy or
+    sampled, as in verification.
 
     Args:
         target: fp32, in evaluation mode.
         head: drafts; `k` is at most its `steps`.
-        chats: greedy answers of the target.
+        chats: answers of the target; what is masked is the prompt.
         k: drafted tokens per step.
     """
     steps = tokens = 0

@@ -89,8 +89,10 @@ class Lesson:
         return F.cross_entropy(logits.float(), goals)
 
     def hits(self, step: int, logits: torch.Tensor) -> torch.Tensor:
-        """Bool [chains]: whether the first choices of head and target agree; see `loss`."""
-        return logits.argmax(-1) == self.goals[self.chains[step] + 1 + step].argmax(-1)
+        """Bool [chains]: whether the head's first choice is the text's own token; see `loss`."""
+        places = self.chains[step]
+        text = self.ids[self.rows[places], self.starts[places] + 2 + step]
+        return self.tokens_at_play[logits.argmax(-1)] == text
 
 
 @torch.no_grad()
