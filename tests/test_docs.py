@@ -241,7 +241,10 @@ def bad(text: str) -> dict[str, str]:
 
 
 METHOD = SimpleNamespace(
-    name="x", default_k=3, options={"depth": 1.5}, capabilities=SimpleNamespace(model=True)
+    name="x",
+    default_k=3,
+    options={"depth": 1.5},
+    capabilities=SimpleNamespace(model=True, members=False),
 )
 GOOD_TABLE = (
     "\n## `x`\n\n| option | default | meaning |\n|---|---|---|\n"
