@@ -6,6 +6,7 @@ EngineError
 ├── EngineNotReady      asked before the start has ended
 ├── EngineDead          the engine process is gone
 ├── ProposerRefused     a proposer cannot be loaded or unloaded as things are
+├── AdapterRefused      a LoRA adapter cannot be loaded or unloaded as things are
 └── InvalidRequest      one request cannot be honoured; `param` names its field
 """
 
@@ -56,6 +57,19 @@ class ProposerRefused(EngineError):
     Attributes:
         code: a short constant for programs: `proposer_not_found`, `proposer_exists`,
             `proposer_in_use`, `needs_restart` or `load_in_progress`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AdapterRefused(EngineError):
+    """A LoRA adapter cannot be loaded or unloaded as things are; nothing changed.
+
+    Attributes:
+        code: a short constant for programs: `adapter_not_found`, `adapter_exists`,
+            `adapter_in_use`, `no_room` or `lora_disabled`.
     """
 
     def __init__(self, code: str, message: str) -> None:

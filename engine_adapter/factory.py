@@ -46,6 +46,7 @@ class EngineConfig:
         arguments: the engine's own arguments by vLLM's field names, set ones only.
         log_level: of the engine process.
         restart: when a dead process is replaced; the fake engine's is not.
+        adapters: LoRA adapters to begin with, name -> path; needs `enable_lora`.
     """
 
     model: str
@@ -55,6 +56,7 @@ class EngineConfig:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     log_level: str = "WARNING"
     restart: RestartPolicy = RestartPolicy()
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 def create_engine(

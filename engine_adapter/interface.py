@@ -2,7 +2,8 @@
 
 Nothing here imports torch, vLLM, FastAPI or pydantic. The gateway speaks only these words;
 `vllm_engine` and `fake` implement them. It is long because the seam is read in one piece; only
-how a sequence is sampled stands apart, in `engine_adapter.sampling`, and is exported from here.
+how a sequence is sampled and what is counted stand apart, in `engine_adapter.sampling` and
+`engine_adapter.counts`, and are exported from here.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -10,6 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from engine_adapter.counts import ProposerCounts as ProposerCounts
+from engine_adapter.counts import SpecStats as SpecStats
+from engine_adapter.counts import StepReport as StepReport
 from engine_adapter.errors import EngineDead
 from engine_adapter.sampling import Form as Form
 from engine_adapter.sampling import SamplingOptions as SamplingOptions
@@ -55,18 +59,35 @@ class SpecDecodeParams:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A LoRA adapter that an engine holds.
+
+    Attributes:
+        name: how requests call it.
+        path: the folder, or the hub's id, that it was read from.
+        id: of this loading of it; never used again.
+    """
+
+    name: str
+    path: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n` choices and several prompts are several of these.
 
     Attributes:
         request_id: unique among the live ones.
         prompt_token_ids: at least one token, shorter than the context.
+        adapter: the target runs with it; `None` is the target alone. Drafts are the base's.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     spec_decode: SpecDecodeParams = SpecDecodeParams()
+    adapter: LoraAdapter | None = None
 
 
 class FinishReason(StrEnum):
@@ -91,41 +112,6 @@ class TokenLogprob:
 
     chosen: Alternative
     top: tuple[Alternative, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ProposerCounts:
-    """What one proposer did for one request, or in one step for all.
-
-    Attributes:
-        drafts: verification steps that held its drafts.
-        drafted: draft tokens verified.
-        accepted: draft tokens kept.
-        accepted_per_position: entry i counts the steps that kept the draft at position i;
-            it falls from left to right and sums to `accepted`.
-        emitted: tokens emitted by the steps that verified its drafts, the bonus token included.
-    """
-
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_per_position: tuple[int, ...] = ()
-    emitted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SpecStats:
-    """A request's speculation so far; cumulative, so that the last one is the whole.
-
-    Attributes:
-        decode_steps: steps that emitted tokens, the first one (end of prefill) left out.
-        decode_tokens: the tokens that those steps emitted.
-        by_proposer: the counts of every proposer that drafted for the request.
-    """
-
-    decode_steps: int = 0
-    decode_tokens: int = 0
-    by_proposer: Mapping[str, ProposerCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,30 +188,6 @@ class EngineInfo:
     max_logprobs: int
     max_speculative_tokens: int
     proposers: tuple[ProposerInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One engine step, for the metrics.
-
-    Attributes:
-        kind: `prefill` (at least one row read its prompt), `verify` (drafts were verified) or
-            `decode`.
-        seconds: from the step's scheduling to its outputs.
-        verified: counts of this step by proposer; `none` holds what was emitted without drafts.
-        draft_seconds: time in each proposer that drafted.
-        catchup_tokens: positions each proposer caught up before it drafted.
-        faults: proposers that failed in this step, and why.
-        quarantined: those of them that are not asked any more.
-    """
-
-    kind: str
-    seconds: float
-    verified: Mapping[str, ProposerCounts]
-    draft_seconds: Mapping[str, float]
-    catchup_tokens: Mapping[str, int]
-    faults: Mapping[str, str] = field(default_factory=dict)
-    quarantined: tuple[str, ...] = ()
 
 
 class EngineObserver(Protocol):
@@ -307,6 +269,30 @@ class Engine(Protocol):
         Raises:
             ProposerRefused: there is no such proposer, or another one needs it.
             EngineDead: the engine is gone; the next process does not load it.
+        """
+        ...
+
+    @property
+    def adapters(self) -> tuple[LoraAdapter, ...]:
+        """The LoRA adapters that requests may ask for."""
+        ...
+
+    async def load_adapter(self, name: str, path: str) -> LoraAdapter:
+        """Loads a LoRA adapter while requests are served.
+
+        Raises:
+            EngineConfigError: what stands at `path` cannot be used.
+            AdapterRefused: not as things are; nothing changed.
+            EngineDead: the engine is gone, or died meanwhile.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unloads a LoRA adapter that no request uses.
+
+        Raises:
+            AdapterRefused: there is none, or it is in use; nothing changed.
+            EngineDead: the engine is gone, and the adapter with it.
         """
         ...
 

@@ -13,7 +13,7 @@ from server.errors import install_error_handlers
 from server.lifespan import Hooks, lifespan
 from server.metrics import Metrics
 from server.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
-from server.routes import admin, chat, completions, health, metrics, models, tokenize
+from server.routes import admin, chat, completions, health, lora, metrics, models, tokenize
 from server.settings import Settings
 
 ROUTERS = (
@@ -24,6 +24,7 @@ ROUTERS = (
     health.router,
     metrics.router,
     admin.router,
+    lora.router,
 )
 """Every route of the server, by family."""
 

@@ -30,9 +30,11 @@ ADMIN_PATHS = frozenset(
         "/v1/load_proposer",
         "/v1/unload_proposer",
         "/v1/spec_policy",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
     }
 )
-"""What changes or shows the server's speculation, those of later versions included."""
+"""What changes or shows the server's speculation or models, those of later versions included."""
 
 _FORWARDING = ("forwarded", "via", "x-real-ip")
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.errors import EngineNotReady
 from engine_adapter.interface import Engine, EngineInfo
+from server.control.adapters import AdapterAdmin
 from server.control.audit import Audit
 from server.control.proposers import ProposerAdmin
 from server.control.selection import ProposerCatalog
@@ -30,6 +31,7 @@ class Loaded:
     info: EngineInfo
     switcher: Switcher
     proposers: ProposerAdmin
+    adapters: AdapterAdmin
     renderer: Renderer
     at: float = field(default_factory=time.time)
 
@@ -80,6 +82,11 @@ class State:
     def proposers(self) -> ProposerAdmin:
         """Raises `EngineNotReady`, which is a 503, before the engine has started."""
         return self._require().proposers
+
+    @property
+    def adapters(self) -> AdapterAdmin:
+        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
+        return self._require().adapters
 
     @property
     def renderer(self) -> Renderer:

@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from engine_adapter.errors import (
+    AdapterRefused,
     EngineDead,
     EngineError,
     EngineNotReady,
@@ -142,6 +143,9 @@ def to_api_error(error: BaseException) -> ApiError:
         case ProposerRefused():
             status = 404 if error.code == "proposer_not_found" else 409
             return ApiError(status, str(error), param="name", code=error.code)
+        case AdapterRefused():
+            status = 404 if error.code == "adapter_not_found" else 409
+            return ApiError(status, str(error), param="lora_name", code=error.code)
         case EngineNotReady():
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.interface import EngineInfo
+from server.control.adapters import AdapterAdmin
 from server.control.proposers import ProposerAdmin
 from server.control.switcher import Switcher
 from server.dependencies import Loaded, State
@@ -88,4 +89,10 @@ async def _load(state: State) -> Loaded:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
     engine, metrics, audit = state.engine, state.metrics, state.audit
     switcher = Switcher(engine, lambda: state.catalog, metrics, settings.spec_method, audit)
-    return Loaded(info, switcher, ProposerAdmin(engine, switcher, metrics, audit), renderer)
+    return Loaded(
+        info=info,
+        switcher=switcher,
+        proposers=ProposerAdmin(engine, switcher, metrics, audit),
+        adapters=AdapterAdmin(engine, settings.served_model_name, audit),
+        renderer=renderer,
+    )

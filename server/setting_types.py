@@ -68,6 +68,33 @@ def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
         raise ValueError(str(error).removeprefix(f"{error.setting}: ")) from None
 
 
+def _lora_modules(value: Any) -> Any:
+    """`name=path` texts, JSON objects with `name` and `path`, or a mapping, to name -> path."""
+    if isinstance(value, str):
+        value = _parsed(value) if value.lstrip().startswith(("{", "[")) else _list(value)
+    if isinstance(value, Mapping) and set(value) != {"name", "path"}:
+        return value
+    modules: dict[str, Any] = {}
+    for item in value if isinstance(value, list | tuple) else [value]:
+        name, path = _lora_module(item)
+        if name in modules:
+            raise ValueError(f"{name!r} is given twice")
+        modules[name] = path
+    return modules
+
+
+def _lora_module(item: Any) -> tuple[str, Any]:
+    if isinstance(item, str) and not item.lstrip().startswith("{"):
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"must be name=path, got {item!r}")
+        return name, path
+    fields = _parsed(item)
+    if not isinstance(fields, Mapping) or set(fields) != {"name", "path"}:
+        raise ValueError(f'must be {{"name": ..., "path": ...}}, got {item!r}')
+    return str(fields["name"]), fields["path"]
+
+
 Count = Annotated[int, Field(ge=1)]
 """A number of things, at least one."""
 
@@ -82,3 +109,6 @@ Proposers = Annotated[tuple[ProposerSpec, ...], BeforeValidator(_proposers)]
 
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
 """A mapping; as text, a JSON object."""
+
+LoraModules = Annotated[dict[str, str], BeforeValidator(_lora_modules)]
+"""LoRA adapters by name; as text, `name=path` or JSON objects."""

@@ -14,7 +14,15 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from engine_adapter.factory import EngineConfig, RestartPolicy
 from engine_adapter.interface import NONE, ProposerInfo, SpecMethod
 from server.control.selection import Asked, ProposerCatalog, SelectionError, resolve
-from server.setting_types import Count, JsonObject, Proposers, Secrets, SettingError, Texts
+from server.setting_types import (
+    Count,
+    JsonObject,
+    LoraModules,
+    Proposers,
+    Secrets,
+    SettingError,
+    Texts,
+)
 
 DEMO_NAME = "specgate-demo"
 """The served name of the demo model, whose path differs from machine to machine."""
@@ -69,6 +77,12 @@ class EngineArguments(BaseModel):
     enable_prefix_caching: bool | None = Field(None, description="reuse KV of equal prefixes")
     enable_chunked_prefill: bool | None = Field(None, description="read long prompts in parts")
     enforce_eager: bool | None = Field(None, description="no CUDA graphs, no compilation")
+    enable_lora: bool | None = Field(None, description="serve LoRA adapters of MODEL")
+    max_loras: Count | None = Field(None, description="most LoRA adapters in one step (1)")
+    max_lora_rank: Count | None = Field(None, description="largest rank of a LoRA adapter (16)")
+    max_cpu_loras: Count | None = Field(
+        None, description="most LoRA adapters that are loaded (max_loras, at least 16)"
+    )
 
 
 class Settings(EngineArguments):
@@ -91,6 +105,9 @@ class Settings(EngineArguments):
         (),
         description='JSON object of a proposer: {"name": ..., "method": ..., '
         '"num_speculative_tokens": ..., "model": ...} and the method\'s options (repeatable)',
+    )
+    lora_modules: LoraModules = Field(
+        {}, description="LoRA adapters to begin with: NAME=PATH, or JSON with name and path"
     )
     primary: str | None = Field(None, description="proposer that `primary` stands for")
     backup: str | None = Field(None, description="proposer that `backup` stands for")
@@ -164,6 +181,7 @@ class Settings(EngineArguments):
         self._check_engine_args()
         _check_model("model", self.model)
         self._check_proposers()
+        self._check_lora_modules()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
         return self
@@ -174,6 +192,13 @@ class Settings(EngineArguments):
                 raise SettingError("engine_args", f"{key} is set by Specgate itself; leave it out")
             if key in type(self).model_fields:
                 raise SettingError("engine_args", f"{key} has a setting of its own: {flag(key)}")
+
+    def _check_lora_modules(self) -> None:
+        if self.lora_modules and not self.enable_lora:
+            raise SettingError("lora_modules", f"needs {flag('enable_lora')}")
+        for name in self.lora_modules:
+            if name in self.served_model_name:
+                raise SettingError("lora_modules", f"{name!r} is the name of the model itself")
 
     def _check_proposers(self) -> None:
         names = ", ".join(self.proposer_names) or "none is configured"
@@ -227,6 +252,7 @@ class Settings(EngineArguments):
             proposers=self.proposer,
             max_speculative_tokens=self.max_speculative_tokens,
             arguments={**arguments, **self.engine_args},
+            adapters=self.lora_modules,
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
             restart=RestartPolicy(
                 self.engine_restart_delay_s,

@@ -109,6 +109,8 @@ def _add_argument(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -
         group.add_argument("model", metavar="MODEL", nargs="?", help=text)
     elif bool in (field.annotation, *get_args(field.annotation)):
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
+    elif name == "lora_modules":  # vLLM's form has them behind one flag
+        group.add_argument(flag(name), action="extend", nargs="+", metavar="NAME=PATH", help=text)
     elif get_origin(field.annotation) is tuple:
         group.add_argument(flag(name), action="append", metavar="VALUE", help=text)
     else:

@@ -19,6 +19,8 @@ WEB = frozenset({"fastapi", "pydantic", "pydantic_settings", "starlette", "uvico
 ENGINE_LIBRARIES = frozenset({"torch", "vllm"})
 PLAIN_PARTS = (
     "engine_adapter.interface",
+    "engine_adapter.adapters",
+    "engine_adapter.counts",
     "engine_adapter.sampling",
     "engine_adapter.errors",
     "engine_adapter.factory",

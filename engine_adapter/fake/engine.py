@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from engine_adapter.adapters import Adapters
 from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
@@ -28,6 +29,7 @@ from engine_adapter.interface import (
     EngineInfo,
     EngineObserver,
     GenerationRequest,
+    LoraAdapter,
     ProposerInfo,
     SpecMethod,
 )
@@ -52,6 +54,7 @@ class FakeEngine:
         self._config = config
         self._options = read_options(config.arguments)
         self._roster = Roster(config.proposers)
+        self._adapters = Adapters(config.arguments)
         self._capacity = _capacity(config)
         self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
         self._batch = Batch(self._options)
@@ -97,22 +100,26 @@ class FakeEngine:
             raise EngineStartError(self._options.fake_fail_start)
         self._vocabulary = vocabulary
         self._roster.adopt(())
+        for name, path in self._config.adapters.items():
+            with self._adapters.loading(name, path):
+                on_progress(f"Loading adapter {name}")
         self._info = self._describe(vocabulary)
         self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Generates one sequence; closing the iterator aborts it at once."""
-        sequence = self._admit(request)
-        try:
-            while True:
-                item = await sequence.outbox.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-                if item.finish_reason is not None:
-                    return
-        finally:
-            self._abort(sequence)
+        with self._adapters.used(request.adapter):
+            sequence = self._admit(request)
+            try:
+                while True:
+                    item = await sequence.outbox.get()
+                    if isinstance(item, Exception):
+                        raise item
+                    yield item
+                    if item.finish_reason is not None:
+                        return
+            finally:
+                self._abort(sequence)
 
     async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
         """Changes what drafts; see `Engine.switch`."""
@@ -154,6 +161,22 @@ class FakeEngine:
         self._enter("unload")
         self._roster.check_unload(name)
         self._roster.remove(name)
+
+    @property
+    def adapters(self) -> tuple[LoraAdapter, ...]:
+        """The adapters: each makes other texts, whatever its folder holds."""
+        return self._adapters.held
+
+    async def load_adapter(self, name: str, path: str) -> LoraAdapter:
+        """Loads an adapter; see `Engine.load_adapter`."""
+        self._enter("load_adapter")
+        with self._adapters.loading(name, path) as adapter:
+            return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter; see `Engine.unload_adapter`."""
+        self._enter("unload_adapter")
+        self._adapters.remove(name)
 
     async def stop(self) -> None:
         """Ends every sequence with `EngineDead`."""

@@ -64,7 +64,8 @@ class Sequence:
         self.times = Times(now_s)
         self.num_cached_tokens = 0
         self.trouble = ""
-        self.key = text_key(request.prompt_token_ids, seed)
+        adapter = request.adapter.name if request.adapter else ""
+        self.key = text_key(request.prompt_token_ids, seed, adapter)
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None

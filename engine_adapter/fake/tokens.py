@@ -16,10 +16,10 @@ _MASK = (1 << 64) - 1
 _CHARACTER_EVERY = 16
 
 
-def text_key(prompt_token_ids: Sequence[int], seed: int | None) -> int:
-    """The number that stands for a text: 64 bits of the prompt and the seed."""
+def text_key(prompt_token_ids: Sequence[int], seed: int | None, adapter: str = "") -> int:
+    """The number that stands for a text: 64 bits of the prompt, the seed and the adapter."""
     digest = hashlib.blake2b(array("q", prompt_token_ids).tobytes(), digest_size=8)
-    digest.update(repr(seed).encode())
+    digest.update(repr(seed).encode() + adapter.encode())
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from engine_adapter import adapters
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.factory import EngineConfig
 from engine_adapter.vllm_engine import compat
@@ -72,6 +73,8 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         given.setdefault("enforce_eager", True)
     given.setdefault("use_tqdm_on_load", False)
+    if given.get("enable_lora"):
+        given["max_cpu_loras"] = adapters.room(given)
     forms = _structured_outputs(given.get("structured_outputs_config", {}))
     given["structured_outputs_config"] = forms
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"

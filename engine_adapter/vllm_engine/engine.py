@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from engine_adapter.adapters import Adapters
 from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
 from engine_adapter.factory import EngineConfig
 from engine_adapter.interface import (
@@ -14,18 +15,24 @@ from engine_adapter.interface import (
     EngineInfo,
     EngineObserver,
     GenerationRequest,
+    LoraAdapter,
     ProposerInfo,
     SpecMethod,
     StepReport,
 )
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.roster import Roster
-from engine_adapter.vllm_engine import arguments, compat, preflight
+from engine_adapter.vllm_engine import arguments, compat, lora, preflight
 from engine_adapter.vllm_engine.loader import ProposerLoader
 from engine_adapter.vllm_engine.metrics import VllmMetrics
 from engine_adapter.vllm_engine.process import EngineProcess
 from engine_adapter.vllm_engine.supervisor import Supervisor
-from engine_adapter.vllm_engine.translation import refused, sampling_params, to_delta
+from engine_adapter.vllm_engine.translation import (
+    lora_request,
+    refused,
+    sampling_params,
+    to_delta,
+)
 
 
 class VllmEngine:
@@ -55,6 +62,7 @@ class VllmEngine:
         # The last switch that reached running requests: proposer, k, generation.
         self._sweep: tuple[str, int, int] | None = None
         self._roster = Roster(config.proposers)
+        self._adapters = Adapters(config.arguments)
 
     @property
     def info(self) -> EngineInfo:
@@ -85,6 +93,11 @@ class VllmEngine:
     async def _adopt(self, process: EngineProcess) -> None:
         """Brings a new process to where the one before it was, and learns what it holds."""
         self._roster.adopt(await process.collective_rpc("specgate_memory"))
+        if self._info is None:
+            for name, path in self._config.adapters.items():
+                await lora.load(process, self._adapters, name, path)
+        else:
+            await lora.load_again(process, self._adapters)
         self._info = self._describe(process.vllm_config)
         if self._sweep is not None:
             # A request that was admitted before that switch may still be on its way.
@@ -108,26 +121,28 @@ class VllmEngine:
         process = self._supervisor.child
         params = sampling_params(request)
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
-        outputs = process.generate(prompt, params, request.request_id)
-        admitted = False
-        try:
-            async for output in outputs:
-                delta = to_delta(output)
-                admitted = True
-                yield delta
-        except EngineDead as error:
-            raise self._lost("This request is lost") from error
-        except (ValueError, compat.VLLMClientError) as error:
-            if admitted:
-                raise
-            raise refused(error, request) from error
-        except EngineError as error:
-            # A grammar is compiled after admission, and one that fails ends its request.
-            if admitted or request.sampling.structured_output is None:
-                raise
-            raise refused(error, request) from error
-        finally:
-            await outputs.aclose()
+        with self._adapters.used(request.adapter):
+            adapter = lora_request(request.adapter)
+            outputs = process.generate(prompt, params, request.request_id, adapter)
+            admitted = False
+            try:
+                async for output in outputs:
+                    delta = to_delta(output)
+                    admitted = True
+                    yield delta
+            except EngineDead as error:
+                raise self._lost("This request is lost") from error
+            except (ValueError, compat.VLLMClientError) as error:
+                if admitted:
+                    raise
+                raise refused(error, request) from error
+            except EngineError as error:
+                # A grammar is compiled after admission, and one that fails ends its request.
+                if admitted or request.sampling.structured_output is None:
+                    raise
+                raise refused(error, request) from error
+            finally:
+                await outputs.aclose()
 
     async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
         """See `Engine.switch`. New requests bring their method; only running ones need telling."""
@@ -163,6 +178,26 @@ class VllmEngine:
             await ProposerLoader(self._roster, self._capacity).unload(process, name)
         except EngineDead as error:
             raise self._lost("The proposer is gone with it") from error
+
+    @property
+    def adapters(self) -> tuple[LoraAdapter, ...]:
+        """See `Engine.adapters`."""
+        return self._adapters.held
+
+    async def load_adapter(self, name: str, path: str) -> LoraAdapter:
+        """See `Engine.load_adapter`."""
+        try:
+            return await lora.load(self._supervisor.child, self._adapters, name, path)
+        except EngineDead as error:
+            raise self._lost("The adapter was not loaded") from error
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `Engine.unload_adapter`."""
+        adapter = self._adapters.remove(name)
+        try:
+            await self._supervisor.child.remove_adapter(adapter.id)
+        except EngineDead as error:
+            raise self._lost("The adapter is gone with it") from error
 
     async def stop(self) -> None:
         """See `Engine.stop`."""

@@ -94,14 +94,14 @@ class EngineProcess:
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
     async def generate(
-        self, prompt: Any, params: Any, request_id: str
+        self, prompt: Any, params: Any, request_id: str, adapter: Any = None
     ) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a request. Closing the generator aborts it.
 
         Raises `EngineDead`, and whatever vLLM raises.
         """
         llm = self._llm
-        outputs = llm.generate(prompt, params, request_id)
+        outputs = llm.generate(prompt, params, request_id, lora_request=adapter)
         try:
             async for output in outputs:
                 yield output
@@ -122,6 +122,22 @@ class EngineProcess:
     async def call(self, method: str, *args: Any) -> Any:
         """Runs a method of EngineCore between two steps. Raises `EngineDead`."""
         return await self._answer(self._llm.engine_core.call_utility_async(method, *args))
+
+    async def add_adapter(self, adapter: Any) -> None:
+        """Loads a LoRA adapter (vLLM's `LoRARequest`) between two steps.
+
+        Raises `EngineDead`, and `ValueError` where it cannot be used.
+        """
+        try:
+            await self._answer(self._llm.add_lora(adapter))
+        except EngineDead:
+            raise
+        except Exception as error:  # the engine process sends the cause as text
+            raise ValueError(str(error)) from error
+
+    async def remove_adapter(self, adapter_id: int) -> None:
+        """Unloads a LoRA adapter between two steps. Raises `EngineDead`."""
+        await self._answer(self._llm.remove_lora(adapter_id))
 
     async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         """Runs a method of the worker on every rank, between two steps. Raises `EngineDead`."""

@@ -9,6 +9,7 @@ from engine_adapter.interface import (
     FinishReason,
     Form,
     GenerationRequest,
+    LoraAdapter,
     StructuredOutput,
     TokenLogprob,
 )
@@ -56,6 +57,13 @@ def sampling_params(request: GenerationRequest) -> Any:
         )
     except (ValueError, compat.VLLMClientError) as error:
         raise refused(error, request) from error
+
+
+def lora_request(adapter: LoraAdapter | None) -> Any:
+    """vLLM's `LoRARequest`. Its name keys the prefix cache, so each loading has its own."""
+    if adapter is None:
+        return None
+    return compat.LoRARequest(f"{adapter.name}:{adapter.id}", adapter.id, adapter.path)
 
 
 def _structured_outputs(wanted: StructuredOutput | None) -> Any:

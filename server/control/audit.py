@@ -119,6 +119,32 @@ class ProposerRecord:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRecord:
+    """A LoRA adapter that was to be loaded or unloaded; as `ProposerRecord`."""
+
+    when: float
+    caller: Caller
+    what: str
+    adapter: str
+    outcome: str
+    error: str | None
+    took_ms: float
+
+    def fields(self) -> dict[str, Any]:
+        """The record as logs and files have it, in this order."""
+        return {
+            "when": _iso(self.when),
+            "who": self.caller.who,
+            "peer": self.caller.peer,
+            "what": self.what,
+            "adapter": self.adapter,
+            "outcome": self.outcome,
+            "error": self.error,
+            "took_ms": self.took_ms,
+        }
+
+
 class Audit:
     """The records, in memory and in a file.
 
@@ -148,11 +174,14 @@ class Audit:
         """The last proposers that were to be loaded or unloaded, newest first."""
         return tuple(reversed(self._changes))
 
-    def add(self, record: AuditRecord | ProposerRecord) -> None:
-        """Remembers, logs and writes a record. Never raises: the change has happened."""
+    def add(self, record: AuditRecord | ProposerRecord | AdapterRecord) -> None:
+        """Logs and writes a record, and remembers all but an adapter's.
+
+        Never raises: the change has happened.
+        """
         if isinstance(record, AuditRecord):
             self._switches.append(record)
-        else:
+        elif isinstance(record, ProposerRecord):
             self._changes.append(record)
         fields = record.fields()
         log.info("admin_change", **fields)

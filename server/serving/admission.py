@@ -9,15 +9,15 @@ from urllib.parse import quote
 from engine_adapter.interface import (
     EngineInfo,
     GenerationRequest,
+    LoraAdapter,
     SamplingOptions,
-    SpecDecodeParams,
 )
 from server.control.selection import Choice, SelectionError, select
 from server.dependencies import State
 from server.errors import InvalidField, clip
 from server.schema.base import Body
 from server.schema.generation import GenerationBody
-from server.serving.models import model_not_found
+from server.serving.models import find_adapter
 
 MAX_IGNORED_CHARS = 1024
 """The most that the list of ignored fields takes in a header."""
@@ -32,10 +32,12 @@ class Accepted:
     Attributes:
         model: the served name that the response repeats.
         ignored: unknown fields of the body.
+        adapter: the LoRA adapter of that name.
     """
 
     model: str
     ignored: tuple[str, ...]
+    adapter: LoraAdapter | None = None
 
     def headers(self) -> dict[str, str]:
         """`x-specgate-ignored-fields`, where there are such."""
@@ -100,14 +102,14 @@ class Job:
 
 def accept(state: State, body: Body) -> Accepted:
     """What can be checked before anything is rendered. Raises `NotFound`, `InvalidField`."""
-    names = state.settings.served_model_name
-    if body.model is not None and body.model not in names:
-        raise model_not_found(state, body.model)
+    name = body.model
+    if name is None:
+        name = state.settings.served_model_name[0]
+    adapter = find_adapter(state, name)
     if isinstance(body, GenerationBody):
         body.check_stream_options()
-    return Accepted(
-        body.model or names[0], body.ignored_fields(strict=state.settings.strict_fields)
-    )
+    ignored = body.ignored_fields(strict=state.settings.strict_fields)
+    return Accepted(name, ignored, adapter)
 
 
 def choose(state: State, body: GenerationBody) -> Choice:
@@ -124,9 +126,12 @@ def admit(state: State, prepared: Prepared) -> Job:
     job_id = f"{prepared.prefix}-{uuid.uuid4().hex}"
     n = prepared.n
     params = replace(choice.params, prediction=prepared.prediction)
+    adapter = prepared.accepted.adapter
     requests = tuple(
-        _request(f"{job_id}-{p * n + i}", prompt, prepared.options[p], i, params)
-        for p, prompt in enumerate(prepared.prompts)
+        GenerationRequest(
+            f"{job_id}-{p * n + i}", tuple(prompt), _of_choice(i, options), params, adapter
+        )
+        for p, (prompt, options) in enumerate(zip(prepared.prompts, prepared.options, strict=True))
         for i in range(n)
     )
     job = Job(
@@ -170,18 +175,12 @@ def check_max_tokens(info: EngineInfo, prompt_tokens: int, max_tokens: int, para
         raise InvalidField(param, message, "context_length_exceeded")
 
 
-def _request(
-    request_id: str,
-    prompt: Sequence[int],
-    options: SamplingOptions,
-    index: int,
-    params: SpecDecodeParams,
-) -> GenerationRequest:
+def _of_choice(index: int, options: SamplingOptions) -> SamplingOptions:
     """Choice `index` of a prompt: a seeded one has its own seed, or all would be equal."""
-    if options.seed is not None and index:
-        seed = (options.seed + index + _INT64) % (2 * _INT64) - _INT64
-        options = replace(options, seed=seed)
-    return GenerationRequest(request_id, tuple(prompt), options, params)
+    if options.seed is None or not index:
+        return options
+    seed = (options.seed + index + _INT64) % (2 * _INT64) - _INT64
+    return replace(options, seed=seed)
 
 
 def _header_list(names: Sequence[str]) -> str:

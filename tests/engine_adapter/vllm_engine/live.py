@@ -11,6 +11,7 @@ from engine_adapter.interface import (
     Engine,
     FinishReason,
     GenerationRequest,
+    LoraAdapter,
     ProposerCounts,
     SamplingOptions,
     SpecDecodeParams,
@@ -112,6 +113,7 @@ async def generate(
     prompt: Prompt,
     sampling: SamplingOptions,
     spec: SpecDecodeParams | None = None,
+    adapter: LoraAdapter | None = None,
 ) -> Result:
     """Runs one sequence to its end. Without `spec` it follows the default from its start."""
     request = GenerationRequest(
@@ -119,6 +121,7 @@ async def generate(
         prompt,
         sampling,
         spec or SpecDecodeParams(generation=live.generation),
+        adapter,
     )
     tokens: list[int] = []
     times: list[float] = []

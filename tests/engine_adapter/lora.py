@@ -1,0 +1,41 @@
+"""LoRA adapters for tests: random, in peft's format, with an effect that can be seen."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(folder: Path, model: str, *, seed: int, rank: int = 8, scale: float = 0.2) -> str:
+    """Writes an adapter of the model's projections; returns its folder as text.
+
+    Args:
+        model: folder of the model, one file of safetensors.
+        scale: how large the change is beside weights of order 1 / sqrt(width).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    with safe_open(f"{model}/model.safetensors", "pt") as weights:
+        for name in weights.keys():  # noqa: SIM118
+            if name.split(".")[-2] in PROJECTIONS:
+                rows, columns = weights.get_slice(name).get_shape()
+                stem = f"base_model.model.{name.removesuffix('.weight')}"
+                a = torch.randn(rank, columns, generator=generator) / columns**0.5
+                b = torch.randn(rows, rank, generator=generator) * scale / rank**0.5
+                tensors |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": list(PROJECTIONS),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return str(folder)

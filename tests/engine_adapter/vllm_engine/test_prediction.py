@@ -1,0 +1,107 @@
+"""Predicted outputs on a real engine: drafted where the text follows them, never believed."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine_adapter.interface import SamplingOptions, SpecDecodeParams
+from tests.engine_adapter.vllm_engine.live import Live, Prompt, Stock, generate, greedy, pinned
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+LENGTH = 60
+K = 8
+"""The draft capacity of the engines, which is the k of a `prediction` that nobody configured."""
+
+
+def predicting(tokens: Sequence[int], k: int = K) -> SpecDecodeParams:
+    return replace(pinned("prediction", k), prediction=tuple(tokens))
+
+
+async def test_it_is_loaded_with_the_draft_capacity(live: Live) -> None:
+    (info,) = (p for p in await live.engine.proposers() if p.method == "prediction")
+    assert (info.name, info.num_speculative_tokens) == ("prediction", K)
+
+
+async def test_a_right_prediction_is_accepted_whole(
+    live: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    texts = await stock.greedy(prompts, LENGTH)
+    results = await asyncio.gather(
+        *(
+            generate(live, p, greedy(LENGTH), predicting(t))
+            for p, t in zip(prompts, texts, strict=True)
+        )
+    )
+    for prompt, result in zip(prompts, results, strict=True):
+        await stock.check(prompt, result.tokens)
+    right = [r for r, text in zip(results, texts, strict=True) if r.tokens == text]
+    assert len(right) > len(texts) // 2
+    for result in right:
+        counts = result.counts("prediction")
+        assert counts.accepted == counts.drafted
+        # 59 tokens after the first in steps of 9.
+        assert result.spec.decode_steps == 7
+
+
+async def test_an_edited_prediction_costs_drafts_and_never_text(
+    live: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    rng = random.Random(7)
+    texts = await stock.greedy(prompts, LENGTH)
+
+    def edited(text: tuple[int, ...]) -> list[int]:
+        tokens = list(text)
+        at = rng.randrange(10, 30)
+        tokens[at] = rng.randrange(3, 2000)
+        del tokens[at + 8 : at + 10]
+        return [rng.randrange(3, 2000) for _ in range(5)] + tokens
+
+    results = await asyncio.gather(
+        *(
+            generate(live, p, greedy(LENGTH), predicting(edited(t)))
+            for p, t in zip(prompts, texts, strict=True)
+        )
+    )
+    for prompt, result in zip(prompts, results, strict=True):
+        await stock.check(prompt, result.tokens)
+        counts = result.counts("prediction")
+        assert 0 < counts.accepted <= counts.drafted
+        assert result.spec.decode_steps < 30, "it must be found again after each edit"
+
+
+async def test_a_seeded_text_does_not_depend_on_its_prediction(
+    live: Live, prompts: list[Prompt]
+) -> None:
+    sampled = SamplingOptions(temperature=0.8, seed=4, max_tokens=LENGTH, ignore_eos=True)
+    plain = await generate(live, prompts[0], sampled, pinned("none", 0))
+    for tokens in (plain.tokens, plain.tokens[7:], plain.tokens[::-1], ()):
+        assert (
+            await generate(live, prompts[0], sampled, predicting(tokens))
+        ).tokens == plain.tokens
+
+
+async def test_it_survives_preemption_and_prompts_read_in_chunks(
+    cramped: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    many = (prompts * 2)[:32]
+    texts = await stock.greedy(many, LENGTH)
+    results = await asyncio.gather(
+        *(
+            generate(cramped, p, greedy(LENGTH), predicting(t))
+            for p, t in zip(many, texts, strict=True)
+        )
+    )
+    for prompt, result in zip(many, results, strict=True):
+        await stock.check(prompt, result.tokens)
+    accepted = sum(result.counts("prediction").accepted for result in results)
+    drafted = sum(result.counts("prediction").drafted for result in results)
+    assert accepted > 0.9 * drafted > 0
+
+
+async def test_without_a_prediction_it_drafts_nothing(live: Live, prompts: list[Prompt]) -> None:
+    result = await generate(live, prompts[0], greedy(20), pinned("prediction", K))
+    assert not result.spec.by_proposer
