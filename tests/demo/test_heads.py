@@ -171,7 +171,7 @@ def test_training_makes_a_head_guess_better(
 ) -> None:
     head = new_head(name, target, chats)
     before = _first_loss(head, lesson)
-    train_heads(target, {name: head}, chats, epochs=8)
+    train_heads(target, {name: head}, chats, epochs=24)
     assert _first_loss(head, lesson) < 0.9 * before
 
 
