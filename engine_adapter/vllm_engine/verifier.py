@@ -36,6 +36,9 @@ class Verifier:
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
+        # Processed logprobs are read from the logits that speculative sampling rewrites. To match
+        # exactly is as right, only slower.
+        self._may_rewrite = not sampler.logprobs_mode.startswith("processed")
         self.generators: Mapping[int, torch.Generator] = {}
         """The generator of each position of the step that belongs to a seeded row."""
 
@@ -60,7 +63,7 @@ class Verifier:
         """
         positions = Positions(metadata.num_draft_tokens, logits.device)
         plain = self._spread(sampling_metadata, positions, metadata.draft_token_ids)
-        if sampled:
+        if sampled and self._may_rewrite:
             rule = SpeculativeSampling(sampled, positions, plain.top_k, plain.top_p)
             plain.logitsprocs.argmax_invariant.append(rule)
             plain = replace(plain, top_k=None, top_p=None)

@@ -13,6 +13,7 @@ import torch
 
 from engine_adapter.vllm_engine import compat, logits_processors
 from engine_adapter.vllm_engine.rejection import SpeculativeSampling
+from tests.engine_adapter.vllm_engine import verified_pairs
 from tests.engine_adapter.vllm_engine.exact import ALPHA, CONDITIONS, Sampling, p_value
 from tests.engine_adapter.vllm_engine.verified_pairs import RULES, V, World, expected, observed
 
@@ -64,6 +65,16 @@ def test_a_grammar_that_cuts_drafts_changes_nothing(rules: str) -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_proposer_may_leave_a_row_by_its_draft_if_that_is_judged(rule: str) -> None:
     assert worst([rule], Sampling(), world=World(drops=0)) > ALPHA
+
+
+def test_sampled_drafts_match_exactly_where_processed_logprobs_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.v1.sample.sampler import Sampler
+
+    monkeypatch.setattr(verified_pairs, "_sampler", lambda: Sampler("processed_logprobs"))
+    monkeypatch.setattr(SpeculativeSampling, "apply", None)
+    assert worst(["token"], Sampling()) > ALPHA
 
 
 # -- controls: what must fail ------------------------------------------------------------------
