@@ -61,6 +61,42 @@ def test_what_repeats_is_collected() -> None:
     assert len(settings.api_key) == len(settings.admin_key) == 2
 
 
+def test_lora_modules_come_in_vllms_forms(tmp_path: Path) -> None:
+    given = ["a=x", "b=y/z=1", '{"name": "c", "path": "p"}']
+    known = {"a": "x", "b": "y/z=1", "c": "p"}
+    argv = ["org/m", "--enable-lora", "--lora-modules"]
+    assert load_settings([*argv, *given], {}).lora_modules == known
+    repeated = [*argv, given[0], "--lora-modules", *given[1:]]
+    assert load_settings(repeated, {}).lora_modules == known
+    environ = {"SPECGATE_MODEL": "org/m", "SPECGATE_ENABLE_LORA": "true"}
+    for text in ("a=x,d=q", '[{"name": "a", "path": "x"}, "d=q"]', '{"a": "x", "d": "q"}'):
+        settings = load_settings([], environ | {"SPECGATE_LORA_MODULES": text})
+        assert settings.lora_modules == {"a": "x", "d": "q"}
+    text = "model: org/m\nenable_lora: true\nlora_modules:\n  a: x\n"
+    settings = load_settings(["--config", config(tmp_path, text)], {})
+    assert settings.engine_config().adapters == {"a": "x"}
+    assert settings.engine_config().arguments["enable_lora"] is True
+
+
+@pytest.mark.parametrize(
+    ("modules", "reason"),
+    [
+        (["a"], "must be name=path, got 'a'"),
+        (["=x"], "must be name=path"),
+        (["a=x", "a=y"], "'a' is given twice"),
+        (['{"name": "a"}'], 'must be {"name": ..., "path": ...}'),
+        (["org/m=x"], "'org/m' is the name of the model itself"),
+    ],
+)
+def test_a_lora_module_that_cannot_be_meant_is_refused(modules: list[str], reason: str) -> None:
+    said = complaint("org/m", "--enable-lora", "--lora-modules", *modules)
+    assert said.startswith(f"--lora-modules: {reason}")
+
+
+def test_lora_modules_need_lora() -> None:
+    assert complaint("org/m", "--lora-modules", "a=x") == "--lora-modules: needs --enable-lora"
+
+
 def test_proposers_may_be_mappings_in_the_file_and_json_in_a_variable(tmp_path: Path) -> None:
     file = config(tmp_path, "model: org/m\nproposer:\n- name: ngram\n  num_speculative_tokens: 3\n")
     assert load_settings(["--config", file], {}).proposer[0].num_speculative_tokens == 3
