@@ -105,6 +105,7 @@ class ProposerDispatch:
         self._specs = (*self._specs, spec)
         self._capabilities[spec.name] = needs(spec, self._specs)
         self._proposers[spec.name] = proposer
+        self.sampled.add(spec)
 
     def remove(self, name: str) -> None:
         """Drops a proposer without KV of its own. Safe for one that is not there."""
@@ -243,12 +244,14 @@ class ProposerDispatch:
             batch = self.sampled.ask(name, batch)
             try:
                 drafts = self._proposers[name].propose(batch)
-                rows.put(index, checked(drafts, batch, self.target.vocab_size))
-                self.sampled.keep(name, batch, drafts)
+                drafts = checked(drafts, batch, self.target.vocab_size)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
                 self._failed(name, error)
+            else:
+                self.sampled.keep(name, batch, drafts)
+                rows.put(index, drafts)
         return rows.drafts()
 
     def _failed(self, name: str, error: Exception) -> None:

@@ -99,11 +99,17 @@ class SampledDrafts:
     def __init__(self, runner: Any, specs: Sequence[ProposerSpec]) -> None:
         self._runner = runner
         # Of those that sample, whether the block rule verifies their drafts.
-        self._block = {
-            spec.name: spec.options["verification"] == "block" for spec in specs if samples(spec)
-        }
+        self._block: dict[str, bool] = {}
+        for spec in specs:
+            self.add(spec)
         # Request id -> the committed tokens before the drafts, and the drafts.
         self._kept: dict[str, tuple[int, SampledDraft]] = {}
+
+    def add(self, spec: ProposerSpec) -> None:
+        """Takes in a proposer that was loaded later, or anew under the same name."""
+        self._block.pop(spec.name, None)
+        if samples(spec):
+            self._block[spec.name] = spec.options["verification"] == "block"
 
     def ask(self, name: str, batch: DraftBatch) -> DraftBatch:
         """The batch as the proposer is to see it: with a sampler, if it samples its drafts."""

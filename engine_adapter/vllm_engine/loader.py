@@ -51,17 +51,9 @@ class ProposerLoader:
         self._roster.loading = spec
         try:
             await asyncio.to_thread(_check_weights, spec, sizes)
-            await process.collective_rpc("specgate_load", asdict(spec))
-            await _end_of(spec, process)
-            held = await process.collective_rpc("specgate_install")
-        except EngineDead:
-            raise
-        except EngineError:
-            await process.collective_rpc("specgate_unload", spec.name)
-            raise
+            return self._roster.add(spec, await _load(process, spec))
         finally:
             self._roster.loading = None
-        return self._roster.add(spec, held)
 
     async def unload(self, process: Process, name: str) -> None:
         """Unloads a proposer; see `Engine.unload`."""
@@ -77,6 +69,19 @@ def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:
         method(spec.method).check(spec, sizes)
     except ValueError as error:
         raise _unusable(spec, str(error)) from error
+
+
+async def _load(process: Process, spec: ProposerSpec) -> list[Any]:
+    """Loads it on every rank, or on none; what each rank's proposers hold then."""
+    await process.collective_rpc("specgate_load", asdict(spec))
+    try:
+        await _end_of(spec, process)
+    except EngineDead:
+        raise
+    except EngineError:
+        await process.collective_rpc("specgate_unload", spec.name)
+        raise
+    return await process.collective_rpc("specgate_install")
 
 
 async def _end_of(spec: ProposerSpec, process: Process) -> None:
