@@ -95,13 +95,14 @@ class PagedHead(PagedDraftModel):
         shared up to the very end of a block.
         """
         assert isinstance(self._ledger, HeadKVLedger)
-        drafts, left = DraftRows(len(batch.rows)), np.arange(len(batch.rows))
-        while left.size:
-            these = batch.select(left)
-            ends = self._ends(these, self._blocks(these.rows), self._stop(these))
-            waits = self._ledger.contested(ends, left.size)
-            drafts.put(left[~waits], super().draft(these.select(np.flatnonzero(~waits))))
-            left = left[waits]
+        ends = self._ends(batch, self._blocks(batch.rows), self._stop(batch))
+        waits = self._ledger.contested(ends, len(batch.rows))
+        if not waits.any():
+            return super().draft(batch)
+        now, later = np.flatnonzero(~waits), np.flatnonzero(waits)
+        drafts = DraftRows(len(batch.rows))
+        drafts.put(now, super().draft(batch.select(now)))
+        drafts.put(later, self.draft(batch.select(later)))
         return drafts.drafts()
 
     def _ends(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> BlockEnds:
