@@ -220,7 +220,7 @@ def test_what_a_cascade_needs_is_what_its_members_need() -> None:
     )
     assert needs(specs[3], specs) == Capabilities(members=True) | method("draft_model").capabilities
     assert needs(specs[4], specs) == Capabilities(members=True)
-    assert needs(specs[2], specs) == Capabilities(model=True, draft_kv=True)
+    assert needs(specs[2], specs) == method("draft_model").capabilities
 
 
 def test_a_name_given_twice_is_refused() -> None:
