@@ -12,7 +12,7 @@ from tests.e2e.traffic import MESSAGES, Streamed, chat, clients, gather, stream
 
 pytestmark = pytest.mark.vllm
 
-STREAMS, SWITCHES, DRAINS = 16, 50, 3
+STREAMS, SWITCHES = 16, 50
 METHODS = [*PROPOSERS, "none"]
 PLAIN = {"spec_decode": {"proposer": "none"}}
 PINNED = {"spec_decode": {"proposer": "draft-small", "num_speculative_tokens": 3}}
@@ -124,21 +124,25 @@ async def test_fifty_switches_under_sixteen_streams(
     assert after("specgate_spec_method_info", spec_method=answers[-1]["active"]["spec_method"]) == 1
 
 
-async def test_drains_under_sixteen_streams(served: Served, plain_texts: list[Plain]) -> None:
+@pytest.mark.parametrize("drains", [3, pytest.param(20, marks=pytest.mark.prove)])
+async def test_drains_under_sixteen_streams(
+    served: Served, plain_texts: list[Plain], drains: int
+) -> None:
     async with clients(served.url) as client:
         load = Load(client)
         running = [asyncio.create_task(load.run(i)) for i in range(STREAMS)]
-        for i in range(DRAINS):
+        for i in range(drains):
             await asyncio.sleep(0.3)
-            body = {"speculative_model": METHODS[i], "mode": "drain", "timeout_s": 60}
+            name = METHODS[i % len(METHODS)]
+            body = {"speculative_model": name, "mode": "drain", "timeout_s": 60}
             response = await client.post("/v1/switch_spec_method", json=body)
             assert response.status_code == 200, response.text
             answer = response.json()
-            assert (answer["active"]["spec_method"], answer["in_flight"]) == (METHODS[i], 0)
+            assert (answer["active"]["spec_method"], answer["in_flight"]) == (name, 0)
         load.stopping = True
         results = await gather(*(asyncio.wait_for(task, 120) for task in running))
     for expected, of_client in zip(plain_texts, results, strict=True):
-        assert len(of_client) > DRAINS
+        assert len(of_client) > drains
         for result in of_client:
             assert result.tokens == 48
             assert len(result.drafted_by) <= 1
