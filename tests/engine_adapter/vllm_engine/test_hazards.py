@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,13 @@ from safetensors.torch import load_file, save_file
 from demo import model_path
 from engine_adapter.errors import EngineConfigError, EngineDead
 from engine_adapter.factory import EngineConfig, create_engine
-from engine_adapter.interface import GenerationRequest, SamplingOptions, SpecMethod
+from engine_adapter.interface import (
+    PLAIN,
+    GenerationRequest,
+    SamplingOptions,
+    SpecDecodeParams,
+    SpecMethod,
+)
 from engine_adapter.proposers.catalog import parse_specs
 from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET, start
 from tests.engine_adapter.vllm_engine.live import (
@@ -110,26 +117,41 @@ async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
         result = await generate(started, prompts[0], greedy(40), pinned("padded", 4))
         await stock.check(prompts[0], result.tokens)
         assert result.counts("padded").accepted == result.counts("padded").drafted > 0
-        await check_that_a_killed_engine_says_so(started, prompts[0])
+        await check_that_a_killed_engine_says_so_and_is_replaced(started, prompts[0])
     finally:
         await started.engine.stop()
 
 
-async def check_that_a_killed_engine_says_so(started: Live, prompt: Prompt) -> None:
+async def check_that_a_killed_engine_says_so_and_is_replaced(started: Live, prompt: Prompt) -> None:
     """Ends the engine's process under a request; shares the engine above, since a start costs."""
+    before_the_switch = SpecDecodeParams(PLAIN, generation=started.generation)
+    await started.switch("padded", 4)
+    tokens = started.metric("vllm:generation_tokens_total")
     request = GenerationRequest("cut-short", prompt, greedy(900))
     stream = started.engine.generate(request)
     await anext(stream)
     for process in started.processes:
         process.kill()
-    with pytest.raises(EngineDead):
+    with pytest.raises(EngineDead, match="This request is lost"):
         async for _ in stream:
             pass
     assert started.engine.failure is not None
+    assert (started.engine.failure.retry_after_s or 0) > 0
     with pytest.raises(EngineDead):
         await generate(started, prompt, greedy(4))
-    with pytest.raises(EngineDead):
-        await started.engine.switch(SpecMethod("padded", 4), 1, running=True)
+    for running in (True, False):
+        with pytest.raises(EngineDead):
+            await started.engine.switch(SpecMethod("padded", 4), 2, running=running)
+
+    deadline = time.monotonic() + 240
+    while started.engine.failure is not None:
+        assert time.monotonic() < deadline, "it was not replaced"
+        await asyncio.sleep(0.05)
+    assert started.recorder.restarts == [True]
+    # A request that was admitted before the switch, and arrives in the new process only.
+    result = await generate(started, prompt, greedy(40), before_the_switch)
+    assert result.counts("padded").drafted > 0
+    assert started.metric("vllm:generation_tokens_total") >= tokens + 40
 
 
 async def test_a_k_above_the_draft_capacity_is_refused_at_start() -> None:
