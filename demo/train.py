@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--distilled-tokens", type=int, default=DISTILLED_TOKENS)
     parser.add_argument("--sampled-chats", type=int, default=SAMPLED_CHATS)
     parser.add_argument("--head-chats", type=int, default=HEAD_CHATS)
+    parser.add_argument("--head-corpus-chats", type=int, default=HEAD_CORPUS_CHATS)
     parser.add_argument("--head-epochs", type=int, default=HEAD_EPOCHS)
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     return parser
@@ -124,7 +125,7 @@ def _train_heads(
         save_chats(answers, out / "answers.json")
     answers = load_chats(out / "answers.json")
     heads = {name: new_head(name, target, answers) for name in HEADS}
-    chats = answers + corpus_chats(tokenizer, training, HEAD_CORPUS_CHATS)
+    chats = answers + corpus_chats(tokenizer, training, options.head_corpus_chats)
     train_heads(target, heads, chats, options.head_epochs)
     for name, head in heads.items():
         export_head(head, out / "models" / name)

@@ -28,7 +28,8 @@ STEPS = 4
 def target() -> LlamaForCausalLM:
     """The shipped target in fp32."""
     model = LlamaForCausalLM.from_pretrained(model_path("target"), dtype=torch.float32)
-    return model.train(False).requires_grad_(False)
+    model.train(False).requires_grad_(False)
+    return model
 
 
 @pytest.fixture(scope="module")
