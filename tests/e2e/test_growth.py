@@ -1,0 +1,153 @@
+"""Two hundred switches to a method and back, under sixteen streams: nothing grows."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import psutil
+import pytest
+
+from demo import model_path
+from tests.e2e.served import Served
+from tests.e2e.test_switching_http import STREAMS, Load, Plain, plain
+from tests.e2e.traffic import chat, clients, gather, stream
+
+pytestmark = [pytest.mark.vllm, pytest.mark.prove, pytest.mark.timeout(1800)]
+
+ROUND_TRIPS = 200
+WARM_UP_S, CONTROL_S = 60, 60
+
+MEMORY_BYTES = 8 << 20
+"""What resident memory may grow by beyond what the same load costs without switches.
+
+The engine grows under any such load, less and less (probably the kernels that oneDNN keeps for each
+new number of rows; with one shape again and again it does not). Whatever a switch left behind would
+come on top of that, four hundredfold: 8 MiB are 20 kB a switch."""
+
+PROPOSERS = [
+    {"name": "ngram", "num_speculative_tokens": 5},
+    # By default it remembers the answers to ten thousand requests, and grows until it does.
+    {"name": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 16},
+    {
+        "name": "draft",
+        "method": "draft_model",
+        "model": str(model_path("draft")),
+        "num_speculative_tokens": 4,
+    },
+    {
+        "name": "draft-small",
+        "method": "draft_model",
+        "model": str(model_path("draft-small")),
+        "num_speculative_tokens": 4,
+    },
+]
+METHODS = [str(proposer["name"]) for proposer in PROPOSERS]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    flags = [part for proposer in PROPOSERS for part in ("--proposer", json.dumps(proposer))]
+    log = tmp_path_factory.mktemp("growth") / "server.log"
+    # So small that the warm-up touches all of it: untouched pages are not resident.
+    flags += ["--kv-cache-memory-bytes", "64MiB", "--no-access-log"]
+    served = Served.start_beside(log, *flags)
+    try:
+        yield served
+        assert served.stop() == 0, served.tail()
+    finally:
+        served.process.kill()
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a process holds while nothing runs."""
+
+    memory_bytes: int
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> "Size":
+        return cls(process.memory_info().rss, _descriptors(process), process.num_threads())
+
+
+def _descriptors(process: psutil.Process) -> int:
+    """The fewest of two seconds: a client's connection is closed a little after the client."""
+    looks = []
+    for _ in range(20):
+        looks.append(process.num_fds())
+        time.sleep(0.1)
+    return min(looks)
+
+
+def sizes(served: Served) -> dict[str, Size]:
+    """Of both processes."""
+    served.wait_until_idle()
+    gateway = psutil.Process(served.process.pid)
+    return {"gateway": Size.of(gateway), "engine": Size.of(served.engine)}
+
+
+def generated(served: Served) -> float:
+    return served.scrape()("vllm:generation_tokens_total")
+
+
+async def pinned_load(served: Served, seconds: float) -> None:
+    """Sixteen clients that stream, each with one method after the other, and no switch."""
+    deadline = time.monotonic() + seconds
+    names = [*METHODS, "none"]
+
+    async def one(client: httpx.AsyncClient, i: int) -> None:
+        turn = i
+        while time.monotonic() < deadline:
+            turn += 1
+            choice = {"proposer": names[turn % len(names)]}
+            await stream(client, chat(5 * i, spec_decode=choice))
+
+    async with clients(served.url) as client:
+        await gather(*(one(client, i) for i in range(STREAMS)))
+
+
+async def switched_load(served: Served, plain_texts: list[Plain]) -> None:
+    """Switches while sixteen clients stream; every text must be exact."""
+    async with clients(served.url) as client:
+        load = Load(client)
+        running = [asyncio.create_task(load.run(i)) for i in range(STREAMS)]
+        for i in range(ROUND_TRIPS):
+            for name in (METHODS[i % len(METHODS)], "none"):
+                await asyncio.to_thread(served.switch, name)
+                await asyncio.sleep(0.02)
+        load.stopping = True
+        results = await gather(*(asyncio.wait_for(task, 120) for task in running))
+    for expected, of_client in zip(plain_texts, results, strict=True):
+        assert of_client
+        for result in of_client:
+            assert result.tokens == 48
+            assert expected.allows(result.text), (expected.text, result.text)
+
+
+async def test_two_hundred_switches_and_back_leave_nothing_behind(served: Served) -> None:
+    async with clients(served.url) as client:
+        plain_texts = await gather(*(plain(client, 5 * i) for i in range(STREAMS)))
+    await pinned_load(served, WARM_UP_S)
+    before = await asyncio.to_thread(sizes, served)
+    tokens = [generated(served)]
+    await pinned_load(served, CONTROL_S)
+    control = await asyncio.to_thread(sizes, served)
+    tokens.append(generated(served))
+    await switched_load(served, plain_texts)
+    after = await asyncio.to_thread(sizes, served)
+    tokens.append(generated(served))
+    # How much more the switched load generated than the other one.
+    factor = (tokens[2] - tokens[1]) / (tokens[1] - tokens[0])
+    print(f"before  {before}\ncontrol {control}\nafter   {after}\nfactor  {factor:.2f}")
+    for process in ("gateway", "engine"):
+        zero, one, two = before[process], control[process], after[process]
+        unswitched = max(0, one.memory_bytes - zero.memory_bytes) * factor
+        assert two.memory_bytes - one.memory_bytes < unswitched + MEMORY_BYTES, process
+        assert two.descriptors <= one.descriptors, (process, one, two)
+        assert two.threads <= one.threads, (process, one, two)
+    shown = served.get("/v1/spec_method").json()
+    assert shown["generation"] == 2 * ROUND_TRIPS
