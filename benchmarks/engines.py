@@ -17,7 +17,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
-from benchmarks.servers import ARGUMENTS, ENVIRONMENT, NAME, speculative_config
+from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_arguments
 from benchmarks.side import Side
 from benchmarks.timeline import Timeline
 from benchmarks.workload import SEED, Request
@@ -86,7 +86,7 @@ class Engines:
             async_scheduling=False,
             enforce_eager=True,
             speculative_config=speculative_config(spec) if spec else None,
-            **_arguments(),
+            **vllm_arguments(),
         )
         llm = AsyncLLMEngine.from_engine_args(arguments)
 
@@ -112,7 +112,7 @@ class Engines:
         self, name: str, target: str, specs: Sequence[ProposerSpec]
     ) -> AsyncIterator[Side]:
         """See `Host.specgate`."""
-        arguments = {**_arguments(), "enforce_eager": True}
+        arguments = {**vllm_arguments(), "enforce_eager": True}
         config = EngineConfig(target, NAME, specs, None, arguments, "ERROR")
         engine = create_engine("vllm", config, CollectorRegistry(), _Unobserved())
         await engine.start(lambda line: None)
@@ -149,12 +149,6 @@ class _Unobserved:
 
     def on_restart(self, succeeded: bool) -> None:
         """Nothing."""
-
-
-def _arguments() -> dict[str, Any]:
-    """The servers' arguments as vLLM's own names and types have them."""
-    named = {name.replace("-", "_"): value for name, value in ARGUMENTS.items()}
-    return {name: int(value) if value.isdigit() else value for name, value in named.items()}
 
 
 _ids = count()

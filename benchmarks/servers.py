@@ -48,6 +48,12 @@ ENVIRONMENT: Mapping[str, str] = {
 """What Specgate sets for itself on CPU, for stock vLLM too."""
 
 
+def vllm_arguments() -> dict[str, Any]:
+    """`ARGUMENTS` as vLLM's own names and types have them."""
+    named = {name.replace("-", "_"): value for name, value in ARGUMENTS.items()}
+    return {name: int(value) if value.isdigit() else value for name, value in named.items()}
+
+
 OWN_OPTIONS = frozenset({"draft_sampling", "verification", "members"})
 """Options of proposers that are not vLLM's."""
 
