@@ -104,6 +104,7 @@ async def test_drafting_is_timed_per_proposer_and_shown(live: Live, prompts: lis
     timed = {name for step in live.recorder.steps[since:] for name in step.draft_seconds}
     assert timed == set(CHOICES) - {"none"}
     shown = {info.name: info for info in await live.engine.proposers()}
-    assert all((info.draft_latency_ms or 0) > 0 for info in shown.values())
+    assert all((shown[name].draft_latency_ms or 0) > 0 for name in timed)
     assert shown["self"].kv_bytes > shown["draft"].kv_bytes > 0 == shown["ngram"].kv_bytes
     assert shown["self"].weights_bytes > shown["draft"].weights_bytes > 0
+    assert all(shown[name].weights_bytes > 0 == shown[name].kv_bytes for name in ("medusa", "mlp"))
