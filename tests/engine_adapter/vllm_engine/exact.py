@@ -91,3 +91,9 @@ def p_value(observed: npt.NDArray[np.int64], expected: Floats) -> float:
     statistic = float(((counts - expectation) ** 2 / expectation).sum())
     freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+def power(expected: Floats, alternative: Floats, samples: int, trials: int = 400) -> float:
+    """How often so many samples of `alternative` are told from `expected`, by simulation."""
+    draws = np.random.default_rng(1).multinomial(samples, alternative.ravel(), trials)
+    return float(np.mean([p_value(draw, expected.ravel()) < ALPHA for draw in draws]))

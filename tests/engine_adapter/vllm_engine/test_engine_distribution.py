@@ -1,0 +1,201 @@
+"""Short generations through the whole engine have the target's exact distribution.
+
+Four tokens each: the first is never speculated, the others are verified drafts, their replacements
+and bonus tokens. The expectation comes from the target's logits as transformers computes them in
+float32, without vLLM. Few tokens are possible at each place, so that cells are few.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from demo import model_path
+from engine_adapter.interface import SamplingOptions, SpecDecodeParams, SpecMethod
+from tests.engine_adapter.vllm_engine.conftest import TARGET, start
+from tests.engine_adapter.vllm_engine.exact import ALPHA, Sampling, distribution, p_value, power
+from tests.engine_adapter.vllm_engine.live import Live, Prompt, generate
+
+pytestmark = pytest.mark.vllm
+on_the_engines_loop = pytest.mark.asyncio(loop_scope="session")
+
+TEXT = "import os\nimport sys\nimport json\nimport re\nimport "
+LENGTH = 4
+SAMPLES = 1_500
+MANY = 6_000
+
+LEAST_GAP = 1e-3
+"""No candidate may be so close to being none that rounding could decide."""
+
+_DRAFT = {"method": "draft_model", "model": str(model_path("draft"))}
+_SAMPLED = {"draft_sampling": "probabilistic", "num_speculative_tokens": 3}
+_EAGLE = {"method": "eagle", "model": str(model_path("eagle"))}
+PROPOSERS: list[dict[str, Any]] = [
+    {"name": "ngram", "prompt_lookup_min": 1},
+    {"name": "suffix"},
+    {"name": "draft", **_DRAFT},
+    {"name": "draft-sampled", **_DRAFT, **_SAMPLED},
+    {"name": "draft-block", **_DRAFT, **_SAMPLED, "verification": "block"},
+    {"name": "medusa", "model": str(model_path("medusa"))},
+    {"name": "mlp", "method": "mlp_speculator", "model": str(model_path("mlp-speculator"))},
+    {"name": "eagle", **_EAGLE},
+    {"name": "eagle-sampled", **_EAGLE, **_SAMPLED},
+    {"name": "eagle3", "model": str(model_path("eagle3"))},
+    {"name": "cascade", "members": ["ngram", "draft-sampled"]},
+    {"name": "prediction"},
+]
+NAMES = [fields["name"] for fields in PROPOSERS]
+
+CONDITIONS = {
+    "temperature 0.7": Sampling(temperature=0.7, top_k=2),
+    "temperature 1.0": Sampling(top_k=2),
+    "top-k": Sampling(top_k=3),
+    "top-p": Sampling(top_k=4, top_p=0.8),
+    "min-p": Sampling(top_k=4, min_p=0.2),
+    "logit_bias": Sampling(top_k=2, logit_bias={1385: -1.0, 332: 1.0}),
+    "repetition penalty": Sampling(top_k=2, repetition_penalty=1.3),
+}
+
+
+class Tree:
+    """The target's probabilities of every possible generation after the prompt."""
+
+    def __init__(self) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(TARGET)
+        self.prompt: Prompt = tuple(tokenizer.encode(TEXT))
+        self._model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        self._logits: dict[Prompt, Any] = {}
+
+    def joint(self, sampling: Sampling, later: Sampling | None = None) -> dict[Prompt, float]:
+        """Generation -> its probability; from the second token on under `later`, if given."""
+        paths: dict[Prompt, float] = {(): 1.0}
+        for depth in range(LENGTH):
+            self._learn([path for path in paths if path not in self._logits])
+            paths = {
+                (*path, token): so_far * p
+                for path, so_far in paths.items()
+                for token, p in self._next(path, (depth and later) or sampling).items()
+            }
+        return paths
+
+    def _next(self, path: Prompt, sampling: Sampling) -> dict[int, float]:
+        p = distribution(self._logits[path], sampling, self.prompt + path)
+        return {int(token): float(p[token]) for token in np.flatnonzero(p)}
+
+    def _learn(self, paths: list[Prompt]) -> None:
+        if paths:
+            tokens = torch.tensor([self.prompt + path for path in paths])
+            with torch.inference_mode():
+                every = self._model(tokens).logits[:, -1].double().numpy()
+            self._logits |= dict(zip(paths, every, strict=True))
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def crowd() -> AsyncIterator[Live]:
+    """An engine with every proposer, some of them in several ways."""
+    started = await start(PROPOSERS, kv_cache_memory_bytes=1 << 30, max_num_seqs=64)
+    yield started
+    await started.engine.stop()
+
+
+def as_arrays(exact: dict[Prompt, float], seen: Counter[Prompt]) -> tuple[Any, Any]:
+    """Counts and probabilities over all that was possible or seen."""
+    cells = sorted({*exact, *seen})
+    return (
+        np.array([seen[cell] for cell in cells]),
+        np.array([exact.get(cell, 0.0) for cell in cells]),
+    )
+
+
+async def generations(
+    live: Live, tree: Tree, name: str, sampling: Sampling, samples: int
+) -> tuple[Counter[Prompt], int]:
+    """How often each generation came out, and how many drafts were verified for them."""
+    options = SamplingOptions(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        max_tokens=LENGTH,
+        ignore_eos=True,
+    )
+    predicted = max(tree.joint(sampling).items(), key=lambda item: item[1])[0]
+    spec = SpecDecodeParams(SpecMethod(name, 3), pinned=True, prediction=predicted)
+    results = await asyncio.gather(
+        *(generate(live, tree.prompt, options, spec) for _ in range(samples))
+    )
+    drafted = sum(counts.drafted for r in results for counts in r.spec.by_proposer.values())
+    return Counter(result.tokens for result in results), drafted
+
+
+async def check(live: Live, tree: Tree, name: str, sampling: Sampling, samples: int) -> None:
+    """Asserts that generations are distributed as the target says, drafts among them."""
+    seen, drafted = await generations(live, tree, name, sampling, samples)
+    assert drafted > samples // 4
+    assert p_value(*as_arrays(tree.joint(sampling), seen)) > ALPHA
+
+
+@on_the_engines_loop
+@pytest.mark.timeout(1200)
+async def test_generations_are_the_targets_whatever_drafts(crowd: Live, tree: Tree) -> None:
+    """Every proposer at once, each under another condition, 1,500 generations each.
+
+    Power: had tokens 2 to 4 come from a temperature of 1.6 in place of 1.0, where there are 16
+    cells, at least 99 of 100 such tests would fail (`test_the_stated_power`).
+    """
+    conditions = itertools.cycle(CONDITIONS.values())
+    await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in NAMES))
+
+
+@pytest.mark.prove
+@on_the_engines_loop
+@pytest.mark.parametrize("condition", CONDITIONS)
+async def test_generations_are_the_targets_at_length(
+    crowd: Live, tree: Tree, condition: str
+) -> None:
+    """Every proposer under every condition, 6,000 generations each.
+
+    Power: the same for a temperature of 4/3.
+    """
+    await asyncio.gather(*(check(crowd, tree, name, CONDITIONS[condition], MANY) for name in NAMES))
+
+
+def test_the_stated_power(tree: Tree) -> None:
+    right = tree.joint(CONDITIONS["temperature 1.0"])
+    assert len(right) == 16
+    expected = np.array(list(right.values()))
+    for temperature, samples in ((1.6, SAMPLES), (4 / 3, MANY)):
+        hotter = replace(CONDITIONS["temperature 1.0"], temperature=temperature)
+        wrong = tree.joint(CONDITIONS["temperature 1.0"], later=hotter)
+        assert power(expected, np.array([wrong[cell] for cell in right]), samples) >= 0.99
+    assert power(expected, expected, SAMPLES) == 0.0
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_no_candidate_is_decided_by_rounding(tree: Tree, condition: str) -> None:
+    """Else float32 sums of another order would make an impossible generation."""
+    sampling = CONDITIONS[condition]
+    nudged = {
+        "top_p": sampling.top_p + LEAST_GAP if sampling.top_p < 1 else 1.0,
+        "min_p": sampling.min_p - LEAST_GAP if sampling.min_p else 0.0,
+    }
+    assert set(tree.joint(sampling)) == set(tree.joint(replace(sampling, **nudged)))
+    for path in {cell[:n] for cell in tree.joint(sampling) for n in range(LENGTH)}:
+        free = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+        p = np.sort(distribution(tree._logits[path], free, tree.prompt + path))[::-1]
+        assert np.log(p[sampling.top_k - 1] / p[sampling.top_k]) > LEAST_GAP
