@@ -23,6 +23,8 @@ NAMES = {
     "RequestOutputKind": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",
     "LoRARequest": "vllm.lora.request",
+    "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
+    "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",
     "current_platform": "vllm.platforms",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.

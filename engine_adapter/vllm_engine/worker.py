@@ -9,6 +9,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.background import BackgroundLoad, return_memory
 from engine_adapter.vllm_engine.extension import Extension
 from engine_adapter.vllm_engine.lifeline import end_with_parent
+from engine_adapter.vllm_engine.lora_cpu import spare_rows_without_adapter
 from engine_adapter.vllm_engine.progress import ProgressWriter
 from engine_adapter.vllm_engine.runner import cpu_runner, gpu_runner
 
@@ -21,6 +22,8 @@ class WorkerHooks:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, saying what is being loaded; from here on it ends with who started it."""
         end_with_parent()
+        if self.vllm_config.lora_config and compat.current_platform.is_cpu():
+            spare_rows_without_adapter()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 

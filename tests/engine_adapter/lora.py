@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def write_adapter(folder: Path, model: str, *, seed: int, rank: int = 8, scale: float = 0.2) -> str:
+def write_adapter(folder: Path, model: str, *, seed: int, rank: int = 8, scale: float = 0.6) -> str:
     """Writes an adapter of the model's projections; returns its folder as text.
 
     Args:
