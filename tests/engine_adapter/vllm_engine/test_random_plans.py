@@ -1,0 +1,166 @@
+"""Every proposer in one engine, another one for each row in each step, on one rank and on two.
+
+Greedy output is stock vLLM's whatever drafts, under preemption, chunked prefill, prefix hits and
+aborts; and what the target drafts for itself is accepted, however often others drafted in between.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from demo import model_path
+from engine_adapter.interface import (
+    GenerationRequest,
+    ProposerCounts,
+    SpecDecodeParams,
+    SpecMethod,
+)
+from engine_adapter.vllm_engine import arguments
+from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET, start
+from tests.engine_adapter.vllm_engine.live import (
+    Live,
+    Prompt,
+    Result,
+    Stock,
+    generate,
+    greedy,
+)
+from tests.engine_adapter.vllm_engine.random_plans import RandomPlanScheduler
+from tests.engine_adapter.vllm_engine.test_tensor_parallel import ENVIRONMENT
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(3600),
+]
+
+HEADS: list[dict[str, Any]] = [
+    {"name": "eagle", "model": str(model_path("eagle")), "num_speculative_tokens": 4},
+    {"name": "eagle3", "model": str(model_path("eagle3")), "num_speculative_tokens": 3},
+]
+ON_TWO_RANKS: list[dict[str, Any]] = [
+    {
+        "name": "whole",
+        "method": "draft_model",
+        "model": TARGET,
+        "num_speculative_tokens": 4,
+        "draft_tensor_parallel_size": 1,
+    }
+]
+LENGTHS = (24, 48, 96)
+
+
+@asynccontextmanager
+async def random_plans(
+    proposers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> AsyncIterator[Live]:
+    """A cramped engine that plans at random."""
+    built = arguments.engine_args
+
+    def with_random_plans(*args: Any) -> Any:
+        made = built(*args)
+        made.scheduler_cls = RandomPlanScheduler
+        return made
+
+    monkeypatch.setattr(arguments, "engine_args", with_random_plans)
+    started = await start(
+        proposers,
+        num_gpu_blocks_override=22,
+        max_num_batched_tokens=320,
+        max_num_seqs=16,
+        **options,
+    )
+    yield started
+    await started.engine.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def one_rank() -> AsyncIterator[Live]:
+    """Every method there is."""
+    with pytest.MonkeyPatch.context() as patch:
+        async with random_plans([*PROPOSERS, *HEADS], patch) as live:
+            yield live
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two_ranks() -> AsyncIterator[Live]:
+    """The same, and a draft that is whole on each rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        proposers = [*PROPOSERS, *HEADS, *ON_TWO_RANKS]
+        async with random_plans(proposers, patch, tensor_parallel_size=2) as live:
+            yield live
+
+
+async def test_a_thousand_steps_on_one_rank(
+    one_rank: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await fuzz(one_rank, stock, prompts, steps=1000)
+
+
+async def test_two_hundred_steps_on_two_ranks(
+    two_ranks: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await fuzz(two_ranks, stock, prompts, steps=200)
+
+
+@pytest.mark.prove
+async def test_ten_thousand_steps_on_one_rank(
+    one_rank: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await fuzz(one_rank, stock, prompts, steps=10_000)
+
+
+@pytest.mark.prove
+async def test_two_thousand_steps_on_two_ranks(
+    two_ranks: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await fuzz(two_ranks, stock, prompts, steps=2_000)
+
+
+async def fuzz(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -> None:
+    """Random prompts and lengths, twelve at a time, a tenth of them abandoned."""
+    rng = random.Random(steps)
+    began = len(live.recorder.steps)
+    # A request that may be drafted for; the scheduler draws who does.
+    drafted = SpecDecodeParams(SpecMethod("self", 5), pinned=True)
+    done: list[tuple[Prompt, Result]] = []
+
+    async def serve(worker: int) -> None:
+        for i in range(steps):
+            if len(live.recorder.steps) - began >= steps:
+                return
+            prompt, length = rng.choice(prompts), rng.choice(LENGTHS)
+            if rng.random() < 0.1:
+                await abandon(f"abandoned-{steps}-{worker}-{i}", prompt)
+            else:
+                done.append((prompt, await generate(live, prompt, greedy(length), drafted)))
+
+    async def abandon(request_id: str, prompt: Prompt) -> None:
+        stream = live.engine.generate(GenerationRequest(request_id, prompt, greedy(96), drafted))
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    await asyncio.gather(*(serve(worker) for worker in range(12)))
+
+    await stock.greedy(prompts, max(LENGTHS))
+    for prompt, result in done:
+        await stock.check(prompt, result.tokens)
+    totals = live.recorder.totals(began)
+    infos = await live.engine.proposers()
+    for info in infos:
+        counts = totals.get(info.name, ProposerCounts())
+        if info.model == TARGET:
+            assert counts.accepted == counts.drafted > steps / 10
+        elif info.name != "prediction":  # nothing is predicted here
+            assert counts.drafted > steps / 20, info.name
+    assert {info.state for info in infos} == {"loaded"}
+    assert live.metric("vllm:num_preemptions_total") > 0
+    assert live.metric("vllm:prefix_cache_hits_total") > 0
