@@ -1,0 +1,230 @@
+"""LoRA on a real engine: each text is its adapter's, whatever drafts; drafts are the base's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.errors import AdapterRefused, EngineConfigError
+from engine_adapter.factory import EngineConfig, create_engine
+from engine_adapter.interface import GenerationRequest, LoraAdapter, SamplingOptions
+from engine_adapter.proposers.catalog import parse_specs
+from tests.engine_adapter.lora import write_adapter
+from tests.engine_adapter.vllm_engine.conftest import (
+    CHOICES,
+    COMMON,
+    PROPOSERS,
+    TARGET,
+    child_processes,
+)
+from tests.engine_adapter.vllm_engine.live import (
+    Live,
+    Prompt,
+    Recorder,
+    generate,
+    greedy,
+    pinned,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+LENGTH = 32
+DRAFTING = CHOICES | {"prediction": 8}
+LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two small adapters of the target."""
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: write_adapter(root / name, TARGET, seed=i) for i, name in enumerate("ab")}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def lora(folders: dict[str, str]) -> AsyncIterator[Live]:
+    """An engine with room for two adapters in a step and for three in all."""
+    recorder, registry = Recorder(), CollectorRegistry()
+    config = EngineConfig(
+        TARGET,
+        "demo",
+        parse_specs(PROPOSERS),
+        arguments=COMMON | LORA | {"max_cpu_loras": 3, "kv_cache_memory_bytes": 512 << 20},
+        adapters={"a": folders["a"]},
+    )
+    engine = create_engine("vllm", config, registry, recorder)
+    before = child_processes()
+    await engine.start(lambda line: None)
+    started = Live(engine, recorder, registry, frozenset(child_processes() - before))
+    await started.engine.load_adapter("b", folders["b"])
+    yield started
+    await started.engine.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def texts(folders: dict[str, str], prompts: list[Prompt]) -> dict[str, list[tuple[int, ...]]]:
+    """What stock vLLM makes of six prompts with each adapter and with none, without speculation."""
+    from vllm import AsyncEngineArgs, SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    llm = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=TARGET,
+            enforce_eager=True,
+            async_scheduling=False,
+            kv_cache_memory_bytes=256 << 20,
+            **LORA,
+            **COMMON,
+        )
+    )
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, output_kind=2)
+
+    async def run(name: str, i: int) -> tuple[int, ...]:
+        request = LoRARequest(name, "ab".index(name) + 1, folders[name]) if name else None
+        prompt: Any = {"prompt_token_ids": list(prompts[i])}
+        outputs = llm.generate(prompt, params, f"{name}-{i}", lora_request=request)
+        return [tuple(output.outputs[0].token_ids) async for output in outputs][-1]
+
+    made = {}
+    for name in ("", "a", "b"):
+        made[name] = list(await asyncio.gather(*(run(name, i) for i in range(6))))
+    llm.shutdown()
+    return made
+
+
+def adapter_of(live: Live, name: str) -> LoraAdapter | None:
+    return next((one for one in live.engine.adapters if one.name == name), None)
+
+
+async def text(
+    live: Live, prompt: Prompt, name: str, proposer: str, prediction: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """A greedy text with an adapter, or none, drafted by a proposer."""
+    spec = replace(pinned(proposer, DRAFTING[proposer]), prediction=tuple(prediction))
+    result = await generate(live, prompt, greedy(LENGTH), spec, adapter=adapter_of(live, name))
+    return result.tokens
+
+
+def agree(found: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> None:
+    """All but one in twenty texts are equal: the others may have met a tie."""
+    differing = [i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
+    assert len(differing) <= len(found) // 20, differing
+
+
+async def test_adapters_change_what_the_target_says(
+    texts: dict[str, list[tuple[int, ...]]],
+) -> None:
+    for one, other in (("", "a"), ("", "b"), ("a", "b")):
+        same = sum(a == b for a, b in zip(texts[one], texts[other], strict=True))
+        assert same < 3, "an adapter without effect would prove nothing"
+
+
+@pytest.mark.parametrize("proposer", DRAFTING)
+async def test_the_text_is_that_of_stock_vllm_with_the_same_adapter(
+    lora: Live, prompts: list[Prompt], texts: dict[str, list[tuple[int, ...]]], proposer: str
+) -> None:
+    jobs = [(i, name) for i in range(6) for name in ("", "a", "b")]
+    wanted = [texts[name][i] for i, name in jobs]
+    found = await asyncio.gather(
+        *(
+            text(lora, prompts[i], name, proposer, prediction=t)
+            for (i, name), t in zip(jobs, wanted, strict=True)
+        )
+    )
+    agree(found, wanted)
+
+
+async def test_all_proposers_and_adapters_share_one_batch(
+    lora: Live, prompts: list[Prompt], texts: dict[str, list[tuple[int, ...]]]
+) -> None:
+    jobs = [(i, name, p) for i in range(3) for name in ("", "a", "b") for p in DRAFTING]
+    found = await asyncio.gather(*(text(lora, prompts[i], name, p) for i, name, p in jobs))
+    agree(found, [texts[name][i] for i, name, _ in jobs])
+
+
+async def test_drafts_are_the_base_models(lora: Live, prompts: list[Prompt]) -> None:
+    def accepted(results: Sequence[Any]) -> float:
+        counts = [result.counts("self") for result in results]
+        return sum(c.accepted for c in counts) / sum(c.drafted for c in counts)
+
+    spec = pinned("self", 5)
+    rates = {}
+    for name in ("", "a"):
+        adapter = adapter_of(lora, name)
+        rates[name] = accepted(
+            await asyncio.gather(
+                *(generate(lora, p, greedy(LENGTH), spec, adapter=adapter) for p in prompts[:6])
+            )
+        )
+    assert rates[""] == 1.0, "what adapters there are must not reach the draft model"
+    assert rates["a"] < 0.9
+
+
+async def test_a_seeded_text_with_an_adapter_does_not_depend_on_what_drafts(
+    lora: Live, prompts: list[Prompt]
+) -> None:
+    sampled = SamplingOptions(temperature=0.8, seed=9, max_tokens=LENGTH, ignore_eos=True)
+    adapter = adapter_of(lora, "b")
+    results = await asyncio.gather(
+        *(
+            generate(lora, prompts[1], sampled, pinned(name, k), adapter=adapter)
+            for name, k in DRAFTING.items()
+        )
+    )
+    assert len({result.tokens for result in results}) == 1
+
+
+async def test_another_adapter_of_an_old_name_is_another_adapter(
+    lora: Live, prompts: list[Prompt], folders: dict[str, str]
+) -> None:
+    texts = []
+    for seed in (5, 6):
+        path = Path(folders["a"]).parent / "again"
+        write_adapter(path, TARGET, seed=seed)
+        await lora.engine.load_adapter("again", str(path))
+        texts.append([await text(lora, prompts[i], "again", "ngram") for i in range(4)])
+        await lora.engine.unload_adapter("again")
+    assert all(a != b for a, b in zip(*texts, strict=True)), "no cached prefix of the one before"
+
+
+async def test_one_that_cannot_be_used_is_refused_and_leaves_nothing_behind(
+    lora: Live, prompts: list[Prompt], folders: dict[str, str]
+) -> None:
+    too_big = write_adapter(Path(folders["a"]).parent / "big", TARGET, seed=1, rank=16)
+    neighbour = asyncio.create_task(text(lora, prompts[0], "a", "self"))
+    for path in (too_big, "org/there-is-none"):
+        with pytest.raises(EngineConfigError) as caught:
+            await lora.engine.load_adapter("bad", path)
+        assert caught.value.field == "lora_path"
+    assert len(await neighbour) == LENGTH
+    assert [adapter.name for adapter in lora.engine.adapters] == ["a", "b"]
+
+
+async def test_one_in_use_is_not_unloaded(lora: Live, prompts: list[Prompt]) -> None:
+    adapter = adapter_of(lora, "a")
+    request = GenerationRequest("held", prompts[0], greedy(100), pinned("ngram", 5), adapter)
+    deltas = lora.engine.generate(request)
+    await anext(deltas)
+    with pytest.raises(AdapterRefused) as caught:
+        await lora.engine.unload_adapter("a")
+    assert caught.value.code == "adapter_in_use"
+    await deltas.aclose()
+
+
+async def test_adapters_are_there_again_in_the_next_process(
+    lora: Live, prompts: list[Prompt], texts: dict[str, list[tuple[int, ...]]]
+) -> None:
+    """Last, for it kills the engine's process."""
+    for process in lora.processes:
+        if process.is_running() and process.name().startswith("VLLM"):
+            process.kill()
+    async with asyncio.timeout(120):
+        while not lora.recorder.restarts:  # noqa: ASYNC110, the recorder has no event for it
+            await asyncio.sleep(0.1)
+    found = [await text(lora, prompts[i], name, "self") for i in range(2) for name in ("a", "b")]
+    agree(found, [texts[name][i] for i in range(2) for name in ("a", "b")])
