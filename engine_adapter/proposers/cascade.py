@@ -9,16 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine_adapter.proposers.contract import (
-    Capabilities,
-    DraftBatch,
-    DraftHost,
-    DraftRows,
-    Drafts,
-    Member,
-    Method,
-    ProposerSpec,
-)
+from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
+from engine_adapter.proposers.contract import Capabilities, DraftHost, Member, Method, ProposerSpec
 
 
 class CascadeProposer:

@@ -7,12 +7,11 @@ probabilities to be verified exactly: a draft is kept with the target's probabil
 from collections.abc import Sequence
 
 from engine_adapter.proposers import draft_options
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
-    DraftBatch,
     DraftHost,
     DraftModel,
-    Drafts,
     Method,
     ProposerSpec,
     TargetSizes,

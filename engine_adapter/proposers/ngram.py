@@ -9,14 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.proposers.contract import (
-    Capabilities,
-    DraftBatch,
-    DraftHost,
-    Drafts,
-    Method,
-    ProposerSpec,
-)
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import Capabilities, DraftHost, Method, ProposerSpec
 
 _NOTHING = np.empty(0, np.int32)
 

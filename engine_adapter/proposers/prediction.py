@@ -12,14 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.proposers.contract import (
-    Capabilities,
-    DraftBatch,
-    DraftHost,
-    Drafts,
-    Method,
-    ProposerSpec,
-)
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import Capabilities, DraftHost, Method, ProposerSpec
 
 Tokens = npt.NDArray[np.int32]
 

@@ -6,14 +6,8 @@ Source: arXiv 2411.04975; the trees are Arctic Inference's (package `arctic-infe
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine_adapter.proposers.contract import (
-    Capabilities,
-    DraftBatch,
-    DraftHost,
-    Drafts,
-    Method,
-    ProposerSpec,
-)
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import Capabilities, DraftHost, Method, ProposerSpec
 
 if TYPE_CHECKING:
     from arctic_inference.suffix_decoding import SuffixDecodingCache

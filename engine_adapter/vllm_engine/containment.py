@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.proposers.contract import DraftBatch, Drafts
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 
 MAX_FAULTS = 5
 """So many faults within `WINDOW_S` quarantine a proposer."""

@@ -20,17 +20,9 @@ import numpy.typing as npt
 import torch
 
 from engine_adapter.interface import SpecMethod
+from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
 from engine_adapter.proposers.catalog import method, needs
-from engine_adapter.proposers.contract import (
-    DraftBatch,
-    DraftModel,
-    DraftRows,
-    Drafts,
-    Member,
-    Proposer,
-    ProposerSpec,
-    Target,
-)
+from engine_adapter.proposers.contract import DraftModel, Member, Proposer, ProposerSpec, Target
 from engine_adapter.vllm_engine.containment import cause, checked
 from engine_adapter.vllm_engine.draft_head import PagedHead
 from engine_adapter.vllm_engine.draft_model import PagedDraftModel

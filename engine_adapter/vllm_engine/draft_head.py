@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_adapter.proposers.contract import DraftBatch, DraftRows, Drafts
+from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.catchup import BlockEnds, Blocks, DraftKVLedger, HeadKVLedger
 from engine_adapter.vllm_engine.draft_loader import LoadedHead

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.catchup import Blocks, DraftKVLedger
 from engine_adapter.vllm_engine.draft_loader import LoadedDraft, LoadedHead

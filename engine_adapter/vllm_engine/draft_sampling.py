@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.positions import noise_key

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
-from engine_adapter.proposers.contract import DraftBatch, Drafts, Target
+from engine_adapter.proposers.contract import Target
 from engine_adapter.proposers.medusa.layout import Layout
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.checkpoint import Checkpoint
-from engine_adapter.proposers.contract import DraftBatch, Drafts, Target
+from engine_adapter.proposers.contract import Target
 from engine_adapter.proposers.mlp_speculator.layout import Layout
 
 EPS = 1e-6

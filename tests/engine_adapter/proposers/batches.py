@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine_adapter.proposers.contract import DraftBatch
+from engine_adapter.proposers.batch import DraftBatch
 
 WIDTH = 512
 """Columns of the batch's token array: longer than any row of these tests."""

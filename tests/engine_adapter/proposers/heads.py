@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine_adapter.proposers.contract import DraftBatch
+from engine_adapter.proposers.batch import DraftBatch
 
 HIDDEN, VOCABULARY = 16, 96
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.cascade import CascadeProposer
-from engine_adapter.proposers.contract import DraftBatch, Drafts
 from tests.engine_adapter.proposers.batches import batch
 
 ROWS = {"r": [1, 2, 3], "s": [4, 5], "t": [6], "u": [7, 8, 9]}

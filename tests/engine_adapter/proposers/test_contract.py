@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.catalog import METHODS, parse_spec, parse_specs
-from engine_adapter.proposers.contract import DraftBatch, Drafts, Method, Proposer, ProposerSpec
+from engine_adapter.proposers.contract import Method, Proposer, ProposerSpec
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import RandomTarget, medusa, mlp_speculator
 

@@ -3,8 +3,9 @@
 import pytest
 
 from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.catalog import parse_spec
-from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec, TargetSizes
+from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.proposers.draft_model import METHOD
 from tests.engine_adapter.proposers.batches import batch
 

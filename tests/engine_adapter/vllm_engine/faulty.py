@@ -11,11 +11,10 @@ from typing import Any
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from engine_adapter.proposers import catalog
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
-    DraftBatch,
     DraftHost,
-    Drafts,
     Method,
     Proposer,
     ProposerSpec,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_adapter.proposers.contract import Drafts
+from engine_adapter.proposers.batch import Drafts
 from engine_adapter.vllm_engine.containment import (
     MAX_FAULTS,
     WINDOW_S,

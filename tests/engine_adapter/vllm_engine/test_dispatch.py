@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from engine_adapter.interface import SpecMethod
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.cascade import CascadeProposer
-from engine_adapter.proposers.contract import Capabilities, DraftBatch, Drafts
+from engine_adapter.proposers.contract import Capabilities
 from engine_adapter.vllm_engine.step import TargetStep
 
 pytestmark = pytest.mark.vllm

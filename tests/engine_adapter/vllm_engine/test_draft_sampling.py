@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.catalog import parse_spec
-from engine_adapter.proposers.contract import DraftBatch, Drafts, ProposerSpec
+from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine.draft_sampling import RowSampler, SampledDrafts
 from engine_adapter.vllm_engine.positions import noise_key
 from tests.engine_adapter.vllm_engine.exact import ALPHA, Sampling, distribution, p_value

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from engine_adapter.interface import SpecDecodeParams
+from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.catalog import method, parse_specs
-from engine_adapter.proposers.contract import DraftBatch
 from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET
 from tests.engine_adapter.vllm_engine.live import (
     Live,
