@@ -76,9 +76,9 @@ class Compared:
 
 
 async def compare(
-    plan: Comparison, host: Host, say: Callable[[str], None] = lambda line: None
+    plan: Comparison, host: Host, take: Callable[[Compared], None] = lambda result: None
 ) -> list[Compared]:
-    """Measures everything of the plan; `say` gets a line for each result.
+    """Measures everything of the plan; `take` gets each result as soon as it is there.
 
     Raises `ValueError` for a method that is not among the proposers.
     """
@@ -107,7 +107,7 @@ async def compare(
                         sides.append(await own.enter_async_context(host.stock(plan.target, spec)))
                 for level in plan.levels:
                     for result in await _level(plan, sides, method, level):
-                        say(line(result))
+                        take(result)
                         results.append(result)
     return results
 

@@ -7,7 +7,7 @@ answers (`suffix`) must not have seen them. Under the fixed seed the
 text is the same whoever drafts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.estimate import Estimate, paired_ratio
@@ -76,9 +76,9 @@ class Gain:
 
 
 async def gain(
-    curve: Curve, host: Host, say: Callable[[str], None] = lambda line: None
+    curve: Curve, host: Host, take: Callable[[Gain], None] = lambda result: None
 ) -> list[Gain]:
-    """Measures the whole curve; `say` gets a line for each result."""
+    """Measures the whole curve; `take` gets each result as soon as it is there."""
     results: list[Gain] = []
     max_tokens = 0
     for temperature in curve.temperatures:
@@ -90,7 +90,7 @@ async def gain(
                 for level, asked in waves(_prompts(curve, kind), curve.levels).items():
                     situation = Situation(kind, temperature, level, max_tokens)
                     for result in await _situation(situation, curve.specs, side, asked):
-                        say(line(result))
+                        take(result)
                         results.append(result)
     return results
 
@@ -184,3 +184,33 @@ def line(result: Gain) -> str:
         f"| {result.tokens_per_s:.1f} | {result.tokens_per_step:.2f} | {result.step_ms:.1f} "
         f"| {'' if result.proposer == NONE else result.gain.text(2)} |"
     )
+
+
+def tables(results: Sequence[Gain]) -> Iterator[str]:
+    """A table for each kind of prompts and temperature, with a column for each concurrency.
+
+    A cell holds decode tokens per second, how many times none's that is, and tokens per step.
+    """
+    for kind, temperature in dict.fromkeys((r.kind, r.temperature) for r in results):
+        here = [r for r in results if (r.kind, r.temperature) == (kind, temperature)]
+        levels = list(dict.fromkeys(r.concurrency for r in here))
+        yield f"**{kind} prompts, temperature {temperature:g}**"
+        yield ""
+        yield f"| proposer | {' | '.join(_streams(level) for level in levels)} |"
+        yield f"|---{'|---' * len(levels)}|"
+        for name in dict.fromkeys(r.proposer for r in here):
+            cells = [_cell(r) for r in here if r.proposer == name]
+            yield f"| `{name}` | {' | '.join(cells)} |"
+        yield ""
+
+
+def _streams(level: int) -> str:
+    return f"{level} stream" if level == 1 else f"{level} streams"
+
+
+def _cell(result: Gain) -> str:
+    if result.proposer == NONE:
+        return f"{result.tokens_per_s:.0f}"
+    times = result.gain.median
+    shown = f"**{times:.2f}**" if times >= 1 else f"{times:.2f}"
+    return f"{result.tokens_per_s:.0f}, x {shown} ({result.tokens_per_step:.2f})"

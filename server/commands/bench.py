@@ -142,7 +142,7 @@ def _add_shared(parser: Parser, target: str, levels: Sequence[int]) -> None:
 
 def _compare(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> None:
     from benchmarks import report
-    from benchmarks.compare import HEAD, Comparison, compare, line
+    from benchmarks.compare import HEAD, Compared, Comparison, compare, line
     from benchmarks.targets import target_path
 
     plan = Comparison(
@@ -155,14 +155,23 @@ def _compare(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> 
         max_tokens=options.max_tokens,
     )
     about = report.circumstances(argv, options.target)
+    results: list[Compared] = []
+
+    def take(result: Compared) -> None:
+        results.append(result)
+        _say(line(result))
+
     _say(*HEAD)
-    results = asyncio.run(compare(plan, _host(options), _say))
-    report.write(options.out, "compare", about, results, [*HEAD, *map(line, results)])
+    try:
+        asyncio.run(compare(plan, _host(options), take))
+    finally:
+        if results:  # also those from before something went wrong
+            report.write(options.out, "compare", about, results, [*HEAD, *map(line, results)])
 
 
 def _gain(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> None:
     from benchmarks import plot, report
-    from benchmarks.gain import HEAD, QUICK_PROMPTS, Curve, gain, line
+    from benchmarks.gain import HEAD, QUICK_PROMPTS, Curve, Gain, gain, line, tables
     from benchmarks.targets import target_path
     from benchmarks.workload import KINDS
 
@@ -177,9 +186,18 @@ def _gain(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> Non
     )
     about = report.circumstances(argv, options.target)
     plot.check()
+    results: list[Gain] = []
+
+    def take(result: Gain) -> None:
+        results.append(result)
+        _say(line(result))
+
     _say(*HEAD)
-    results = asyncio.run(gain(curve, _host(options), _say))
-    report.write(options.out, "gain", about, results, [*HEAD, *map(line, results)])
+    try:
+        asyncio.run(gain(curve, _host(options), take))
+    finally:
+        if results:
+            report.write(options.out, "gain", about, results, tables(results))
     plot.save(results, options.out / "gain.svg", f"Target: {options.target}")
 
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from benchmarks.compare import HEAD, Comparison, compare, line
+from benchmarks.compare import HEAD, Compared, Comparison, compare, line
 from engine_adapter.proposers.contract import ProposerSpec
 from tests.benchmarks.sides import HEADS, NGRAM, SteadyHost
 
 
 async def test_each_side_is_compared_with_the_first() -> None:
-    said: list[str] = []
+    taken: list[Compared] = []
     plan = Comparison("t", [NGRAM], ["none", "look"], levels=(1, 4), pairs=4, max_tokens=33)
-    results = await compare(plan, SteadyHost(), said.append)
+    results = await compare(plan, SteadyHost(), taken.append)
     keys = [(r.method, r.concurrency, r.side) for r in results]
     assert keys == [(m, c, s) for m in plan.methods for c in (1, 4) for s in plan.sides]
     by_key = dict(zip(keys, results, strict=True))
@@ -22,8 +22,8 @@ async def test_each_side_is_compared_with_the_first() -> None:
     assert one.added_ms.text(1, "+") == "+1.0 (+1.0 to +1.0)"
     assert one.ratio.count == len(one.samples) == 4
     assert by_key["none", 1, "all"].added_ms.median == pytest.approx(2.0)
-    assert said == [line(result) for result in results]
-    assert {row.count("|") for row in [*HEAD, *said]} == {HEAD[0].count("|")}
+    assert taken == results
+    assert {row.count("|") for row in [*HEAD, *map(line, results)]} == {HEAD[0].count("|")}
 
 
 async def test_rounds_run_forwards_and_backwards_on_the_same_prompts() -> None:

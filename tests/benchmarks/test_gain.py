@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot, report
-from benchmarks.gain import HEAD, LONGEST, SHORTEST, Curve, gain, line
+from benchmarks.gain import HEAD, LONGEST, SHORTEST, Curve, gain, line, tables
 from tests.benchmarks.sides import HEADS, NGRAM, SteadyHost
 
 
@@ -51,7 +51,7 @@ async def test_results_are_written_as_json_table_and_plot(tmp_path: Path) -> Non
     pytest.importorskip("matplotlib")
     results = await gain(Curve("t", [NGRAM], levels=(1, 2), minutes=0.01), SteadyHost())
     about = report.circumstances(["gain", "--target", "my model"], "some/folder/wide")
-    report.write(tmp_path, "gain", about, results, [*HEAD, *map(line, results)])
+    report.write(tmp_path, "gain", about, results, tables(results))
     plot.save(results, tmp_path / "gain.svg", "Target: wide")
     read = json.loads((tmp_path / "gain.json").read_text())
     assert read["command"] == "specgate bench gain --target 'my model'"
@@ -59,6 +59,14 @@ async def test_results_are_written_as_json_table_and_plot(tmp_path: Path) -> Non
     assert read["results"][1]["gain"]["median"] == pytest.approx(2.0)
     assert len(read["results"][1]["samples"]) == results[1].gain.count
     table = (tmp_path / "gain.md").read_text().splitlines()
-    assert len(table) == len(HEAD) + len(results)
-    assert {row.count("|") for row in table} == {HEAD[0].count("|")}
+    assert table[:6] == [
+        "**quote prompts, temperature 0**",
+        "",
+        "| proposer | 1 stream | 2 streams |",
+        "|---|---|---|",
+        "| `none` | 83 | 167 |",
+        "| `look` | 167, x **2.00** (2.00) | 333, x **2.00** (2.00) |",
+    ]
+    assert table.count(table[2]) == 4
+    assert {line(result).count("|") for result in results} == {HEAD[0].count("|")}
     assert "<svg" in (tmp_path / "gain.svg").read_text()

@@ -1,12 +1,15 @@
 """From events to decoding speed."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from benchmarks.timeline import decoding, read_events
-from tests.benchmarks.sides import timeline
+from benchmarks.side import TRIES, measure
+from benchmarks.timeline import Timeline, decoding, read_events
+from benchmarks.workload import Request
+from tests.benchmarks.sides import SteadySide, timeline
 
 
 def chunk(tokens: int, **more: Any) -> bytes:
@@ -68,3 +71,26 @@ def test_a_stream_of_few_steps_is_measured_by_the_one_that_it_made_beside_the_ot
     assert decoding([quick, timeline(0.5, 1.0, 1, 1)]).tokens_per_s == pytest.approx(8 + 1)
     with pytest.raises(ValueError, match="ask for more tokens"):
         decoding([quick, slow])
+
+
+class Stumbling(SteadySide):
+    """Its first waves do not run together."""
+
+    stumbles = 0
+
+    async def wave(self, requests: Sequence[Request]) -> list[Timeline]:
+        answers = await super().wave(requests)
+        if self.stumbles:
+            self.stumbles -= 1
+            answers[-1] = timeline(1e6, 1.0, 1, 1)
+        return answers
+
+
+async def test_a_wave_that_did_not_run_together_is_sent_again_a_few_times() -> None:
+    side = Stumbling("one", 0.01)
+    requests = [Request([], 9, proposer="none")] * 2
+    side.stumbles = TRIES - 1
+    assert (await measure(side, requests)).step_ms == pytest.approx(10)
+    side.stumbles = TRIES
+    with pytest.raises(ValueError, match="ask for more tokens"):
+        await measure(side, requests)
