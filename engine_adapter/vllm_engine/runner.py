@@ -1,6 +1,7 @@
 """The model runner: vLLM's V1 runners with hooks only; what happens in them is elsewhere."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -104,10 +105,21 @@ class RunnerHooks:
         if any(self._draft_token_ids):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
+    def _calc_spec_decode_metadata(self, num_draft_tokens: Any, cu_num_tokens: Any) -> Any:
+        # vLLM makes metadata for every step of an engine that could speculate. In one without
+        # drafts each row's logits are those of its last token, and that is all there is to it.
+        if num_draft_tokens.any():
+            return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_tokens)
+        rows = len(num_draft_tokens)
+        return SimpleNamespace(
+            num_draft_tokens=[0] * rows,
+            draft_token_ids=self.input_ids.gpu[:0],
+            logits_indices=self.query_start_loc.gpu[1 : rows + 1] - 1,
+        )
+
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         counts = spec_decode_metadata and spec_decode_metadata.num_draft_tokens
         self._sampled_drafts = self.drafter.sampled.take(counts)
-        # vLLM gives metadata to every step of an engine that could speculate.
         if not (self._sampled_drafts or (counts and any(counts))):
             spec_decode_metadata = None
         self._key_noise(spec_decode_metadata)

@@ -162,3 +162,20 @@ def test_a_generator_of_a_row_in_mid_prompt_is_not_wound_back(unread: int) -> No
     assert runner._bookkeeping_sync() == "books"
     assert seen == [1 - unread]
     assert set(runner.input_batch.generators) == {0, 1}
+
+
+def test_only_a_step_with_drafts_has_vllms_metadata() -> None:
+    class WithMetadata(Base):
+        def _calc_spec_decode_metadata(self, drafts: Any, ends: Any) -> str:
+            return "vLLM's"
+
+    class Runner(Hooked, WithMetadata): ...
+
+    runner = Runner({}, [])
+    runner.query_start_loc = SimpleNamespace(gpu=torch.tensor([0, 3, 4, 9, 9]))
+    runner.input_ids = SimpleNamespace(gpu=torch.zeros(16, dtype=torch.int32))
+    ends = np.array([3, 4, 9])
+    assert runner._calc_spec_decode_metadata(np.array([0, 2, 0]), ends) == "vLLM's"
+    plain = runner._calc_spec_decode_metadata(np.array([0, 0, 0]), ends)
+    assert plain.logits_indices.tolist() == [2, 3, 8], "each row's last token"
+    assert (plain.num_draft_tokens, len(plain.draft_token_ids)) == ([0, 0, 0], 0)
