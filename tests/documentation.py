@@ -12,7 +12,7 @@ HOSTS = frozenset({"127.0.0.1", "github.com", "arxiv.org", "keepachangelog.com",
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(
-    r"`((?:server|engine_adapter|demo|tests|docs|\.ci)/[\w./-]*|\w+\.(?:md|toml|txt))(?::(\w+))?`"
+    r"`((?:server|engine_adapter|demo|benchmarks|tests|docs|\.ci)/[\w./-]*|\w+\.(?:md|toml|txt))(?::(\w+))?`"
 )
 _CODE_AT = {"InvalidField": 2, "SelectionError": 2, "Unavailable": 1, "ProposerRefused": 0}
 
