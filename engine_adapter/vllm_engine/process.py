@@ -13,7 +13,7 @@ from typing import Any
 
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.factory import EngineConfig
-from engine_adapter.vllm_engine import arguments, compat, logits_processors
+from engine_adapter.vllm_engine import arguments, compat
 from engine_adapter.vllm_engine.metrics import VllmMetrics
 from engine_adapter.vllm_engine.progress import progress_pipe
 
@@ -75,6 +75,8 @@ class EngineProcess:
     def _load(self, pipe: str) -> None:
         # Sets `_llm` and returns nothing: a thread's result outlives it, and vLLM's finalizer
         # fails if it first runs when the interpreter is half gone.
+        from engine_adapter.vllm_engine.logits_processors import accept_with_speculation
+
         try:
             args = arguments.engine_args(self._config, self._capacity, pipe)
             vllm_config = args.create_engine_config()
@@ -89,7 +91,7 @@ class EngineProcess:
                 self._llm = compat.AsyncLLM.from_vllm_config(
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
-                logits_processors.accept_with_speculation(self._llm)
+                accept_with_speculation(self._llm)
         except Exception as error:  # whatever ended the engine process; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
 

@@ -173,4 +173,4 @@ async def test_steps_take_the_time_that_was_asked(start: StartBench) -> None:
     assert verify[0].seconds >= 0.011
     assert verify[0].draft_seconds == {"draft": pytest.approx(0.008)}
     latency = {p.name: p.draft_latency_ms for p in await bench.engine.proposers()}
-    assert latency == {"ngram": None, "draft": 2}
+    assert latency == {"ngram": None, "draft": 2, "prediction": None}

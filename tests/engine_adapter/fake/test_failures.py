@@ -44,7 +44,7 @@ async def test_info_tells_what_was_started(start: StartBench) -> None:
     assert info.max_model_len == 2048
     assert info.vocab_size == 2048
     assert info.max_speculative_tokens == 5
-    assert [p.name for p in info.proposers] == ["ngram", "draft"]
+    assert [p.name for p in info.proposers] == ["ngram", "draft", "prediction"]
     assert (await start(max_model_len=100)).engine.info.max_model_len == 100
 
 
