@@ -10,11 +10,9 @@ from torch import get_num_threads, set_num_threads
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.vllm_engine.containment import cause
+from engine_adapter.vllm_engine.extension import FAILED, READING, READY, REFUSED
 
 log = logging.getLogger(__name__)
-
-READING, READY, REFUSED, FAILED = "reading", "ready", "refused", "failed"
-"""How far it is: still at it, done, given something that cannot work, ended by anything else."""
 
 
 class BackgroundLoad:

@@ -9,6 +9,10 @@ from engine_adapter.proposers.catalog import method
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine.stats import KEY
 
+READING, READY, REFUSED, FAILED = "reading", "ready", "refused", "failed"
+"""How far a worker is with a proposer that it loads: still at it, done, given something that cannot
+work, ended by anything else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extension:

@@ -15,7 +15,7 @@ from engine_adapter.interface import ProposerInfo
 from engine_adapter.proposers.catalog import method
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.roster import Roster
-from engine_adapter.vllm_engine.background import FAILED, READING, REFUSED
+from engine_adapter.vllm_engine.extension import FAILED, READING, REFUSED
 
 _POLL_S = 0.05
 """How often a load is asked for; each time takes the engine less than a millisecond."""

@@ -9,14 +9,8 @@ import torch
 
 from engine_adapter.proposers.catalog import parse_spec
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.vllm_engine.background import (
-    FAILED,
-    READING,
-    READY,
-    REFUSED,
-    BackgroundLoad,
-    return_memory,
-)
+from engine_adapter.vllm_engine.background import BackgroundLoad, return_memory
+from engine_adapter.vllm_engine.extension import FAILED, READING, READY, REFUSED
 
 SPEC = parse_spec({"name": "ngram"})
 

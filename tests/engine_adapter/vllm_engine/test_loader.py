@@ -8,7 +8,7 @@ from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
 from engine_adapter.proposers.catalog import parse_specs
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.roster import Roster
-from engine_adapter.vllm_engine.background import FAILED, READING, READY, REFUSED
+from engine_adapter.vllm_engine.extension import FAILED, READING, READY, REFUSED
 from engine_adapter.vllm_engine.loader import ProposerLoader
 
 SIZES = TargetSizes(16, 96)

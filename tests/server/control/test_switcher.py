@@ -48,7 +48,9 @@ class Bench:
         self.registry = CollectorRegistry()
         engine: Any = self.engine
         self.audit = Audit()
-        self.switcher = Switcher(engine, lambda: CATALOG, Metrics(self.registry), initial, self.audit)
+        self.switcher = Switcher(
+            engine, lambda: CATALOG, Metrics(self.registry), initial, self.audit
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
