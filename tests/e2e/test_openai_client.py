@@ -125,7 +125,7 @@ ERRORS: list[tuple[dict[str, Any], str, str | None]] = [
         "spec_decode.num_speculative_tokens",
         "num_speculative_tokens_too_large",
     ),
-    ({"extra_body": {"min_p": 0.5}}, "min_p", "unsupported_parameter"),
+    ({"extra_body": {"min_p": 1.5}}, "min_p", None),
     ({"n": 0}, "n", None),
     ({"max_tokens": -1}, "max_tokens", None),
     ({"prompt": ""}, "prompt", None),

@@ -46,9 +46,9 @@ def run(block: str, curl_home: Path) -> str:
 
 
 def test_there_are_lines_to_run() -> None:
-    assert len(CURLS) == 10
+    assert len(CURLS) == 12
     assert len(PYTHON) == 1
-    assert len(API_CURLS) == 4
+    assert len(API_CURLS) == 6
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))

@@ -57,6 +57,12 @@ class Files:
         return found
 
 
+@pytest.fixture(autouse=True)
+def _logs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that runs in this process must not set up the logs of the tests after it."""
+    monkeypatch.setattr("server.commands.batch.configure_logs", lambda *_, **__: None)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     return Files(tmp_path)

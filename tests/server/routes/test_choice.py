@@ -1,5 +1,6 @@
 """Choosing a proposer in a request, and what the response says of it."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -153,8 +154,9 @@ async def test_request_is_in_flight_until_it_ends(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_hang_after_steps": 3})
     exchange = gateway.exchange("/v1/completions", {"prompt": "a", "speculative_model": "ngram"})
     task = exchange.begin()
-    while not gateway.engine.num_running:
-        await gateway.client.get("/health")
+    async with asyncio.timeout(30):
+        while not gateway.engine.num_running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     assert dict(gateway.state.switcher.in_flight.by_proposer) == {"ngram": 1}
     exchange.leave()
     await task
