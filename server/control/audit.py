@@ -4,19 +4,28 @@ The last `REMEMBERED` are kept in memory; all are logged, and appended to a file
 where one is given.
 """
 
+import asyncio
 import json
+import time
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import structlog
 
+from engine_adapter.errors import AdapterRefused, ProposerRefused
 from engine_adapter.interface import SpecMethod
 
 REMEMBERED = 100
 """How many records of either kind are kept in memory."""
+
+PROPOSER, ADAPTER = "proposer", "adapter"
+"""What can be loaded and unloaded."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -85,13 +94,14 @@ class AuditRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ProposerRecord:
-    """A proposer that was to be loaded or unloaded.
+class LoadRecord:
+    """A proposer or an adapter that was to be loaded or unloaded.
 
     Attributes:
         when: Unix time in seconds at which it was asked for.
         what: the route's last part.
-        proposer: its name.
+        kind: `PROPOSER` or `ADAPTER`.
+        name: which one.
         outcome: `loaded`, `unloaded`, `refused` (not as things were) or `failed`.
         error: why it did not happen, else `None`.
         took_ms: from the call to its end.
@@ -100,7 +110,8 @@ class ProposerRecord:
     when: float
     caller: Caller
     what: str
-    proposer: str
+    kind: str
+    name: str
     outcome: str
     error: str | None
     took_ms: float
@@ -112,33 +123,7 @@ class ProposerRecord:
             "who": self.caller.who,
             "peer": self.caller.peer,
             "what": self.what,
-            "proposer": self.proposer,
-            "outcome": self.outcome,
-            "error": self.error,
-            "took_ms": self.took_ms,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRecord:
-    """A LoRA adapter that was to be loaded or unloaded; as `ProposerRecord`."""
-
-    when: float
-    caller: Caller
-    what: str
-    adapter: str
-    outcome: str
-    error: str | None
-    took_ms: float
-
-    def fields(self) -> dict[str, Any]:
-        """The record as logs and files have it, in this order."""
-        return {
-            "when": _iso(self.when),
-            "who": self.caller.who,
-            "peer": self.caller.peer,
-            "what": self.what,
-            "adapter": self.adapter,
+            self.kind: self.name,
             "outcome": self.outcome,
             "error": self.error,
             "took_ms": self.took_ms,
@@ -157,7 +142,7 @@ class Audit:
 
     def __init__(self, path: str | None = None) -> None:
         self._switches: deque[AuditRecord] = deque(maxlen=REMEMBERED)
-        self._changes: deque[ProposerRecord] = deque(maxlen=REMEMBERED)
+        self._changes: deque[LoadRecord] = deque(maxlen=REMEMBERED)
         # Without a buffer a line that could not be written is not tried again with the next one.
         self._file: BinaryIO | None = None
         if path is not None:
@@ -170,23 +155,53 @@ class Audit:
         return tuple(reversed(self._switches))
 
     @property
-    def changes(self) -> tuple[ProposerRecord, ...]:
+    def changes(self) -> tuple[LoadRecord, ...]:
         """The last proposers that were to be loaded or unloaded, newest first."""
         return tuple(reversed(self._changes))
 
-    def add(self, record: AuditRecord | ProposerRecord | AdapterRecord) -> None:
+    def add(self, record: AuditRecord | LoadRecord) -> None:
         """Logs and writes a record, and remembers all but an adapter's.
 
         Never raises: the change has happened.
         """
         if isinstance(record, AuditRecord):
             self._switches.append(record)
-        elif isinstance(record, ProposerRecord):
+        elif record.kind == PROPOSER:
             self._changes.append(record)
         fields = record.fields()
         log.info("admin_change", **fields)
         if self._file is not None:
             self._write(self._file, json.dumps(fields).encode() + b"\n")
+
+    async def recorded(
+        self,
+        change: Coroutine[Any, Any, T],
+        what: str,
+        kind: str,
+        name: str,
+        outcome: str,
+        caller: Caller,
+    ) -> T:
+        """Waits for a load or an unload, and records what came of it.
+
+        The change goes on if its caller is cancelled. `outcome` is that of a success; the others
+        are as in `LoadRecord`.
+        """
+
+        async def to_its_end() -> T:
+            when, begun, came, why = time.time(), time.perf_counter(), outcome, None
+            try:
+                return await change
+            except BaseException as error:
+                refused = isinstance(error, ProposerRefused | AdapterRefused)
+                came = "refused" if refused else "failed"
+                why = str(error) or type(error).__name__
+                raise
+            finally:
+                took_ms = round((time.perf_counter() - begun) * 1e3, 3)
+                self.add(LoadRecord(when, caller, what, kind, name, came, why, took_ms))
+
+        return await asyncio.shield(asyncio.create_task(to_its_end()))
 
     def close(self) -> None:
         """Closes the file. Safe to call twice."""

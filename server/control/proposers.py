@@ -4,18 +4,14 @@ The engine allows one change at a time. What is active, in flight, or about to b
 known here alone, so an unload is refused here, with no `await` between the look and the change.
 """
 
-import asyncio
-import time
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from engine_adapter.errors import ProposerRefused
 from engine_adapter.interface import Engine, ProposerInfo
-from server.control.audit import SERVER, Audit, Caller, ProposerRecord
+from server.control.audit import PROPOSER, SERVER, Audit, Caller
 from server.control.switcher import Switcher
 from server.metrics import Metrics
-
-T = TypeVar("T")
 
 _MAX_NAME = 64
 """What a record keeps of a name; none that can be loaded is longer."""
@@ -32,14 +28,16 @@ class ProposerAdmin:
 
     async def load(self, fields: Mapping[str, Any], caller: Caller = SERVER) -> ProposerInfo:
         """Loads a proposer; see `Engine.load`. It goes on if its caller is cancelled."""
-        name = str(fields.get("name"))
-        change = self._recorded(self._load(fields), "load_proposer", "loaded", name, caller)
-        return await asyncio.shield(asyncio.create_task(change))
+        name = str(fields.get("name"))[:_MAX_NAME]
+        return await self._audit.recorded(
+            self._load(fields), "load_proposer", PROPOSER, name, "loaded", caller
+        )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
         """Unloads a proposer that nobody uses; see `Engine.unload`."""
-        change = self._recorded(self._unload(name), "unload_proposer", "unloaded", name, caller)
-        await asyncio.shield(asyncio.create_task(change))
+        await self._audit.recorded(
+            self._unload(name), "unload_proposer", PROPOSER, name[:_MAX_NAME], "unloaded", caller
+        )
 
     async def _load(self, fields: Mapping[str, Any]) -> ProposerInfo:
         info = await self._engine.load(fields)
@@ -65,18 +63,3 @@ class ProposerAdmin:
             raise ProposerRefused(
                 "proposer_in_use", f"{count} requests that {name!r} drafts for have not ended."
             )
-
-    async def _recorded(
-        self, change: Awaitable[T], what: str, outcome: str, proposer: str, caller: Caller
-    ) -> T:
-        when, begun, why = time.time(), time.perf_counter(), None
-        proposer = proposer[:_MAX_NAME]
-        try:
-            return await change
-        except BaseException as error:
-            outcome = "refused" if isinstance(error, ProposerRefused) else "failed"
-            why = str(error) or type(error).__name__
-            raise
-        finally:
-            took_ms = round((time.perf_counter() - begun) * 1e3, 3)
-            self._audit.add(ProposerRecord(when, caller, what, proposer, outcome, why, took_ms))

@@ -182,6 +182,7 @@ def test_forget_takes_known_and_unknown_ids_again_and_again(method: Method) -> N
     proposer.forget(list(ROWS))
     proposer.forget(list(ROWS))
     proposer.forget([])
+    assert len(propose(method, proposer, ROWS)) == len(ROWS)
 
 
 def test_a_forgotten_id_can_be_another_request(method: Method) -> None:

@@ -6,6 +6,7 @@ the drafts, or is caught where it is read. A model is named `toy/SEED`, a head t
 layers of the target `toy/SEED/LAYER,LAYER`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -73,7 +74,7 @@ def head_outputs(
     return out
 
 
-class _ToyForward:
+class _ToyForward(ABC):
     """Mixed into the real classes in the place of the forward pass."""
 
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
@@ -86,21 +87,21 @@ class _ToyForward:
         self.fed: list[tuple[str, int, int]] = []
         self.passes = 0
 
+    @abstractmethod
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
         """What it drafts if it was never away: the reference for all drafts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read_in(self, slots: torch.Tensor, own: torch.Tensor | None) -> np.ndarray:
         """What a position's KV holds besides the token, [T]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
         """What the KV of a row's committed positions must hold, [N, 2]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
         """Next token and own state after each position."""
-        raise NotImplementedError
 
     def _forward(
         self,
