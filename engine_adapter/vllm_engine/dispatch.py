@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -134,12 +135,12 @@ class ProposerDispatch:
         """The proposers that keep KV, by name."""
         return self._draft_models
 
-    @property
+    @cached_property
     def aux_layers(self) -> tuple[int, ...]:
-        """The target's layers whose outputs some head reads, ascending."""
+        """The target's layers whose outputs some head reads, ascending. Known after loading."""
         return tuple(sorted({layer for head in self._heads for layer in head.aux_layers}))
 
-    @property
+    @cached_property
     def _heads(self) -> list[PagedHead]:
         return [model for model in self._draft_models.values() if isinstance(model, PagedHead)]
 
@@ -226,12 +227,12 @@ class ProposerDispatch:
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
         """What a proposer drafts for each row: nothing where it fails, or its context ends."""
         rows = DraftRows(len(batch.rows))
+        index = np.arange(len(batch.rows))
         if (model := self._draft_models.get(name)) is not None:
             room = model.max_model_len - batch.num_tokens
-            index = np.flatnonzero((room > 0) | ((room == 0) & (batch.k == 0)))
-            batch = batch.select(index, np.minimum(batch.k, room)[index])
-        else:
-            index = np.arange(len(batch.rows))
+            if (room < batch.k).any():
+                index = np.flatnonzero((room > 0) | ((room == 0) & (batch.k == 0)))
+                batch = batch.select(index, np.minimum(batch.k, room)[index])
         if index.size and name not in self._quarantined:
             batch = self.sampled.ask(name, batch)
             try:

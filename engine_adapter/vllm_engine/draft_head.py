@@ -8,6 +8,7 @@ are read again with the target's state.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.catchup import BlockEnds, Blocks, DraftKVLedger, HeadKVLedger
 from engine_adapter.vllm_engine.draft_loader import LoadedHead
-from engine_adapter.vllm_engine.draft_model import Ints, Outputs, PagedDraftModel
+from engine_adapter.vllm_engine.draft_model import Outputs, PagedDraftModel
 from engine_adapter.vllm_engine.hidden_states import HiddenStateCache
+from engine_adapter.vllm_engine.passes import Ints
 
 
 class PagedHead(PagedDraftModel):
@@ -87,7 +89,7 @@ class PagedHead(PagedDraftModel):
 
     # -- drafting ----------------------------------------------------------------------------
 
-    def draft(self, batch: DraftBatch) -> Drafts:
+    def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
         """Greedy drafts; see `DraftModel.draft`.
 
         Rows that share a block and go on behind it with different tokens are drafted for one
@@ -95,34 +97,34 @@ class PagedHead(PagedDraftModel):
         shared up to the very end of a block.
         """
         assert isinstance(self._ledger, HeadKVLedger)
-        ends = self._ends(batch, self._blocks(batch.rows), self._stop(batch))
+        ends = self._ledger.ends(blocks, stop, batch.token_ids, batch.rows)
         waits = self._ledger.contested(ends, len(batch.rows))
-        if not waits.any():
-            return super().draft(batch)
-        now, later = np.flatnonzero(~waits), np.flatnonzero(waits)
-        drafts = DraftRows(len(batch.rows))
-        drafts.put(now, super().draft(batch.select(now)))
-        drafts.put(later, self.draft(batch.select(later)))
-        return drafts.drafts()
-
-    def _ends(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> BlockEnds:
-        assert isinstance(self._ledger, HeadKVLedger)
-        return self._ledger.ends(blocks, stop, batch.token_ids, batch.rows)
+        if waits.any():
+            drafts = DraftRows(len(batch.rows))
+            for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
+                drafts.put(rows, self._draft(batch.select(rows), blocks[rows], stop[rows]))
+            return drafts.drafts()
+        mended = self._mend(batch, blocks, stop, ends)
+        drafted = super()._draft(batch, blocks, stop)
+        return replace(drafted, catchup_tokens=drafted.catchup_tokens + mended)
 
     def _stop(self, batch: DraftBatch) -> Ints:
         """All positions whose next token is known: a row in mid-prompt knows that of its last."""
         known = self._runner.input_batch.num_tokens_no_spec[batch.rows]
         return np.minimum(batch.num_tokens, known - 1)
 
-    def _mend(self, batch: DraftBatch, blocks: Blocks, missing: Ints, stop: Ints) -> int:
+    def _mend(self, batch: DraftBatch, blocks: Blocks, stop: Ints, ends: BlockEnds) -> int:
+        """Feeds the ends that were read already and hold another row's token; how many."""
         assert isinstance(self._ledger, HeadKVLedger)
-        ends = self._ends(batch, blocks, stop)
-        wrong = self._ledger.rewritten(ends) & (ends.position < missing[ends.row])
+        wrong = self._ledger.rewritten(ends)
+        if not wrong.any():
+            return 0
+        missing = self._ledger.first_missing(blocks, stop)
+        wrong &= ends.position < missing[ends.row]
         rows, positions = ends.row[wrong], ends.position[wrong]
         for at in range(0, len(rows), self._budget):
             chunk = slice(at, at + self._budget)
-            count = len(rows[chunk])
-            self._feed(batch, rows[chunk], positions[chunk], np.ones(count, np.int64))
+            self._feed(batch, rows[chunk], positions[chunk], np.ones_like(rows[chunk]))
         self._ledger.note(ends)
         return len(rows)
 

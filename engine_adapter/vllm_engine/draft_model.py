@@ -19,8 +19,8 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.catchup import Blocks, DraftKVLedger
 from engine_adapter.vllm_engine.draft_loader import LoadedDraft, LoadedHead
+from engine_adapter.vllm_engine.passes import Ints, Passes, PassInputs
 
-Ints = npt.NDArray[np.int64]
 Outputs = tuple[torch.Tensor, torch.Tensor]
 """Of a forward pass: states [T, H] that the next token is taken from, and states [T, H] that a
 head goes on from. One and the same for most models."""
@@ -110,25 +110,24 @@ class PagedDraftModel:
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> Drafts:
         """See `DraftModel.draft`."""
-        assert self._ledger is not None
         stop = self._stop(batch)
-        blocks = self._blocks(batch.rows)
+        with self._loaded.parallel():
+            return self._draft(batch, self._blocks(batch.rows, int(stop.max())), stop)
+
+    def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
+        """Reads what is missing of the rows' first `stop` positions, then drafts."""
+        assert self._ledger is not None
         missing = self._ledger.first_missing(blocks, stop)
-        mended = self._mend(batch, blocks, missing, stop)
         # A row that drafts feeds its last position in any case: its output is what is wanted.
         start = np.minimum(self._read_from(batch, missing), stop - (batch.k > 0))
         last = self._extend(batch, start, stop)
         self._ledger.mark(blocks, missing, stop)
-        caught_up = mended + int(np.maximum(batch.num_computed - start, 0).sum())
+        caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
         return replace(self._go_on(batch, stop, last), catchup_tokens=caught_up)
 
     def _stop(self, batch: DraftBatch) -> Ints:
         """How many positions of each row can be fed: int64 [R]."""
         return batch.num_tokens
-
-    def _mend(self, batch: DraftBatch, blocks: Blocks, missing: Ints, stop: Ints) -> int:
-        """Feeds positions before `missing` whose KV is another row's; how many there were."""
-        return 0
 
     def _read_from(self, batch: DraftBatch, missing: Ints) -> Ints:
         """The first position of each row to feed: `missing`, or later where drafting was there."""
@@ -144,8 +143,11 @@ class PagedDraftModel:
 
     def _extend(self, batch: DraftBatch, start: Ints, stop: Ints) -> Outputs:
         """Feeds [start, stop) of each row, in chunks that fit; the last position's outputs [R]."""
+        if (left := stop - start).all() and left.sum() <= self._budget:
+            ends = torch.from_numpy(np.cumsum(left) - 1).to(self._device)
+            return _at(self._feed(batch, np.arange(len(left)), start, left), ends)
         shape = len(batch.rows), self._loaded.hidden_size
-        last = tuple(
+        output, onward = (
             torch.empty(shape, dtype=self._loaded.dtype, device=self._device) for _ in range(2)
         )
         position = start.copy()
@@ -156,21 +158,16 @@ class PagedDraftModel:
             made = self._feed(batch, rows, position[rows], length[rows])
             ends = torch.from_numpy(np.cumsum(length[rows]) - 1).to(self._device)
             at = torch.from_numpy(rows).to(self._device)
-            for kept, states in zip(last, made, strict=True):
-                kept[at] = states[ends]
+            output[at], onward[at] = _at(made, ends)
             position += length
-        return last[0], last[1]
+        return output, onward
 
     def _feed(self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints) -> Outputs:
         """One forward over [start, start + length) of the given rows."""
-        total = int(length.sum())
-        begins = np.cumsum(length) - length
-        row = np.repeat(rows, length)
-        position = np.arange(total) - np.repeat(begins - start, length)
-        tokens = batch.token_ids[batch.rows[row], position + self._shift]
-        return self._forward(
-            torch.from_numpy(tokens).to(self._device), batch.rows[rows], position, length
-        )
+        inputs = self._passes().over(batch.rows[rows], start, length)
+        position = inputs.positions.cpu().numpy()
+        tokens = batch.token_ids[np.repeat(inputs.rows, length), position + self._shift]
+        return self._forward(torch.from_numpy(tokens).to(self._device), inputs)
 
     def _go_on(self, batch: DraftBatch, stop: Ints, last: Outputs) -> Drafts:
         """Drafts k tokens of each row, its last position having been fed."""
@@ -180,23 +177,17 @@ class PagedDraftModel:
         drawn_from: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
             return Drafts(drafts)
-        first = torch.from_numpy(order[: counts[0]]).to(self._device)
-        output, states = last[0][first], last[1][first]
+        output, states = _at(last, torch.from_numpy(order[: counts[0]]).to(self._device))
         shape = counts[0], len(counts)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         sampling, q = batch.sampling, torch.empty(0)
         if sampling is not None:
             q = torch.empty(*shape, self._vocab_size, device=self._device)
+        passes = self._passes().onward(batch.rows[order], stop[order], counts[1:])
         for depth, count in enumerate(counts):
             if depth:
-                rows = order[:count]
-                output, states = self._forward(
-                    tokens[:count, depth - 1],
-                    batch.rows[rows],
-                    stop[rows] + depth - 1,
-                    np.ones(count, np.int64),
-                    states[:count],
-                )
+                drafted = tokens[:count, depth - 1]
+                output, states = self._forward(drafted, next(passes), states[:count])
             logits = self._logits(output)
             if sampling is None:
                 tokens[:count, depth] = logits.argmax(dim=-1)
@@ -217,38 +208,31 @@ class PagedDraftModel:
         self._drafted[batch.request_ids[i]] = (int(batch.num_tokens[i]), drafts)
 
     def _forward(
-        self,
-        tokens: torch.Tensor,
-        rows: npt.NDArray[np.intp],
-        position: Ints,
-        length: Ints,
-        states: torch.Tensor | None = None,
+        self, tokens: torch.Tensor, inputs: PassInputs, states: torch.Tensor | None = None
     ) -> Outputs:
-        """The draft model over the rows' next tokens.
+        """The draft model over some rows' next tokens.
 
         Args:
             tokens: int [T], on the device, row by row.
-            rows: [N], indices into the engine's batch.
-            position: int64 [T], of each token's KV.
-            length: int64 [N], tokens per row; sums to T.
+            inputs: where they stand.
             states: [T, H], what a head goes on from; `None` for the target's states.
         """
-        loaded, total = self._loaded, len(position)
-        metadata, slots = self._metadata(rows, position, length)
-        _, by_layer = loaded.build_per_group_and_layer_attn_metadata(metadata)
+        loaded, total = self._loaded, len(tokens)
+        _, by_layer = loaded.build_per_group_and_layer_attn_metadata(inputs.metadata)
         mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
         loaded.input_ids[:total] = tokens
-        loaded.positions[:total] = torch.from_numpy(position)
-        context = compat.set_forward_context(
+        loaded.positions[:total] = inputs.positions
+        with compat.set_forward_context(
             by_layer,
             loaded.vllm_config,
             num_tokens=padded,
             num_tokens_across_dp=across_dp,
             cudagraph_runtime_mode=mode,
-            slot_mapping=loaded._get_slot_mapping(padded, slots),
-        )
-        with loaded.parallel(), context:
-            output, onward = self._run(padded, slots, states)
+            slot_mapping=loaded._get_slot_mapping(padded, inputs.slots),
+        ):
+            output, onward = self._run(padded, inputs.slots, states)
+        if padded == total:
+            return output, onward
         return output[:total], onward[:total]
 
     def _run(self, padded: int, slots: torch.Tensor, states: torch.Tensor | None) -> Outputs:
@@ -261,46 +245,35 @@ class PagedDraftModel:
         )
         return hidden, hidden
 
-    def _metadata(
-        self, rows: npt.NDArray[np.intp], position: Ints, length: Ints
-    ) -> tuple[Any, torch.Tensor]:
-        """Attention metadata of a forward pass, and the KV slot of each token, int64 [T]."""
-        table = self._runner.input_batch.block_table[self._loaded.kv_cache_gid]
-        kernel = table.get_numpy_array()[rows]
-        row = np.repeat(np.arange(len(rows)), length)
-        slots = kernel[row, position // table.block_size].astype(np.int64) * table.block_size
-        slots += position % table.block_size
-        stops = np.cumsum(length)
-        starts = torch.from_numpy(np.concatenate([[0], stops]).astype(np.int32))
-        seq_lens = torch.from_numpy((position[stops - 1] + 1).astype(np.int32))
-        slot_mapping = torch.from_numpy(slots).to(self._device)
-        metadata = compat.CommonAttentionMetadata(
-            query_start_loc=starts.to(self._device),
-            query_start_loc_cpu=starts,
-            seq_lens=seq_lens.to(self._device),
-            seq_lens_cpu_upper_bound=seq_lens,
-            num_reqs=len(rows),
-            num_actual_tokens=len(position),
-            max_query_len=int(length.max()),
-            max_seq_len=int(seq_lens.max()),
-            block_table_tensor=torch.from_numpy(kernel).to(self._device),
-            slot_mapping=slot_mapping,
-            causal=True,
-        )
-        return metadata, slot_mapping
-
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the target's vocabulary for each hidden state, [N, V]."""
-        with self._loaded.parallel():
-            logits: torch.Tensor = self._loaded.model.compute_logits(hidden)
+        logits: torch.Tensor = self._loaded.model.compute_logits(hidden)
         logits = logits[:, : self._vocab_size]
         missing = self._vocab_size - logits.shape[1]
         return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
-    def _blocks(self, rows: npt.NDArray[np.intp]) -> Blocks:
-        """The KV manager's block ids of the rows, [R, W], from the table of kernel blocks."""
+    def _passes(self) -> Passes:
+        return Passes(self._table, self._device)
+
+    @property
+    def _table(self) -> Any:
+        return self._runner.input_batch.block_table[self._loaded.kv_cache_gid]
+
+    def _blocks(self, rows: npt.NDArray[np.intp], length: int) -> Blocks:
+        """The KV manager's ids of the rows' blocks for `length` positions, [R, W].
+
+        They are read from the table of kernel blocks, of which a block has one or more.
+        """
         assert self._ledger is not None
-        table = self._runner.input_batch.block_table[self._loaded.kv_cache_gid]
-        ratio = self._ledger.block_size // table.block_size
-        blocks: Blocks = table.get_numpy_array()[rows]
+        table, size = self._table, self._ledger.block_size
+        ratio = size // table.block_size
+        width = -(-length // size) * ratio
+        blocks: Blocks = table.get_numpy_array()[rows, :width]
         return blocks if ratio == 1 else blocks[:, ::ratio] // ratio
+
+
+def _at(outputs: Outputs, index: torch.Tensor) -> Outputs:
+    """The outputs at some positions."""
+    output, onward = outputs
+    taken = output[index]
+    return taken, taken if onward is output else onward[index]

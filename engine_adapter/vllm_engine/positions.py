@@ -72,7 +72,6 @@ class Positions:
         drafted = output.clone()
         output.view(-1)[self._cells] = samples.int()
         drafted.view(-1)[self._draft_cells] = drafts.int()
-        agrees = (output == drafted).int()
-        behind = agrees.cumprod(1).roll(1, 1)
-        behind[:, 0] = 1
-        return output.masked_fill_(behind == 0, -1)
+        kept = (output == drafted)[:, :-1].cumprod(1)
+        output[:, 1:].masked_fill_(kept == 0, -1)
+        return output

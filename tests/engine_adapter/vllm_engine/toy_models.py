@@ -17,6 +17,7 @@ import torch
 
 from engine_adapter.vllm_engine.draft_head import PagedHead
 from engine_adapter.vllm_engine.draft_model import PagedDraftModel
+from engine_adapter.vllm_engine.passes import PassInputs
 
 VOCAB = 29
 PADDED_VOCAB = 32
@@ -104,25 +105,21 @@ class _ToyForward(ABC):
         """Next token and own state after each position."""
 
     def _forward(
-        self,
-        tokens: torch.Tensor,
-        rows: np.ndarray,
-        position: np.ndarray,
-        length: np.ndarray,
-        states: torch.Tensor | None = None,
+        self, tokens: torch.Tensor, inputs: PassInputs, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = len(tokens)
+        total, metadata, slots = len(tokens), inputs.metadata, inputs.slots
+        position = inputs.positions.numpy()
         assert 0 < total <= self._budget
-        assert length.sum() == total
         assert (position < self.max_model_len).all(), "the draft model does not know the position"
-        metadata, slots = self._metadata(rows, position, length)
-        assert metadata.num_actual_tokens == total
+        assert metadata.num_actual_tokens == total == len(position) == len(slots)
+        assert metadata.max_seq_len >= metadata.seq_lens.max()
+        assert metadata.max_query_len == metadata.query_start_loc.diff().max()
         self.store[slots.numpy(), 0] = tokens.numpy()
         self.store[slots.numpy(), 1] = self._read_in(slots, states)
         self.passes += 1
         outputs = np.zeros((total, 2))
         starts, table = metadata.query_start_loc.numpy(), metadata.block_table_tensor.numpy()
-        for i, row in enumerate(rows):
+        for i, row in enumerate(inputs.rows):
             begin, end, seq_len = starts[i], starts[i + 1], int(metadata.seq_lens[i])
             known = self._read(table[i], seq_len)
             request_id = self.world.batch.req_ids[row]

@@ -1,0 +1,128 @@
+"""What a draft model's forward passes are told: positions, KV slots, attention metadata."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_adapter.vllm_engine import compat
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PassInputs:
+    """One forward pass over T tokens of N rows, row by row.
+
+    Attributes:
+        rows: [N], indices into the engine's batch.
+        positions: int64 [T], of each token's KV, on the device.
+        slots: int64 [T], the KV slot of each token, on the device.
+        metadata: vLLM's `CommonAttentionMetadata`.
+    """
+
+    rows: npt.NDArray[np.intp]
+    positions: torch.Tensor
+    slots: torch.Tensor
+    metadata: Any
+
+
+class Passes:
+    """Makes them for the draft model's KV, whose blocks are those of the target.
+
+    Args:
+        table: vLLM's block table of the batch, of kernel blocks.
+        device: where the pass runs.
+    """
+
+    def __init__(self, table: Any, device: torch.device) -> None:
+        self._blocks: npt.NDArray[np.int32] = table.get_numpy_array()
+        self._block_size: int = table.block_size
+        self._device = device
+
+    def over(self, rows: npt.NDArray[np.intp], start: Ints, length: Ints) -> PassInputs:
+        """One pass over the positions [start, start + length) of each row; no length is 0."""
+        stops = np.cumsum(length)
+        row = np.repeat(np.arange(len(rows)), length)
+        position = np.arange(stops[-1]) - np.repeat(stops - length - start, length)
+        blocks = self._blocks[rows]
+        starts = np.concatenate([[0], stops]).astype(np.int32)
+        seq_lens = start + length
+        return self._inputs(
+            rows,
+            torch.from_numpy(position).to(self._device),
+            torch.from_numpy(self._slots(blocks, row, position)).to(self._device),
+            torch.from_numpy(blocks).to(self._device),
+            torch.from_numpy(starts),
+            torch.from_numpy(seq_lens.astype(np.int32)),
+            int(length.max()),
+            int(seq_lens.max()),
+        )
+
+    def onward(
+        self, rows: npt.NDArray[np.intp], first: Ints, counts: Sequence[int]
+    ) -> Iterator[PassInputs]:
+        """Passes of one token a row, each a position further than the last.
+
+        Args:
+            rows: [N]; those that go furthest come first.
+            first: int64 [N], each row's position in the first pass.
+            counts: how many of the rows each pass has, falling.
+        """
+        if not counts:
+            return
+        rows, first = rows[: counts[0]], first[: counts[0]]
+        row, blocks = np.arange(len(rows)), self._blocks[rows]
+        position = first + np.arange(len(counts))[:, None]
+        longest = (position.max(axis=1) + 1).tolist()
+        positions = torch.from_numpy(position).to(self._device)
+        slots = torch.from_numpy(self._slots(blocks, row, position)).to(self._device)
+        seq_lens = torch.from_numpy((position + 1).astype(np.int32))
+        table = torch.from_numpy(blocks).to(self._device)
+        starts = torch.arange(len(rows) + 1, dtype=torch.int32)
+        for i, count in enumerate(counts):
+            yield self._inputs(
+                rows[:count],
+                positions[i, :count],
+                slots[i, :count],
+                table[:count],
+                starts[: count + 1],
+                seq_lens[i, :count],
+                1,
+                longest[i],
+            )
+
+    def _slots(self, blocks: npt.NDArray[np.int32], row: Any, position: Ints) -> Ints:
+        """The slot of each position; some slot for one that is behind the table."""
+        size = self._block_size
+        at = np.minimum(position // size, blocks.shape[1] - 1)
+        return blocks[row, at].astype(np.int64) * size + position % size
+
+    def _inputs(
+        self,
+        rows: npt.NDArray[np.intp],
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        table: torch.Tensor,
+        starts: torch.Tensor,
+        seq_lens: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+    ) -> PassInputs:
+        metadata = compat.CommonAttentionMetadata(
+            query_start_loc=starts.to(self._device),
+            query_start_loc_cpu=starts,
+            seq_lens=seq_lens.to(self._device),
+            seq_lens_cpu_upper_bound=seq_lens,
+            num_reqs=len(rows),
+            num_actual_tokens=len(slots),
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            block_table_tensor=table,
+            slot_mapping=slots,
+            causal=True,
+        )
+        return PassInputs(rows, positions, slots, metadata)
