@@ -217,8 +217,6 @@ class ProposerDispatch:
         for name, rows in self._group(plan, step.sampled).items():
             began = time.perf_counter()
             batch = self._batch(name, rows, plan, step)
-            if batch is None:
-                continue
             drafts = self.draft(name, batch)
             merged.put(batch.rows, drafts)
             self._note(name, time.perf_counter() - began, drafts)
@@ -228,11 +226,10 @@ class ProposerDispatch:
         """What a proposer drafts for each row: nothing where it fails, or its context ends."""
         rows = DraftRows(len(batch.rows))
         index = np.arange(len(batch.rows))
-        if (model := self._draft_models.get(name)) is not None:
-            room = model.max_model_len - batch.num_tokens
-            if (room < batch.k).any():
-                index = np.flatnonzero((room > 0) | ((room == 0) & (batch.k == 0)))
-                batch = batch.select(index, np.minimum(batch.k, room)[index])
+        room = self._context(name) - batch.num_tokens
+        if (room < batch.k).any():
+            index = np.flatnonzero((room > 0) | ((room == 0) & (batch.k == 0)))
+            batch = batch.select(index, np.minimum(batch.k, room)[index])
         if index.size and name not in self._quarantined:
             batch = self.sampled.ask(name, batch)
             try:
@@ -246,6 +243,12 @@ class ProposerDispatch:
                 self.sampled.keep(name, batch, drafts)
                 rows.put(index, drafts)
         return rows.drafts()
+
+    def _context(self, name: str) -> int:
+        """How many positions the engine and the proposer can hold."""
+        limit: int = self._runner.max_model_len
+        model = self._draft_models.get(name)
+        return min(limit, model.max_model_len) if model else limit
 
     def _failed(self, name: str, error: Exception) -> None:
         """Reports a fault. The same one again and again is in the log once."""
@@ -272,38 +275,32 @@ class ProposerDispatch:
 
     def _batch(
         self, name: str, rows: list[int], plan: Mapping[str, SpecMethod], step: TargetStep
-    ) -> DraftBatch | None:
-        """The proposer's rows; those that the engine's context cannot hold are left out."""
+    ) -> DraftBatch:
+        """What the proposer is asked for its rows."""
         batch = self._runner.input_batch
         index = np.asarray(rows)
         request_ids = [batch.req_ids[row] for row in rows]
-        k = np.array(
-            [
-                plan[request_id].num_speculative_tokens if step.sampled[row] else 0
-                for request_id, row in zip(request_ids, rows, strict=True)
-            ]
-        )
+        emitted = np.array([bool(step.sampled[row]) for row in rows])
+        k = np.array([plan[request_id].num_speculative_tokens for request_id in request_ids])
         computed = batch.num_computed_tokens_cpu[index].astype(np.int64)
-        read = computed + np.array([step.scheduled[request_id] for request_id in request_ids])
-        emitted = [bool(step.sampled[row]) for row in rows]
-        num_tokens = np.where(emitted, batch.num_tokens_no_spec[index], read).astype(np.int64)
-        room = self._runner.max_model_len - num_tokens
-        kept = np.flatnonzero((room >= 0) & ((room > 0) | (k == 0)))
-        if not kept.size:
-            return None
+        num_tokens = batch.num_tokens_no_spec[index].astype(np.int64)
+        if not emitted.all():
+            k *= emitted
+            read = [step.scheduled[request_id] for request_id in request_ids]
+            num_tokens = np.where(emitted, num_tokens, computed + read)
         capabilities = self._capabilities[name]
         token_ids = batch.token_ids_cpu.view()
         token_ids.flags.writeable = False  # the target reads its next tokens from there
         return DraftBatch(
-            rows=index[kept],
-            request_ids=[request_ids[i] for i in kept],
-            num_tokens=num_tokens[kept],
-            num_prompt_tokens=batch.num_prompt_tokens[index[kept]].astype(np.int64),
-            num_computed=computed[kept],
-            k=np.minimum(k, room)[kept].astype(np.int64),
+            rows=index,
+            request_ids=request_ids,
+            num_tokens=num_tokens,
+            num_prompt_tokens=batch.num_prompt_tokens[index].astype(np.int64),
+            num_computed=computed,
+            k=k,
             token_ids=token_ids,
-            hidden=step.last_hidden(index[kept]) if capabilities.hidden_states else None,
-            predicted=[self._prediction(request_ids[i]) for i in kept]
+            hidden=step.last_hidden(index) if capabilities.hidden_states else None,
+            predicted=[self._prediction(request_id) for request_id in request_ids]
             if capabilities.prediction
             else None,
         )

@@ -1,6 +1,7 @@
 """A verification step laid out as a plain batch, and the noise of a position under a seed."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,27 +26,32 @@ class Positions:
 
     Attributes:
         counts: the draft counts.
-        starts: int64 [B], each row's first position.
-        sizes: int64 [B], how many positions each row has.
         row: int64 [T + B], the row that each position belongs to.
-        offset: int64 [T + B], how many drafts stand before the position in its row.
         width: the most positions of a row.
     """
 
     def __init__(self, counts: list[int], device: torch.device) -> None:
-        sizes = np.asarray(counts, np.int64) + 1
-        starts = np.cumsum(sizes) - sizes
-        row = np.repeat(np.arange(len(counts)), sizes)
-        offset = np.arange(len(row)) - starts[row]
+        self._sizes = np.asarray(counts, np.int64) + 1
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        row = np.repeat(np.arange(len(counts)), self._sizes)
+        offset = np.arange(len(row)) - self._starts[row]
         self.counts = counts
-        self.width = int(sizes.max())
-        self.starts = torch.from_numpy(starts).to(device)
-        self.sizes = torch.from_numpy(sizes).to(device)
+        self.width = int(self._sizes.max())
         self.row = torch.from_numpy(row).to(device)
-        self.offset = torch.from_numpy(offset).to(device)
         cells = row * self.width + offset
         self._cells = torch.from_numpy(cells).to(device)
-        self._draft_cells = torch.from_numpy(cells[offset + 1 < sizes[row]]).to(device)
+        drafted = offset + 1 < self._sizes[row]
+        self._draft_cells = torch.from_numpy(cells[drafted]).to(device)
+
+    @cached_property
+    def starts(self) -> torch.Tensor:
+        """Each row's first position, int64 [B]."""
+        return torch.from_numpy(self._starts).to(self.row.device)
+
+    @cached_property
+    def sizes(self) -> torch.Tensor:
+        """How many positions each row has, int64 [B]."""
+        return torch.from_numpy(self._sizes).to(self.row.device)
 
     def spread(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """Per-row values [B, ...] as per-position values [T + B, ...]."""

@@ -151,6 +151,8 @@ class RunnerHooks:
         # generator back by an offset, which CPU generators do not have. The noise is keyed anew
         # for each step, so there is nothing to wind back: such generators are kept out of sight.
         generators = self.input_batch.generators
+        if not generators:
+            return super()._bookkeeping_sync(*args, **kwargs)
         unread = self.discard_request_mask.np[: self.input_batch.num_reqs]
         held = {row: generators.pop(row) for row in list(generators) if unread[row]}
         try:
