@@ -20,7 +20,7 @@ from engine_adapter.vllm_engine.catchup import BlockEnds, Blocks, DraftKVLedger,
 from engine_adapter.vllm_engine.draft_loader import LoadedHead
 from engine_adapter.vllm_engine.draft_model import Outputs, PagedDraftModel
 from engine_adapter.vllm_engine.hidden_states import HiddenStateCache
-from engine_adapter.vllm_engine.passes import Ints
+from engine_adapter.vllm_engine.passes import Ints, PassInputs
 
 
 class PagedHead(PagedDraftModel):
@@ -131,10 +131,11 @@ class PagedHead(PagedDraftModel):
     def _remember(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
         """Nothing: the KV was written with the head's own states."""
 
-    def _run(self, padded: int, slots: torch.Tensor, states: torch.Tensor | None) -> Outputs:
+    def _run(self, padded: int, inputs: PassInputs, states: torch.Tensor | None) -> Outputs:
         assert self._states is not None
         loaded = self._loaded
-        loaded.hidden_states[: len(slots)] = self._states.read(slots) if states is None else states
+        given = self._states.read(inputs.slots) if states is None else states
+        loaded.hidden_states[: inputs.num_tokens] = given
         output, onward = loaded.model(
             input_ids=loaded.input_ids[:padded],
             positions=loaded.positions[:padded],

@@ -172,7 +172,7 @@ class PagedDraftModel:
     def _go_on(self, batch: DraftBatch, stop: Ints, last: Outputs) -> Drafts:
         """Drafts k tokens of each row, its last position having been fed."""
         order = np.argsort(-batch.k, kind="stable")  # who drafts most comes first
-        counts = [int((batch.k > depth).sum()) for depth in range(int(batch.k.max()))]
+        counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
         drafts: list[list[int]] = [[] for _ in batch.rows]
         drawn_from: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
@@ -217,7 +217,7 @@ class PagedDraftModel:
             inputs: where they stand.
             states: [T, H], what a head goes on from; `None` for the target's states.
         """
-        loaded, total = self._loaded, len(tokens)
+        loaded, total = self._loaded, inputs.num_tokens
         _, by_layer = loaded.build_per_group_and_layer_attn_metadata(inputs.metadata)
         mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
         loaded.input_ids[:total] = tokens
@@ -230,12 +230,12 @@ class PagedDraftModel:
             cudagraph_runtime_mode=mode,
             slot_mapping=loaded._get_slot_mapping(padded, inputs.slots),
         ):
-            output, onward = self._run(padded, inputs.slots, states)
+            output, onward = self._run(padded, inputs, states)
         if padded == total:
             return output, onward
         return output[:total], onward[:total]
 
-    def _run(self, padded: int, slots: torch.Tensor, states: torch.Tensor | None) -> Outputs:
+    def _run(self, padded: int, inputs: PassInputs, states: torch.Tensor | None) -> Outputs:
         """Calls the model over its input buffers, of which the first `padded` rows count."""
         loaded = self._loaded
         hidden: torch.Tensor = loaded.model(

@@ -21,12 +21,14 @@ class PassInputs:
         rows: [N], indices into the engine's batch.
         positions: int64 [T], of each token's KV, on the device.
         slots: int64 [T], the KV slot of each token, on the device.
+        num_tokens: T.
         metadata: vLLM's `CommonAttentionMetadata`.
     """
 
     rows: npt.NDArray[np.intp]
     positions: torch.Tensor
     slots: torch.Tensor
+    num_tokens: int
     metadata: Any
 
 
@@ -112,17 +114,18 @@ class Passes:
         max_query_len: int,
         max_seq_len: int,
     ) -> PassInputs:
+        num_tokens = slots.shape[0]
         metadata = compat.CommonAttentionMetadata(
             query_start_loc=starts.to(self._device),
             query_start_loc_cpu=starts,
             seq_lens=seq_lens.to(self._device),
             seq_lens_cpu_upper_bound=seq_lens,
             num_reqs=len(rows),
-            num_actual_tokens=len(slots),
+            num_actual_tokens=num_tokens,
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
             block_table_tensor=table,
             slot_mapping=slots,
             causal=True,
         )
-        return PassInputs(rows, positions, slots, metadata)
+        return PassInputs(rows, positions, slots, num_tokens, metadata)
