@@ -264,7 +264,7 @@ class Settings(EngineArguments):
 
 
 def _demo(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The demo's model and, unless others are given, its four proposers.
+    """The demo's model and, unless others are given, a proposer of every kind.
 
     Its method at start is the primary's, as everywhere: the first answer shows speculation.
     """
@@ -281,8 +281,12 @@ def _demo(given: Mapping[str, Any]) -> dict[str, Any]:
             "proposer": (
                 {"name": "ngram", "num_speculative_tokens": 5, **ngram},
                 {"name": "suffix", "num_speculative_tokens": 8},
-                _demo_draft("draft"),
-                _demo_draft("draft-small"),
+                _demo_model("draft", "draft_model"),
+                _demo_model("draft-small", "draft_model"),
+                _demo_model("medusa", "medusa"),
+                _demo_model("mlp-speculator", "mlp_speculator"),
+                _demo_model("eagle", "eagle"),
+                _demo_model("eagle3", "eagle3"),
             ),
             "primary": "draft",
             "backup": "ngram",
@@ -290,10 +294,10 @@ def _demo(given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _demo_draft(name: str) -> dict[str, Any]:
+def _demo_model(name: str, method: str) -> dict[str, Any]:
     return {
         "name": name,
-        "method": "draft_model",
+        "method": method,
         "num_speculative_tokens": 4,
         "model": _demo_path(name),
     }

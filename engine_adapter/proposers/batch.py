@@ -68,9 +68,32 @@ class DraftBatch:
         """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
         return self.token_ids[self.rows[i], : self.num_tokens[i]]
 
-    def cut(self, tokens: Sequence[list[int]]) -> "Drafts":
-        """One-hot drafts of the R rows of `tokens`, each cut to its row's k."""
-        return Drafts([row[:k] for row, k in zip(tokens, self.k.tolist(), strict=True)])
+    def draw(self, logits: Any, depth: int) -> tuple[Any, Any]:
+        """The next token of every row: the likeliest one, unless the drafts are sampled.
+
+        Args:
+            logits: [R, V], a tensor; not changed.
+            depth: how many drafts stand before.
+
+        Returns:
+            The tokens, int64 [R], and what they were drawn from: float32 [R, V], or `None`.
+        """
+        if self.sampling is None:
+            return logits.argmax(-1), None
+        return self.sampling.draw(logits, np.arange(len(self.rows)), depth)
+
+    def cut(self, tokens: Sequence[list[int]], drawn_from: Sequence[Any] | None = None) -> "Drafts":
+        """Drafts of the R rows of `tokens`, each cut to its row's k.
+
+        Args:
+            tokens: R lists of at most N ids.
+            drawn_from: R tensors [N, V], what they were drawn from; `None` if they are one-hot.
+        """
+        ks = self.k.tolist()
+        drafts = [row[:k] for row, k in zip(tokens, ks, strict=True)]
+        if drawn_from is None:
+            return Drafts(drafts)
+        return Drafts(drafts, [row[:k] for row, k in zip(drawn_from, ks, strict=True)])
 
     def select(
         self, index: npt.NDArray[np.intp], k: npt.NDArray[np.int64] | None = None

@@ -18,7 +18,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "specgate-demo"
-PROPOSERS = {"ngram": 5, "suffix": 8, "draft": 4, "draft-small": 4}
+PROPOSERS = {
+    "ngram": 5,
+    "suffix": 8,
+    "draft": 4,
+    "draft-small": 4,
+    "medusa": 4,
+    "mlp-speculator": 4,
+    "eagle": 4,
+    "eagle3": 4,
+}
 """The demo's proposers and their k."""
 
 START_S, STOP_S = 240, 60

@@ -19,7 +19,7 @@ def refusal(**given: Any) -> str:
     return str(caught.value)
 
 
-def test_without_a_model_it_is_the_demo_with_four_proposers() -> None:
+def test_without_a_model_it_is_the_demo_with_a_proposer_of_every_kind() -> None:
     settings = Settings()
     assert settings.model == str(demo.model_path("target"))
     assert settings.served_model_name == ("specgate-demo",)
@@ -28,6 +28,10 @@ def test_without_a_model_it_is_the_demo_with_four_proposers() -> None:
         ("suffix", "suffix", 8),
         ("draft", "draft_model", 4),
         ("draft-small", "draft_model", 4),
+        ("medusa", "medusa", 4),
+        ("mlp-speculator", "mlp_speculator", 4),
+        ("eagle", "eagle", 4),
+        ("eagle3", "eagle3", 4),
     ]
     assert settings.proposer[0].options == {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     assert (settings.primary, settings.backup, settings.spec_method) == ("draft", "ngram", "draft")

@@ -1,11 +1,12 @@
 """`medusa`: several heads on the target's last hidden state, each for one position ahead.
 
-Source: Medusa, arXiv 2401.10774; here each head gives its best token, so the drafts are a chain
-and not a tree. Checkpoints: FasterDecoding's layout and vLLM's.
+Source: Medusa, arXiv 2401.10774; here each head gives one token, the best or a sampled one, so the
+drafts are a chain and not a tree. Checkpoints: FasterDecoding's layout and vLLM's.
 """
 
 from typing import TYPE_CHECKING
 
+from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -18,10 +19,6 @@ from engine_adapter.proposers.medusa.layout import FILES, Layout, read_layout
 
 if TYPE_CHECKING:
     from engine_adapter.proposers.medusa.heads import MedusaHeads
-
-
-def _validate(spec: ProposerSpec) -> None:
-    """Every option is already known by name; there is none beyond the common ones."""
 
 
 def _open(spec: ProposerSpec, target: TargetSizes) -> tuple[Checkpoint, Layout]:
@@ -48,8 +45,8 @@ METHOD = Method(
     name="medusa",
     capabilities=Capabilities(model=True, hidden_states=True),
     default_k=3,
-    options={},
-    validate=_validate,
+    options=draft_options.OPTIONS,
+    validate=draft_options.validate,
     create=_create,
     check=_check,
 )

@@ -59,7 +59,7 @@ class MedusaHeads:
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Drafts:
-        """The best token of as many heads as the longest k of the batch asks for."""
+        """A token of each of as many heads as the longest k of the batch asks for."""
         heads = min(int(batch.k.max()), self._num_heads)
         # [heads, R, H]
         states = batch.hidden.expand(heads, -1, -1)
@@ -70,14 +70,28 @@ class MedusaHeads:
             else:
                 mapped = torch.bmm(states, maps)
             states = states + functional.silu(mapped)
-        # [R, heads]
-        tokens = self._logits(states).argmax(-1).view(heads, -1).T
-        if self._token_map is not None:
-            tokens = self._token_map[tokens]
-        return batch.cut(tokens.tolist())
+        logits = self._logits(states)
+        if batch.sampling is None:
+            # [R, heads]
+            tokens = logits.argmax(-1).view(heads, -1).T
+            if self._token_map is not None:
+                tokens = self._token_map[tokens]
+            return batch.cut(tokens.tolist())
+        every = self._over_vocabulary(logits).view(heads, len(batch.rows), -1)
+        drawn, drawn_from = zip(*map(batch.draw, every, range(heads)), strict=True)
+        return batch.cut(torch.stack(drawn, 1).tolist(), list(torch.stack(drawn_from, 1)))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept."""
+
+    def _over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V'] as those of all the target's tokens, [..., V]."""
+        if self._token_map is None:
+            return logits
+        shape = (*logits.shape[:-1], self._target.vocab_size)
+        whole = logits.new_full(shape, float("-inf"))
+        whole[..., self._token_map] = logits
+        return whole
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits of states [heads, R, H]: [heads, R, V'] or [heads * R, V']."""

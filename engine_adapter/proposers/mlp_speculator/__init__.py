@@ -6,6 +6,7 @@ Source: arXiv 2404.19124; the checkpoints are those of `ibm-fms/*-accelerator`.
 
 from typing import TYPE_CHECKING
 
+from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -18,10 +19,6 @@ from engine_adapter.proposers.mlp_speculator.layout import Layout, read_layout
 
 if TYPE_CHECKING:
     from engine_adapter.proposers.mlp_speculator.model import MlpSpeculator
-
-
-def _validate(spec: ProposerSpec) -> None:
-    """Every option is already known by name; there is none beyond the common ones."""
 
 
 def _open(spec: ProposerSpec, target: TargetSizes) -> tuple[Checkpoint, Layout]:
@@ -48,8 +45,8 @@ METHOD = Method(
     name="mlp_speculator",
     capabilities=Capabilities(model=True, hidden_states=True),
     default_k=3,
-    options={},
-    validate=_validate,
+    options=draft_options.OPTIONS,
+    validate=draft_options.validate,
     create=_create,
     check=_check,
 )

@@ -1,4 +1,4 @@
-"""An MLP speculator that drafts a greedy chain for all rows at once."""
+"""An MLP speculator that drafts a chain for all rows at once."""
 
 import math
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class MlpSpeculator:
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Drafts:
-        """The greedy chain of each row, from its newest token and the state before it."""
+        """A chain for each row, from its newest token and the state before it."""
         # [R, H]
         state = batch.hidden
         newest = batch.token_ids[batch.rows, batch.num_tokens - 1]
@@ -60,8 +60,8 @@ class MlpSpeculator:
         tokens = torch.from_numpy(newest).to(state.device)
         if self._scale_input:
             state = functional.rms_norm(state, state.shape[-1:], eps=EPS) / math.sqrt(2)
-        chain = []
-        for step in self._steps[: batch.k.max()]:
+        chain, drawn_from = [], []
+        for depth, step in enumerate(self._steps[: batch.k.max()]):
             # [R, D]
             state = torch.addmm(
                 functional.embedding(tokens, step.emb),
@@ -73,9 +73,13 @@ class MlpSpeculator:
             # A root mean square norm, although the format calls it a layer norm.
             state = functional.rms_norm(state, state.shape[-1:], step.ln_weight, EPS)
             state = functional.gelu(state + step.ln_bias)
-            tokens = functional.linear(state, step.head).argmax(-1)
+            tokens, q = batch.draw(functional.linear(state, step.head), depth)
             chain.append(tokens)
-        return batch.cut(torch.stack(chain, 1).tolist())
+            drawn_from.append(q)
+        sampled = batch.sampling is not None
+        return batch.cut(
+            torch.stack(chain, 1).tolist(), list(torch.stack(drawn_from, 1)) if sampled else None
+        )
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept."""

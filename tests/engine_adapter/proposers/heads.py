@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 
@@ -170,6 +172,26 @@ class RandomTarget:
     def _read(self, tokens: torch.Tensor) -> torch.Tensor:
         fading = 0.7 ** torch.arange(len(tokens)).flip(0)
         return (fading @ self.embedding[tokens.long()]) * 3
+
+
+class SecondBest:
+    """A `DraftSampler` that always draws the second likeliest token.
+
+    Attributes:
+        asked: depth and rows of each call.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, list[int]]] = []
+
+    def draw(
+        self, logits: torch.Tensor, rows: npt.NDArray[np.intp], depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append((depth, rows.tolist()))
+        return logits.topk(2).indices[:, 1], logits.float().softmax(-1)
+
+    def select(self, index: npt.NDArray[np.intp]) -> "SecondBest":
+        return self
 
 
 def with_tensors(heads: Heads, tensors: Mapping[str, torch.Tensor | None]) -> Heads:

@@ -1,6 +1,7 @@
 """Medusa heads draft what their source's formulas say, from every published layout."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from engine_adapter.proposers.catalog import method, parse_spec
 from engine_adapter.proposers.contract import Proposer
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import (
+    VOCABULARY,
     Heads,
     RandomTarget,
+    SecondBest,
     fasterdecoding_medusa,
     medusa,
     with_tensors,
@@ -37,8 +40,11 @@ def draft(heads: Heads, folder: Path, target: RandomTarget) -> list[list[int]]:
     return [list(row) for row in load(heads, folder, target).propose(given).tokens]
 
 
-def reference(of_vllm: Heads, target: RandomTarget) -> list[list[int]]:
-    """Row by row and head by head in float64, after arXiv 2401.10774; from vLLM's layout."""
+def reference(of_vllm: Heads, target: RandomTarget, rank: int = 0) -> list[list[int]]:
+    """Row by row and head by head in float64, after arXiv 2401.10774; from vLLM's layout.
+
+    Each token is the likeliest, or as much further down as `rank` says.
+    """
     states = batch(ROWS, hidden_of=target.hidden_of).hidden.double()
     tensors = {name: tensor.double() for name, tensor in of_vllm.tensors.items()}
     drafts: list[list[int]] = []
@@ -54,9 +60,8 @@ def reference(of_vllm: Heads, target: RandomTarget) -> list[list[int]]:
             logits = tensors.get(f"lm_heads.{head}.weight", shared) @ x
             if "token_map" in tensors:
                 logits = logits[of_vllm.tensors["token_map"]] if len(logits) == 96 else logits
-                drafts[-1].append(int(tensors["token_map"][logits.argmax()]))
-            else:
-                drafts[-1].append(int(logits.argmax()))
+            token = logits.argsort(descending=True)[rank]
+            drafts[-1].append(int(tensors["token_map"][token] if "token_map" in tensors else token))
     return drafts
 
 
@@ -101,6 +106,22 @@ def test_a_token_map_turns_rows_into_tokens(tmp_path: Path, output: str, whole: 
     drafts = draft(heads, tmp_path, target)
     assert drafts == reference(heads, target)
     assert {token for row in drafts for token in row} <= set(heads.tensors["token_map"].tolist())
+
+
+@pytest.mark.parametrize("kept", [None, 40], ids=["every token", "a token map"])
+@pytest.mark.parametrize("output", ["each", "shared"])
+def test_what_a_sampler_draws_is_drafted(tmp_path: Path, output: str, kept: int | None) -> None:
+    target, sampler = RandomTarget(), SecondBest()
+    heads = medusa(output=output, kept=kept)
+    given = replace(batch(ROWS, k=KS, hidden_of=target.hidden_of), sampling=sampler)
+    drafts = load(heads, tmp_path, target).propose(given)
+    assert drafts.tokens == reference(heads, target, rank=1)
+    assert drafts.probabilities is not None
+    for tokens, q in zip(drafts.tokens, drafts.probabilities, strict=True):
+        assert q.shape == (len(tokens), VOCABULARY)
+        assert ((q > 0).sum(-1) == (kept or VOCABULARY)).all()
+        assert q.topk(2).indices[:, 1].tolist() == tokens
+    assert sampler.asked == [(depth, [0, 1, 2, 3]) for depth in range(4)]
 
 
 def test_a_shared_matrix_may_be_stored_as_the_first_heads(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The MLP speculator drafts what its source's formulas say, from every published form."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ import torch
 from engine_adapter.proposers.catalog import method, parse_spec
 from engine_adapter.proposers.contract import Proposer
 from tests.engine_adapter.proposers.batches import batch
-from tests.engine_adapter.proposers.heads import Heads, RandomTarget, mlp_speculator
+from tests.engine_adapter.proposers.heads import (
+    VOCABULARY,
+    Heads,
+    RandomTarget,
+    SecondBest,
+    mlp_speculator,
+)
 
 ROWS = {"a": [1, 2, 3, 4], "b": [5, 5], "c": list(range(60)), "d": [90, 3, 90, 3, 90]}
 
@@ -25,8 +32,11 @@ def load(heads: Heads, folder: Path, target: RandomTarget, k: int = 1) -> Propos
     return method("mlp_speculator").create(parse_spec(fields), Host(target))  # type: ignore[arg-type]
 
 
-def reference(heads: Heads, hidden: torch.Tensor, newest: int, k: int) -> list[int]:
-    """One row, one step after the other, in float64, after arXiv 2404.19124 and its code."""
+def reference(heads: Heads, hidden: torch.Tensor, newest: int, k: int, rank: int = 0) -> list[int]:
+    """One row, one step after the other, in float64, after arXiv 2404.19124 and its code.
+
+    Each token is the likeliest, or as much further down as `rank` says.
+    """
     config = heads.config
     n, inner = config["n_predict"], config["inner_dim"] or config["emb_dim"]
 
@@ -48,7 +58,7 @@ def reference(heads: Heads, hidden: torch.Tensor, newest: int, k: int) -> list[i
         state = state + weight("emb", step)[token] * emb_weight
         state = norm(state) * weight("ln", step) + weight("ln", step, "bias")
         state = state * 0.5 * (1 + torch.erf(state / math.sqrt(2)))
-        token = int((weight("head", step) @ state).argmax())
+        token = int((weight("head", step) @ state).argsort(descending=True)[rank])
         drafted.append(token)
     return drafted
 
@@ -71,6 +81,20 @@ def test_rows_of_every_k_are_drafted_as_the_formulas_say(
         assert drafts.tokens[i] == reference(heads, given.hidden[i], tokens[-1], k)
     assert drafts.probabilities is None
     assert drafts.catchup_tokens == 0
+
+
+def test_what_a_sampler_draws_is_drafted_and_gone_on_from(tmp_path: Path) -> None:
+    target, heads, sampler = RandomTarget(), mlp_speculator(), SecondBest()
+    ks = [3, 1, 3, 2]
+    given = replace(batch(ROWS, k=ks, hidden_of=target.hidden_of), sampling=sampler)
+    drafts = load(heads, tmp_path, target).propose(given)
+    assert drafts.probabilities is not None
+    for i, (tokens, k) in enumerate(zip(ROWS.values(), ks, strict=True)):
+        assert drafts.tokens[i] == reference(heads, given.hidden[i], tokens[-1], k, rank=1)
+        q = drafts.probabilities[i]
+        assert q.shape == (k, VOCABULARY)
+        assert q.topk(2).indices[:, 1].tolist() == drafts.tokens[i]
+    assert sampler.asked == [(depth, [0, 1, 2, 3]) for depth in range(3)]
 
 
 def test_the_newest_token_counts(tmp_path: Path) -> None:

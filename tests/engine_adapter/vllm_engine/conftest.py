@@ -34,6 +34,8 @@ PROPOSERS: list[dict[str, Any]] = [
         "model": str(model_path("mlp-speculator")),
         "num_speculative_tokens": 4,
     },
+    {"name": "eagle", "model": str(model_path("eagle")), "num_speculative_tokens": 4},
+    {"name": "eagle3", "model": str(model_path("eagle3")), "num_speculative_tokens": 4},
     # The target as its own draft: whatever it drafts can be accepted, so a rejected token is a
     # mistake in its KV.
     {"name": "self", "method": "draft_model", "model": TARGET, "num_speculative_tokens": 5},

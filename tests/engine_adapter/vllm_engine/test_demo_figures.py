@@ -57,6 +57,13 @@ async def test_the_draft_model_pays_on_free_prompts_and_more_than_ngram(live: Li
     assert draft > ngram
 
 
+@pytest.mark.parametrize(
+    ("head", "least"), [("medusa", 1.45), ("mlp", 1.65), ("eagle", 2.0), ("eagle3", 2.6)]
+)
+async def test_every_head_pays_on_free_prompts(live: Live, head: str, least: float) -> None:
+    assert tokens_per_step(await answers(live, "free", 0.0, head, 4)) >= least
+
+
 async def test_answers_end_by_themselves(live: Live) -> None:
     results = await answers(live, "quote", 0.7, "ngram", 5)
     assert sum(result.finish_reason == "stop" for result in results) >= 20

@@ -38,14 +38,18 @@ LEAST_GAP = 1e-3
 _DRAFT = {"method": "draft_model", "model": str(model_path("draft"))}
 _SAMPLED = {"draft_sampling": "probabilistic", "num_speculative_tokens": 3}
 _EAGLE = {"method": "eagle", "model": str(model_path("eagle"))}
+_MEDUSA = {"model": str(model_path("medusa"))}
+_MLP = {"model": str(model_path("mlp-speculator"))}
 PROPOSERS: list[dict[str, Any]] = [
     {"name": "ngram", "prompt_lookup_min": 1},
     {"name": "suffix"},
     {"name": "draft", **_DRAFT},
     {"name": "draft-sampled", **_DRAFT, **_SAMPLED},
     {"name": "draft-block", **_DRAFT, **_SAMPLED, "verification": "block"},
-    {"name": "medusa", "model": str(model_path("medusa"))},
-    {"name": "mlp", "method": "mlp_speculator", "model": str(model_path("mlp-speculator"))},
+    {"name": "medusa", **_MEDUSA},
+    {"name": "medusa-sampled", "method": "medusa", **_MEDUSA, **_SAMPLED, "verification": "block"},
+    {"name": "mlp", "method": "mlp_speculator", **_MLP},
+    {"name": "mlp-sampled", "method": "mlp_speculator", **_MLP, **_SAMPLED},
     {"name": "eagle", **_EAGLE},
     {"name": "eagle-sampled", **_EAGLE, **_SAMPLED},
     {"name": "eagle3", "model": str(model_path("eagle3"))},

@@ -263,9 +263,14 @@ async def test_the_proposers_are_shown_in_their_order(client: httpx.AsyncClient)
         ("suffix", "suffix", 8),
         ("draft", "draft_model", 4),
         ("draft-small", "draft_model", 4),
+        ("medusa", "medusa", 4),
+        ("mlp-speculator", "mlp_speculator", 4),
+        ("eagle", "eagle", 4),
+        ("eagle3", "eagle3", 4),
         ("prediction", "prediction", 8),
     ]
-    assert [p["roles"] for p in body["data"]] == [["backup"], [], ["primary"], [], []]
+    roles = {p["name"]: p["roles"] for p in body["data"] if p["roles"]}
+    assert roles == {"ngram": ["backup"], "draft": ["primary"]}
     assert {p["state"] for p in body["data"]} == {"loaded"}
     for field in ("model", "tensor_parallel_size", "weights_bytes", "kv_bytes", "draft_latency_ms"):
         assert all(field in p for p in body["data"]), field
