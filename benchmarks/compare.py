@@ -2,7 +2,7 @@
 
 The sides run at once and are measured in turn, forwards in one round and backwards in the next, on
 the same prompts. So what disturbs the machine disturbs them alike, and a round gives a pair for
-each side and its base. Greedy only: stock vLLM 0.32 samples wrongly on CPU when drafts meet a
+each side and its base. Half of the rounds are with processes that were started in the reverse order. Greedy only: stock vLLM 0.32 samples wrongly on CPU when drafts meet a
 temperature.
 """
 
@@ -25,6 +25,11 @@ SIDES = ("stock", "one", "all")
 """Stock vLLM with the proposer; Specgate with it alone; Specgate with all of them loaded."""
 
 PROMPTS = 16
+
+TURNS = 2
+"""How often the sides are started, in their order and then in the reverse one; each turn has its share
+of the rounds. How fast a process reads memory is settled for its life when it starts: of two alike,
+the one that was started first was found up to 5 % slower on the wide target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +92,42 @@ async def compare(
         if method != NONE and method not in by_name:
             raise ValueError(f"no proposer {method!r}; there are {', '.join(by_name)}")
     results: list[Compared] = []
-    async with AsyncExitStack() as kept:
-        everything = None
-        if "all" in plan.sides:
-            everything = await kept.enter_async_context(
-                host.specgate("all", plan.target, plan.specs)
-            )
-        for method in plan.methods:
-            spec = None if method == NONE else by_name[method]
-            async with AsyncExitStack() as own:
-                sides: list[Side] = []
-                for name in plan.sides:
-                    if name == "all" and everything is not None:
-                        sides.append(everything)
-                    elif name == "one":
-                        alone = host.specgate("one", plan.target, _needed(spec, by_name))
-                        sides.append(await own.enter_async_context(alone))
-                    elif spec is None or spec.method in STOCK_METHODS:
-                        sides.append(await own.enter_async_context(host.stock(plan.target, spec)))
-                for level in plan.levels:
-                    for result in await _level(plan, sides, method, level):
-                        take(result)
-                        results.append(result)
+    for method in plan.methods:
+        for result in await _method(plan, host, method, by_name):
+            take(result)
+            results.append(result)
     return results
+
+
+async def _method(
+    plan: Comparison, host: Host, method: str, by_name: Mapping[str, ProposerSpec]
+) -> list[Compared]:
+    """All rounds of one method."""
+    spec = by_name.get(method)
+    stock = spec is None or spec.method in STOCK_METHODS
+    names = [name for name in plan.sides if stock or name != "stock"]
+    loaded = {"one": _needed(spec, by_name), "all": plan.specs}
+    samples: dict[int, dict[str, list[Decoding]]] = {
+        level: {name: [] for name in names} for level in plan.levels
+    }
+    for turn in range(min(TURNS, plan.pairs)):
+        rounds = range(turn, plan.pairs, TURNS)
+        async with AsyncExitStack() as started:
+            sides: dict[str, Side] = {}
+            for name in reversed(names) if turn % 2 else names:
+                side = (
+                    host.stock(plan.target, spec)
+                    if name == "stock"
+                    else host.specgate(name, plan.target, loaded[name])
+                )
+                sides[name] = await started.enter_async_context(side)
+            for level in plan.levels:
+                await _rounds(plan, sides, method, level, rounds, samples[level])
+    return [
+        _compared(method, level, name, of_level[name], names[0], of_level[names[0]])
+        for level, of_level in samples.items()
+        for name in names
+    ]
 
 
 def _needed(
@@ -121,22 +139,21 @@ def _needed(
     return [*(by_name[name] for name in spec.options.get("members", ())), spec]
 
 
-async def _level(
-    plan: Comparison, sides: Sequence[Side], method: str, level: int
-) -> list[Compared]:
-    """All rounds of one method at one concurrency."""
-    samples: dict[str, list[Decoding]] = {side.name: [] for side in sides}
-    for side in sides:  # what is compiled or allocated on first use
-        await side.wave(_wave(plan, method, level, 0))
-    for number in range(plan.pairs):
+async def _rounds(
+    plan: Comparison,
+    sides: Mapping[str, Side],
+    method: str,
+    level: int,
+    rounds: Sequence[int],
+    samples: Mapping[str, list[Decoding]],
+) -> None:
+    """Some rounds at one concurrency, forwards and backwards in turn."""
+    for side in sides.values():  # what is compiled or allocated on first use
+        await side.wave(_wave(plan, method, level, rounds[0]))
+    for i, number in enumerate(rounds):
         requests = _wave(plan, method, level, number)
-        for side in sides if number % 2 else reversed(sides):
-            samples[side.name].append(await measure(side, requests))
-    base = sides[0].name
-    return [
-        _compared(method, level, side.name, samples[side.name], base, samples[base])
-        for side in sides
-    ]
+        for name in samples if i % 2 == 0 else reversed(list(samples)):
+            samples[name].append(await measure(sides[name], requests))
 
 
 def _wave(plan: Comparison, method: str, level: int, number: int) -> list[Request]:

@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,14 @@ class ProposerDispatch:
 
     Args:
         vllm_config: the engine's configuration; its `additional_config` names the proposers.
+
+    Attributes:
+        aux_layers: the target's layers whose outputs some head reads, ascending; once loaded.
+        sampled: the drafts that were sampled, until they are verified; once a runner is bound.
     """
+
+    aux_layers: tuple[int, ...]
+    sampled: SampledDrafts
 
     def __init__(self, vllm_config: Any) -> None:
         self._vllm_config = vllm_config
@@ -67,6 +73,7 @@ class ProposerDispatch:
         self._progress = ProgressWriter(extension.progress_pipe)
         self._proposers: dict[str, Proposer] = {}
         self._draft_models: dict[str, PagedDraftModel] = {}
+        self._heads: list[PagedHead] = []
         self._capabilities = {spec.name: needs(spec, self._specs) for spec in self._specs}
         self._target: LoadedTarget | None = None
         self._runner: Any = None
@@ -88,6 +95,9 @@ class ProposerDispatch:
                 self._proposers[spec.name] = method(spec.method).create(spec, self)
                 if spec.name in self._draft_models:
                     self._draft_models[spec.name].load(target)
+        models = self._draft_models.values()
+        self._heads = [model for model in models if isinstance(model, PagedHead)]
+        self.aux_layers = tuple(sorted({i for head in self._heads for i in head.aux_layers}))
 
     def create(self, spec: ProposerSpec) -> Proposer:
         """A proposer without KV of its own, for `install`; a thread beside a step may call it."""
@@ -134,15 +144,6 @@ class ProposerDispatch:
     def draft_models(self) -> Mapping[str, PagedDraftModel]:
         """The proposers that keep KV, by name."""
         return self._draft_models
-
-    @cached_property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The target's layers whose outputs some head reads, ascending. Known after loading."""
-        return tuple(sorted({layer for head in self._heads for layer in head.aux_layers}))
-
-    @cached_property
-    def _heads(self) -> list[PagedHead]:
-        return [model for model in self._draft_models.values() if isinstance(model, PagedHead)]
 
     def memory(self) -> dict[str, tuple[int, int]]:
         """Bytes of weights and of KV on this rank, of every proposer that holds any."""

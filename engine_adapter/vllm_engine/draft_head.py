@@ -90,7 +90,7 @@ class PagedHead(PagedDraftModel):
     # -- drafting ----------------------------------------------------------------------------
 
     def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
-        """Greedy drafts; see `DraftModel.draft`.
+        """See `DraftModel.draft`.
 
         Rows that share a block and go on behind it with different tokens are drafted for one
         after the other, since they need its last slot differently. It takes a prefix that was

@@ -165,8 +165,7 @@ class PagedDraftModel:
     def _feed(self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints) -> Outputs:
         """One forward over [start, start + length) of the given rows."""
         inputs = self._passes().over(batch.rows[rows], start, length)
-        position = inputs.positions.cpu().numpy()
-        tokens = batch.token_ids[np.repeat(inputs.rows, length), position + self._shift]
+        tokens = batch.token_ids[np.repeat(inputs.rows, length), inputs.position + self._shift]
         return self._forward(torch.from_numpy(tokens).to(self._device), inputs)
 
     def _go_on(self, batch: DraftBatch, stop: Ints, last: Outputs) -> Drafts:

@@ -19,17 +19,34 @@ class PassInputs:
 
     Attributes:
         rows: [N], indices into the engine's batch.
-        positions: int64 [T], of each token's KV, on the device.
+        position: int64 [T], of each token's KV.
+        positions: the same on the device.
         slots: int64 [T], the KV slot of each token, on the device.
         num_tokens: T.
         metadata: vLLM's `CommonAttentionMetadata`.
     """
 
     rows: npt.NDArray[np.intp]
+    position: Ints
     positions: torch.Tensor
     slots: torch.Tensor
     num_tokens: int
     metadata: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Numbers that vLLM wants on the CPU and on the device."""
+
+    here: torch.Tensor
+    there: torch.Tensor
+
+    @classmethod
+    def of(cls, numbers: torch.Tensor, device: torch.device) -> "_Bounds":
+        return cls(numbers, numbers.to(device))
+
+    def __getitem__(self, part: Any) -> "_Bounds":
+        return _Bounds(self.here[part], self.there[part])
 
 
 class Passes:
@@ -55,11 +72,12 @@ class Passes:
         seq_lens = start + length
         return self._inputs(
             rows,
+            position,
             torch.from_numpy(position).to(self._device),
             torch.from_numpy(self._slots(blocks, row, position)).to(self._device),
             torch.from_numpy(blocks).to(self._device),
-            torch.from_numpy(starts),
-            torch.from_numpy(seq_lens.astype(np.int32)),
+            _Bounds.of(torch.from_numpy(starts), self._device),
+            _Bounds.of(torch.from_numpy(seq_lens.astype(np.int32)), self._device),
             int(length.max()),
             int(seq_lens.max()),
         )
@@ -79,15 +97,16 @@ class Passes:
         rows, first = rows[: counts[0]], first[: counts[0]]
         row, blocks = np.arange(len(rows)), self._blocks[rows]
         position = first + np.arange(len(counts))[:, None]
-        longest = (position.max(axis=1) + 1).tolist()
+        longest = [int(at[:count].max()) + 1 for at, count in zip(position, counts, strict=True)]
         positions = torch.from_numpy(position).to(self._device)
         slots = torch.from_numpy(self._slots(blocks, row, position)).to(self._device)
-        seq_lens = torch.from_numpy((position + 1).astype(np.int32))
+        seq_lens = _Bounds.of(torch.from_numpy((position + 1).astype(np.int32)), self._device)
         table = torch.from_numpy(blocks).to(self._device)
-        starts = torch.arange(len(rows) + 1, dtype=torch.int32)
+        starts = _Bounds.of(torch.arange(len(rows) + 1, dtype=torch.int32), self._device)
         for i, count in enumerate(counts):
             yield self._inputs(
                 rows[:count],
+                position[i, :count],
                 positions[i, :count],
                 slots[i, :count],
                 table[:count],
@@ -106,20 +125,21 @@ class Passes:
     def _inputs(
         self,
         rows: npt.NDArray[np.intp],
+        position: Ints,
         positions: torch.Tensor,
         slots: torch.Tensor,
         table: torch.Tensor,
-        starts: torch.Tensor,
-        seq_lens: torch.Tensor,
+        starts: "_Bounds",
+        seq_lens: "_Bounds",
         max_query_len: int,
         max_seq_len: int,
     ) -> PassInputs:
         num_tokens = slots.shape[0]
         metadata = compat.CommonAttentionMetadata(
-            query_start_loc=starts.to(self._device),
-            query_start_loc_cpu=starts,
-            seq_lens=seq_lens.to(self._device),
-            seq_lens_cpu_upper_bound=seq_lens,
+            query_start_loc=starts.there,
+            query_start_loc_cpu=starts.here,
+            seq_lens=seq_lens.there,
+            seq_lens_cpu_upper_bound=seq_lens.here,
             num_reqs=len(rows),
             num_actual_tokens=num_tokens,
             max_query_len=max_query_len,
@@ -128,4 +148,4 @@ class Passes:
             slot_mapping=slots,
             causal=True,
         )
-        return PassInputs(rows, positions, slots, num_tokens, metadata)
+        return PassInputs(rows, position, positions, slots, num_tokens, metadata)

@@ -56,7 +56,7 @@ def test_onward_every_pass_is_one_position_further_and_loses_the_last_rows(passe
     assert [inputs.metadata.seq_lens.tolist() for inputs in made] == [[3, 8], [4, 9], [5]]
     for inputs in made:
         assert inputs.metadata.max_query_len == 1
-        assert inputs.metadata.max_seq_len >= inputs.metadata.seq_lens.max()
+        assert inputs.metadata.max_seq_len == inputs.metadata.seq_lens.max()
         assert inputs.metadata.num_reqs == inputs.metadata.num_actual_tokens == len(inputs.rows)
 
 

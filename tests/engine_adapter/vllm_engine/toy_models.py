@@ -112,7 +112,8 @@ class _ToyForward(ABC):
         assert 0 < total <= self._budget
         assert (position < self.max_model_len).all(), "the draft model does not know the position"
         assert metadata.num_actual_tokens == total == len(position) == len(slots)
-        assert metadata.max_seq_len >= metadata.seq_lens.max()
+        assert metadata.max_seq_len == metadata.seq_lens.max()
+        assert inputs.position.tolist() == position.tolist()
         assert metadata.max_query_len == metadata.query_start_loc.diff().max()
         self.store[slots.numpy(), 0] = tokens.numpy()
         self.store[slots.numpy(), 1] = self._read_in(slots, states)
