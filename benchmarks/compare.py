@@ -2,8 +2,8 @@
 
 The sides run at once and are measured in turn, forwards in one round and backwards in the next, on
 the same prompts. So what disturbs the machine disturbs them alike, and a round gives a pair for
-each side and its base. Half of the rounds are with processes that were started in the reverse order. Greedy only: stock vLLM 0.32 samples wrongly on CPU when drafts meet a
-temperature.
+each side and its base. Half of the rounds are with processes that were started in the reverse
+order. Greedy only: stock vLLM 0.32 samples wrongly on CPU when drafts meet a temperature.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ SIDES = ("stock", "one", "all")
 PROMPTS = 16
 
 TURNS = 2
-"""How often the sides are started, in their order and then in the reverse one; each turn has its share
-of the rounds. How fast a process reads memory is settled for its life when it starts: of two alike,
-the one that was started first was found up to 5 % slower on the wide target."""
+"""How often the sides are started, in their order and then in the reverse one; each turn has its
+share of the rounds. How fast a process reads memory is settled for its life when it starts: of two
+alike, the one that was started first was up to 5 % slower on the wide target."""
 
 
 @dataclass(frozen=True, slots=True)
