@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from demo import model_path
 from engine_adapter.interface import (
     GenerationRequest,
     ProposerCounts,
@@ -39,10 +38,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
 ]
 
-HEADS: list[dict[str, Any]] = [
-    {"name": "eagle", "model": str(model_path("eagle")), "num_speculative_tokens": 4},
-    {"name": "eagle3", "model": str(model_path("eagle3")), "num_speculative_tokens": 3},
-]
 ON_TWO_RANKS: list[dict[str, Any]] = [
     {
         "name": "whole",
@@ -83,7 +78,7 @@ async def random_plans(
 async def one_rank() -> AsyncIterator[Live]:
     """Every method there is."""
     with pytest.MonkeyPatch.context() as patch:
-        async with random_plans([*PROPOSERS, *HEADS], patch) as live:
+        async with random_plans(PROPOSERS, patch) as live:
             yield live
 
 
@@ -93,7 +88,7 @@ async def two_ranks() -> AsyncIterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        proposers = [*PROPOSERS, *HEADS, *ON_TWO_RANKS]
+        proposers = [*PROPOSERS, *ON_TWO_RANKS]
         async with random_plans(proposers, patch, tensor_parallel_size=2) as live:
             yield live
 
