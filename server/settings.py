@@ -264,7 +264,7 @@ class Settings(EngineArguments):
 
 
 def _demo(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The demo's model and, unless others are given, lookups and every kind with weights.
+    """The demo's model and, unless others are given, a proposer of every kind but the cascade.
 
     Its method at start is the primary's, as everywhere: the first answer shows speculation.
     """

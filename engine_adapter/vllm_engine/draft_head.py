@@ -135,7 +135,7 @@ class PagedHead(PagedDraftModel):
         assert self._states is not None
         loaded = self._loaded
         given = self._states.read(inputs.slots) if states is None else states
-        loaded.hidden_states[: inputs.num_tokens] = given
+        loaded.hidden_states[: len(inputs.position)] = given
         output, onward = loaded.model(
             input_ids=loaded.input_ids[:padded],
             positions=loaded.positions[:padded],

@@ -216,7 +216,7 @@ class PagedDraftModel:
             inputs: where they stand.
             states: [T, H], what a head goes on from; `None` for the target's states.
         """
-        loaded, total = self._loaded, inputs.num_tokens
+        loaded, total = self._loaded, len(inputs.position)
         _, by_layer = loaded.build_per_group_and_layer_attn_metadata(inputs.metadata)
         mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
         loaded.input_ids[:total] = tokens

@@ -22,7 +22,6 @@ class PassInputs:
         position: int64 [T], of each token's KV.
         positions: the same on the device.
         slots: int64 [T], the KV slot of each token, on the device.
-        num_tokens: T.
         metadata: vLLM's `CommonAttentionMetadata`.
     """
 
@@ -30,7 +29,6 @@ class PassInputs:
     position: Ints
     positions: torch.Tensor
     slots: torch.Tensor
-    num_tokens: int
     metadata: Any
 
 
@@ -129,23 +127,22 @@ class Passes:
         positions: torch.Tensor,
         slots: torch.Tensor,
         table: torch.Tensor,
-        starts: "_Bounds",
-        seq_lens: "_Bounds",
+        starts: _Bounds,
+        seq_lens: _Bounds,
         max_query_len: int,
         max_seq_len: int,
     ) -> PassInputs:
-        num_tokens = slots.shape[0]
         metadata = compat.CommonAttentionMetadata(
             query_start_loc=starts.there,
             query_start_loc_cpu=starts.here,
             seq_lens=seq_lens.there,
             seq_lens_cpu_upper_bound=seq_lens.here,
             num_reqs=len(rows),
-            num_actual_tokens=num_tokens,
+            num_actual_tokens=len(position),
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
             block_table_tensor=table,
             slot_mapping=slots,
             causal=True,
         )
-        return PassInputs(rows, position, positions, slots, num_tokens, metadata)
+        return PassInputs(rows, position, positions, slots, metadata)
