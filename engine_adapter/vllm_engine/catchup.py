@@ -68,8 +68,9 @@ class DraftKVLedger:
 
     def _need(self, width: int, lengths: Lengths) -> Lengths:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
-        begins = np.arange(width) * self.block_size
-        return np.clip(lengths[:, None] - begins, 0, self.block_size)
+        begins = np.arange(0, width * self.block_size, self.block_size)
+        # np.clip takes twice as long for so few.
+        return np.minimum(np.maximum(lengths[:, None] - begins, 0), self.block_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,13 +52,12 @@ class HiddenStateCache(compat.AttentionLayerBase):
 
     def write(self, slots: torch.Tensor, states: torch.Tensor) -> None:
         """Keeps `states` [T, W] for `slots`, int64 [T]."""
-        self.kv_cache[*self._at(slots)] = states.to(self._dtype)
+        self._by_slot().index_copy_(0, slots, states.to(self._dtype))
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """The states [T, W] of `slots`, int64 [T]."""
-        return self.kv_cache[*self._at(slots)]
+        return self._by_slot().index_select(0, slots)
 
-    def _at(self, slots: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Slots as indices into the cache, which is [blocks, 1, block size, W]."""
-        size = self.kv_cache.shape[2]
-        return slots // size, 0, slots % size
+    def _by_slot(self) -> torch.Tensor:
+        """The cache, which is [blocks, 1, block size, W], as [slots, W]."""
+        return self.kv_cache.view(-1, self._width)
