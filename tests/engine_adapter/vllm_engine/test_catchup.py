@@ -46,70 +46,94 @@ def lengths(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+class RandomWalk:
+    """Rows that come, grow and go at random, in a ledger and in the model beside it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.ledger, self.model = DraftKVLedger(40, SIZE), PositionModel(40)
+        self.free = list(range(1, 40))
+        self.rows: dict[int, tuple[list[int], int]] = {}
+        """Row -> its blocks and its length."""
+        self.shared: list[int] = []
+        """Full blocks of the prefix cache."""
+
+    def act(self, step: int) -> None:
+        """Lets one thing happen to one row, or nothing."""
+        action = self.rng.random()
+        if action < 0.15 and len(self.rows) < 4:
+            self.start(step)
+        elif action < 0.25 and self.rows:
+            self.end(self.any_row())
+        elif action < 0.32 and self.rows and self.free:
+            self.move_last_block(self.any_row())
+        elif action < 0.7 and self.rows:
+            row = self.any_row()
+            if len(self.free) > 3:
+                self.grow(row, int(self.rng.integers(1, 7)))
+
+    def any_row(self) -> int:
+        return int(self.rng.choice(list(self.rows)))
+
+    def start(self, row: int) -> None:
+        """A prefix hit: the row's first full blocks are another row's, valid or not."""
+        hit = self.shared[: int(self.rng.integers(0, len(self.shared) + 1))]
+        self.rows[row] = (list(hit), len(hit) * SIZE)
+        self.grow(row, int(self.rng.integers(1, 8)))
+
+    def grow(self, row: int, more: int) -> None:
+        """Makes the row longer; the blocks that this takes are fresh and hold nothing."""
+        blocks, length = self.rows[row]
+        length += more
+        fresh = [self.free.pop() for _ in range(len(blocks), -(-length // SIZE))]
+        self.ledger.reset(fresh)
+        self.model.reset(fresh)
+        self.rows[row] = (blocks + fresh, length)
+
+    def end(self, row: int) -> None:
+        """The row gives its blocks back; the first two that are full are shared from now on."""
+        blocks, length = self.rows.pop(row)
+        if not self.shared and length >= 2 * SIZE:
+            self.shared = blocks[:2]
+        self.free.extend(block for block in blocks if block not in self.shared)
+
+    def move_last_block(self, row: int) -> None:
+        """Copy on write."""
+        blocks, length = self.rows[row]
+        last, moved = blocks[-1], self.free.pop()
+        self.ledger.copy([(last, moved)])
+        self.model.copy([(last, moved)])
+        if last not in self.shared:
+            self.free.append(last)
+        self.rows[row] = ([*blocks[:-1], moved], length)
+
+    def compare(self, rows: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Checks what the rows miss; their table, what they miss, and their ends."""
+        blocks = table([self.rows[row][0] for row in rows], 40, int(self.rng.integers(0, 40)))
+        ends = lengths(*(self.rows[row][1] for row in rows))
+        missing = self.ledger.first_missing(blocks, ends)
+        assert missing.tolist() == [self.model.first_missing(*self.rows[row]) for row in rows]
+        return blocks, missing, ends
+
+    def read(self, rows: list[int]) -> None:
+        """What the rows miss is read and becomes valid."""
+        blocks, missing, ends = self.compare(rows)
+        self.ledger.mark(blocks, missing, ends)
+        for row, start in zip(rows, missing.tolist(), strict=True):
+            self.model.write(self.rows[row][0], start, self.rows[row][1])
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_the_ledger_agrees_with_a_model_of_every_position(seed: int) -> None:
     """Rows grow, share full blocks, lose and regain blocks; some are read and some are not."""
-    rng = np.random.default_rng(seed)
-    ledger, model = DraftKVLedger(40, SIZE), PositionModel(40)
-    free = list(range(1, 40))
-    rows: dict[int, tuple[list[int], int]] = {}
-    shared: list[int] = []
-
-    def grow(row: int, length: int) -> None:
-        """Gives the row blocks up to `length`; fresh ones hold nothing."""
-        blocks, _ = rows.get(row, ([], 0))
-        fresh = [free.pop() for _ in range(len(blocks), -(-length // SIZE))]
-        ledger.reset(fresh)
-        model.reset(fresh)
-        rows[row] = (blocks + fresh, length)
-
-    def drop(row: int) -> None:
-        blocks, _ = rows.pop(row)
-        free.extend(block for block in blocks if block not in shared)
-
+    walk = RandomWalk(seed)
     for step in range(120):
-        action = rng.random()
-        if action < 0.15 and len(rows) < 4:
-            row = step
-            # A prefix hit: the first full blocks are another row's, valid or not.
-            hit = shared[: int(rng.integers(0, len(shared) + 1))]
-            rows[row] = (list(hit), len(hit) * SIZE)
-            grow(row, len(hit) * SIZE + int(rng.integers(1, 8)))
-        elif action < 0.25 and rows:
-            row = int(rng.choice(list(rows)))
-            if not shared and rows[row][1] >= 2 * SIZE:
-                shared = rows[row][0][:2]  # full blocks, from now on in the prefix cache
-            drop(row)
-        elif action < 0.32 and rows and free:
-            # Copy on write: the row's last block moves.
-            row = int(rng.choice(list(rows)))
-            blocks, length = rows[row]
-            pairs = [(blocks[-1], free.pop())]
-            ledger.copy(pairs)
-            model.copy(pairs)
-            if blocks[-1] not in shared:
-                free.append(blocks[-1])
-            rows[row] = ([*blocks[:-1], pairs[0][1]], length)
-        elif action < 0.7 and rows:
-            row = int(rng.choice(list(rows)))
-            if len(free) > 3:
-                grow(row, rows[row][1] + int(rng.integers(1, 7)))
-        if not rows:
-            continue
-        read = [row for row in rows if rng.random() < 0.5]
-        for chosen in (list(rows), read):
-            if not chosen:
-                continue
-            junk = int(rng.integers(0, 40))
-            blocks = table([rows[row][0] for row in chosen], 40, junk)
-            ends = lengths(*(rows[row][1] for row in chosen))
-            missing = ledger.first_missing(blocks, ends)
-            expected = [model.first_missing(*rows[row]) for row in chosen]
-            assert missing.tolist() == expected
-        if read:
-            ledger.mark(blocks, missing, ends)
-            for row, start in zip(read, expected, strict=True):
-                model.write(rows[row][0], start, rows[row][1])
+        walk.act(step)
+        some = [row for row in walk.rows if walk.rng.random() < 0.5]
+        if walk.rows:
+            walk.compare(list(walk.rows))
+        if some:
+            walk.read(some)
 
 
 def test_a_new_ledger_misses_everything() -> None:

@@ -1,146 +1,22 @@
 """Rows to proposers and back: who is asked for what, and what is noted of it."""
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from engine_adapter.interface import SpecMethod
-from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.cascade import CascadeProposer
-from engine_adapter.proposers.contract import Capabilities
-from engine_adapter.vllm_engine.step import TargetStep
+from tests.engine_adapter.vllm_engine.dispatch_bench import (
+    BLOCK,
+    CONTEXT,
+    Bench,
+    cached,
+    new,
+    output,
+    prompt_row,
+    row,
+)
 
 pytestmark = pytest.mark.vllm
-
-CONTEXT = 64
-BLOCK = 4
-VOCABULARY = 1000
-
-
-class Echo:
-    """Drafts `tag` plus the row's length, k times; remembers what it was asked and told."""
-
-    def __init__(self, tag: int, catchup_tokens: int = 0) -> None:
-        self.tag, self.catchup_tokens = tag, catchup_tokens
-        self.batches: list[DraftBatch] = []
-        self.forgotten: list[str] = []
-
-    def propose(self, batch: DraftBatch) -> Drafts:
-        self.batches.append(batch)
-        lengths = batch.num_tokens.tolist()
-        tokens = [
-            [self.tag + length] * k for length, k in zip(lengths, batch.k.tolist(), strict=True)
-        ]
-        return Drafts(tokens, catchup_tokens=self.catchup_tokens)
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        self.forgotten.extend(request_ids)
-
-
-class Kept:
-    """A draft model's place: what the dispatch tells it about blocks and requests."""
-
-    def __init__(self) -> None:
-        self.max_model_len = CONTEXT
-        self.fresh: list[int] = []
-        self.copies: list[Any] = []
-        self.forgotten: list[str] = []
-
-    def blocks_changed(self, fresh: list[int], copies: list[Any]) -> None:
-        self.fresh, self.copies = list(fresh), list(copies)
-
-    def forget(self, request_ids: list[str]) -> None:
-        self.forgotten.extend(request_ids)
-
-
-@dataclass
-class Row:
-    """A row of the batch after a step.
-
-    Attributes:
-        length: committed tokens, or the whole prompt's in mid-prompt.
-        sampled: tokens that the step emitted; 0 in mid-prompt.
-        scheduled: tokens that the target read in the step.
-        computed: tokens that it had read before.
-    """
-
-    length: int
-    sampled: int
-    scheduled: int
-    computed: int
-    prompt: int
-
-
-def row(length: int, sampled: int = 1, scheduled: int = 1, prompt: int = 2) -> Row:
-    """A decoding row: before the step, all but its newest token was read."""
-    return Row(length, sampled, scheduled, length - sampled - 1, prompt)
-
-
-def prompt_row(length: int, computed: int, scheduled: int) -> Row:
-    """A row that is still in its prompt when the step has ended."""
-    return Row(length, 0, scheduled, computed, length)
-
-
-class Bench:
-    """A dispatch with echoing proposers `a`, `b`, `c` and a draft model's `d`."""
-
-    def __init__(self, module: Any) -> None:
-        self.dispatch = module.ProposerDispatch(
-            SimpleNamespace(
-                additional_config={"specgate": {"proposers": [], "progress_pipe": None}},
-                cache_config=SimpleNamespace(block_size=BLOCK),
-            )
-        )
-        self.echoes = {name: Echo(100 * (i + 1)) for i, name in enumerate("abcd")}
-        self.kept = Kept()
-        self.dispatch._proposers = dict(self.echoes)
-        self.dispatch._draft_models = {"d": self.kept}
-        self.dispatch._target = SimpleNamespace(vocab_size=VOCABULARY)
-        self.dispatch._capabilities = {
-            "a": Capabilities(),
-            "b": Capabilities(),
-            "c": Capabilities(model=True, hidden_states=True),
-            "d": Capabilities(model=True, draft_kv=True),
-        }
-        self.runner = SimpleNamespace(max_model_len=CONTEXT, input_batch=None)
-        self.dispatch.bind(self.runner)
-
-    def propose(
-        self, rows: Mapping[str, Row], plan: Mapping[str, tuple[str, int]]
-    ) -> dict[str, list[int]]:
-        every = list(rows.values())
-        self.runner.input_batch = SimpleNamespace(
-            req_ids=list(rows),
-            req_id_to_index={name: i for i, name in enumerate(rows)},
-            num_tokens_no_spec=np.array([r.length for r in every], np.int32),
-            num_prompt_tokens=np.array([r.prompt for r in every], np.int32),
-            num_computed_tokens_cpu=np.array([r.computed for r in every], np.int32),
-            token_ids_cpu=np.tile(np.arange(CONTEXT, dtype=np.int32), (len(every), 1)),
-        )
-        drafts = self.dispatch.propose(
-            {name: SpecMethod(*chosen) for name, chosen in plan.items()},
-            TargetStep(
-                scheduled={name: r.scheduled for name, r in rows.items()},
-                sampled=[[5] * r.sampled for r in every],
-                draft_counts=[max(r.sampled - 1, 0) for r in every],
-                sample_hidden=self.hidden(every),
-            ),
-        )
-        return dict(zip(rows, drafts, strict=True))
-
-    @staticmethod
-    def hidden(rows: Sequence[Row]) -> torch.Tensor:
-        """The state of the row's j-th sampled position: [10 * row + j, row]."""
-        return torch.tensor(
-            [[10.0 * i + j, i] for i, r in enumerate(rows) for j in range(max(r.sampled, 1))]
-        )
 
 
 @pytest.fixture
@@ -270,119 +146,6 @@ def test_only_heads_are_given_the_hidden_state_of_each_rows_newest_token(bench: 
     assert bench.echoes["c"].batches[0].hidden.tolist() == [[12.0, 1.0], [20.0, 2.0]]
 
 
-# -- faults ----------------------------------------------------------------------------------
-
-
-def broken(bench: Bench, name: str, how: Any) -> None:
-    """Lets a proposer do `how` with its batch in place of drafting."""
-    bench.echoes[name].propose = how  # type: ignore[method-assign]
-
-
-def explode(batch: DraftBatch) -> Drafts:
-    raise ZeroDivisionError("its own mistake")
-
-
-def overwrite(batch: DraftBatch) -> Drafts:
-    batch.token_ids[:] = 0
-    return Drafts([[1]])
-
-
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        (explode, "ZeroDivisionError: its own mistake"),
-        (lambda batch: Drafts([[VOCABULARY]]), "BadDrafts"),
-        (lambda batch: Drafts([[1, 2, 3, 4]]), "BadDrafts"),
-        (lambda batch: None, "BadDrafts"),
-        (lambda batch: Drafts([[float("nan")]]), "BadDrafts"),
-        (overwrite, "ValueError"),
-    ],
-)
-def test_a_fault_costs_the_proposers_own_rows_their_drafts(
-    bench: Bench, how: Any, why: str
-) -> None:
-    broken(bench, "b", how)
-    drafts = bench.propose(
-        {"r": row(9), "s": row(9), "t": row(9)}, {"r": ("a", 2), "s": ("b", 3), "t": ("d", 2)}
-    )
-    assert drafts == {"r": [109, 109], "s": [], "t": [409, 409]}
-    assert (bench.runner.input_batch.token_ids_cpu == np.arange(CONTEXT)).all()
-    report = bench.dispatch.take_report()
-    assert list(report.faults) == ["b"]
-    assert report.faults["b"].startswith(why)
-    assert report.drafted == {"a": 2, "b": 0, "d": 2}
-
-
-def test_a_device_that_failed_is_no_proposers_fault(bench: Bench) -> None:
-    def fail(batch: DraftBatch) -> Drafts:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-    broken(bench, "a", fail)
-    with pytest.raises(torch.AcceleratorError):
-        bench.propose({"r": row(9)}, {"r": ("a", 2)})
-
-
-def test_the_same_fault_is_logged_once_until_another_one_comes(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken(bench, "a", explode)
-    for _ in range(3):
-        bench.propose({"r": row(9)}, {"r": ("a", 2)})
-    (record,) = caplog.records
-    assert "proposer a failed" in record.getMessage()
-    assert record.exc_info is not None
-    broken(bench, "a", lambda batch: None)
-    bench.propose({"r": row(9)}, {"r": ("a", 2)})
-    assert len(caplog.records) == 2
-
-
-def cascade(bench: Bench, *names: str) -> None:
-    """Loads a cascade `e` of the given members."""
-    members = [
-        SimpleNamespace(
-            num_speculative_tokens=4, draft_kv=n == "d", draft=partial(bench.dispatch.draft, n)
-        )
-        for n in names
-    ]
-    bench.dispatch._proposers["e"] = CascadeProposer(members)
-    bench.dispatch._capabilities["e"] = Capabilities(members=True, draft_kv="d" in names)
-
-
-def test_a_members_fault_is_its_own_and_the_next_member_drafts(bench: Bench) -> None:
-    cascade(bench, "b", "d")
-    broken(bench, "b", explode)
-    plan = {"r": ("e", 3), "s": ("a", 1), "t": ("e", 3)}
-    drafts = bench.propose({"r": row(9), "s": row(9), "t": prompt_row(30, 16, 8)}, plan)
-    assert drafts == {"r": [409] * 3, "s": [109], "t": []}
-    report = bench.dispatch.take_report()
-    assert list(report.faults) == ["b"]
-    assert report.drafted == {"e": 3, "a": 1}
-
-
-def test_a_quarantined_member_is_passed_over(bench: Bench) -> None:
-    cascade(bench, "b", "c")
-    bench.dispatch.observe(output(specgate_quarantined={"b"}))
-    assert bench.propose({"r": row(9)}, {"r": ("e", 2)}) == {"r": [309, 309]}
-    assert not bench.echoes["b"].batches
-
-
-def test_a_members_own_context_bounds_its_rows_alone(bench: Bench) -> None:
-    cascade(bench, "d", "b")
-    bench.kept.max_model_len = 20
-    rows = {"in": row(18), "over": row(30)}
-    assert bench.propose(rows, dict.fromkeys(rows, ("e", 3))) == {
-        "in": [418] * 2,
-        "over": [230] * 3,
-    }
-
-
-def test_who_is_quarantined_is_not_asked(bench: Bench) -> None:
-    bench.dispatch.observe(output(specgate_quarantined={"a"}))
-    drafts = bench.propose({"r": row(9), "s": row(9)}, {"r": ("a", 2), "s": ("b", 2)})
-    assert drafts == {"r": [], "s": [209, 209]}
-    assert not bench.echoes["a"].batches
-
-
 def test_a_plan_for_who_is_not_there_is_a_plan_for_nobody(bench: Bench) -> None:
     drafts = bench.propose({"r": row(9), "s": row(9)}, {"r": ("gone", 2), "s": ("b", 2)})
     assert drafts == {"r": [], "s": [209, 209]}
@@ -417,32 +180,6 @@ def test_a_step_does_not_report_what_the_one_before_did(bench: Bench) -> None:
 
 
 # -- following the batch ---------------------------------------------------------------------
-
-
-def output(**fields: Any) -> Any:
-    """A `SchedulerOutput`, as far as it is read."""
-    nothing = {
-        "finished_req_ids": set(),
-        "scheduled_new_reqs": [],
-        "scheduled_cached_reqs": cached(),
-        "kv_cache_block_copies": None,
-        "specgate_quarantined": frozenset(),
-    }
-    return SimpleNamespace(**nothing | fields)
-
-
-def cached(*rows: tuple[str, list[int] | None, int], resumed: Set[str] = frozenset()) -> Any:
-    """Requests that were seen before: id, new blocks, computed tokens."""
-    return SimpleNamespace(
-        req_ids=[name for name, _, _ in rows],
-        new_block_ids=[None if blocks is None else (blocks,) for _, blocks, _ in rows],
-        num_computed_tokens=[computed for _, _, computed in rows],
-        resumed_req_ids=resumed,
-    )
-
-
-def new(blocks: list[int], computed: int) -> Any:
-    return SimpleNamespace(block_ids=(blocks,), num_computed_tokens=computed)
 
 
 @pytest.mark.parametrize(
