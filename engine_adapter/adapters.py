@@ -59,26 +59,30 @@ class Adapters:
             self._loading.discard(name)
 
     def _check(self, name: str, path: str) -> None:
+        self._check_enabled()
         known = {*self._held, *self._loading}
-        if not self._enabled:
-            message = "LoRA is off; the server must be started with --enable-lora."
-            raise AdapterRefused("lora_disabled", message)
         if name in known:
             raise AdapterRefused("adapter_exists", f"There is an adapter {name!r} already.")
         if len(known) >= self._room:
             message = f"{len(known)} adapters are loaded; max_cpu_loras allows no more."
             raise AdapterRefused("no_room", message)
         folder = Path(path)
-        if folder.exists() and not (folder / CONFIG_FILE).is_file():
+        if (folder.exists() or folder.is_absolute()) and not (folder / CONFIG_FILE).is_file():
             message = f"{name}: {path!r} is no folder with a file {CONFIG_FILE}"
             raise EngineConfigError("lora_modules", message, "lora_path")
+
+    def _check_enabled(self) -> None:
+        if not self._enabled:
+            message = "LoRA is off; the server must be started with --enable-lora."
+            raise AdapterRefused("lora_disabled", message)
 
     def remove(self, name: str) -> LoraAdapter:
         """Gives an adapter up that nobody uses; no request gets it from here on.
 
         Raises:
-            AdapterRefused: there is none, or requests use it.
+            AdapterRefused: LoRA is off, there is none, or requests use it.
         """
+        self._check_enabled()
         adapter = self._held.get(name)
         if adapter is None:
             raise AdapterRefused("adapter_not_found", f"There is no adapter {name!r}.")

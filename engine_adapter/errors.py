@@ -22,13 +22,18 @@ class EngineConfigError(EngineError):
         setting: the setting's name as the user writes it, e.g. `proposer`.
         message: what was wrong and what would be right.
         field: for a setting that is an object, the field at fault, if it is one alone.
+        code: a short constant for programs where that field is missing or unknown:
+            `missing_required_parameter` or `unknown_parameter`.
     """
 
-    def __init__(self, setting: str, message: str, field: str | None = None) -> None:
+    def __init__(
+        self, setting: str, message: str, field: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(f"{setting}: {message}")
         self.setting = setting
         self.message = message
         self.field = field
+        self.code = code
 
 
 class EngineStartError(EngineError):

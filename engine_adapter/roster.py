@@ -37,6 +37,7 @@ class Roster:
 
     def adopt(self, held: Held) -> None:
         """A new process has loaded all of `specs`; whoever was quarantined begins anew."""
+        self._latency.clear()
         self.infos = tuple(_info(spec, held) for spec in self.specs)
 
     # -- loading and unloading, one at a time ------------------------------------------------
@@ -74,8 +75,15 @@ class Roster:
     def check_unload(self, name: str) -> None:
         """Raises `ProposerRefused` unless the proposer may be unloaded now."""
         self._refuse_two()
-        if name not in (spec.name for spec in self.specs):
+        known = {spec.name: spec for spec in self.specs}
+        if name not in known:
             raise ProposerRefused("proposer_not_found", f"There is no proposer {name!r}.")
+        if method(known[name].method).capabilities.draft_kv:
+            raise ProposerRefused(
+                "needs_restart",
+                f"{known[name].method} keeps KV of its own, which stays reserved while the engine "
+                f"runs: leave {name!r} out of --proposer and restart the server.",
+            )
         for spec in self.specs:
             if name in spec.options.get("members", ()):
                 raise ProposerRefused(

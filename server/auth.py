@@ -66,13 +66,13 @@ class AuthMiddleware:
             return self._admin_refusal(headers, client)
         if not self._api_keys or _holds(headers, self._api_keys | self._admin_keys):
             return None
-        return _unauthorized("This path needs an API key: `Authorization: Bearer KEY`.")
+        return _unauthorized("an API key", headers)
 
     def _admin_refusal(self, headers: Headers, client: tuple[str, int] | None) -> ApiError | None:
         if self._admin_keys:
             if _holds(headers, self._admin_keys):
                 return None
-            return _unauthorized("This path needs an admin key: `Authorization: Bearer KEY`.")
+            return _unauthorized("an admin key", headers)
         if self._bound_to_loopback and _is_direct(headers, client):
             return None
         message = (
@@ -88,7 +88,10 @@ def caller(headers: Headers, client: Address | None, settings: Settings) -> Call
     return Caller(who, None if client is None else client.host)
 
 
-def _unauthorized(message: str) -> ApiError:
+def _unauthorized(key: str, headers: Headers) -> ApiError:
+    message = f"This path needs {key}: `Authorization: Bearer KEY`."
+    if "authorization" in headers:
+        message += " What was sent is none."
     return ApiError(
         401,
         message,

@@ -34,7 +34,8 @@ class Renderer:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         # What `apply_chat_template` takes itself cannot be a variable of the template.
-        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
+        taken = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = frozenset({"messages", *taken})
 
     @classmethod
     def load(

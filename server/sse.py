@@ -126,6 +126,7 @@ class EventStream(Response):
                 # The server stops and has waited long enough.
                 if not self._started:
                     raise
+                log.error("stream_failed", code="stopping")
                 await self._write(send, event(error_body(Stopping())) + DONE)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 

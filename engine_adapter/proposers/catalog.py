@@ -32,7 +32,7 @@ METHODS: tuple[Method, ...] = (
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _COMMON = frozenset({"name", "method", "model", "num_speculative_tokens"})
-
+_MISSING, _UNKNOWN = "missing_required_parameter", "unknown_parameter"
 
 _BY_NAME = {method.name: method for method in METHODS}
 
@@ -60,6 +60,8 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
     for anything that cannot work.
     """
     name = fields.get("name")
+    if name is None:
+        raise _error("name", "is required", _MISSING)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _error("name", f"must match {_NAME.pattern}, got {name!r}")
     if name.lower() in RESERVED_NAMES:
@@ -129,6 +131,8 @@ def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
 
 def _model(chosen: Method, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
+    if chosen.capabilities.model and model is None:
+        raise _error("model", f"{chosen.name} needs the path or id of its weights", _MISSING)
     if chosen.capabilities.model and not (isinstance(model, str) and model):
         raise _error("model", f"{chosen.name} needs the path or id of its weights, got {model!r}")
     if not chosen.capabilities.model and model is not None:
@@ -141,9 +145,9 @@ def _options(chosen: Method, fields: Mapping[str, Any]) -> dict[str, Any]:
     for key in given:
         if key not in chosen.options:
             known = ", ".join([*sorted(_COMMON), *chosen.options])
-            raise _error(key, f"{chosen.name} has no such field; it has {known}")
+            raise _error(key, f"{chosen.name} has no such field; it has {known}", _UNKNOWN)
     return {**chosen.options, **given}
 
 
-def _error(field: str, message: str) -> EngineConfigError:
-    return EngineConfigError("proposer", f"{field}: {message}", field)
+def _error(field: str, message: str, code: str | None = None) -> EngineConfigError:
+    return EngineConfigError("proposer", f"{field}: {message}", field, code)

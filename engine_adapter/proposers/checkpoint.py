@@ -31,7 +31,15 @@ WEIGHTS = (
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and what would be right."""
+    """A checkpoint that cannot be used; the message names the file and what would be right.
+
+    Attributes:
+        field: the proposer's field at fault.
+    """
+
+    def __init__(self, message: str, field: str = "model") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class _Missing(CheckpointError):
@@ -107,7 +115,8 @@ class Checkpoint:
         if k > most:
             raise CheckpointError(
                 f"{self._config_path.parent}: num_speculative_tokens must be at most {most}, "
-                f"{what}; it is {k}"
+                f"{what}; it is {k}",
+                "num_speculative_tokens",
             )
 
     # -- tensors -------------------------------------------------------------------------------

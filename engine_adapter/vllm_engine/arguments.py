@@ -102,11 +102,12 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
 def _structured_outputs(given: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's configuration of structured output: one backend, and compact JSON.
 
-    Under `auto` vLLM picks a backend for each request and then compiles every grammar with the
-    first one picked, which ignores what it does not know. Where white space is free, small models
-    write nothing else.
+    llguidance keeps to a schema or refuses it by the keyword that it lacks; xgrammar passes over
+    some without a word (`not`, what stands beside `anyOf`). Under `auto` vLLM picks a backend for
+    each request and then compiles every grammar with the first one picked. Where white space is
+    free, small models write nothing else.
     """
-    config = {"backend": "xgrammar", **given}
+    config = {"backend": "guidance", **given}
     if config["backend"] == "auto":
         raise EngineConfigError(
             "structured_outputs_config", "backend: must be a backend's name, auto is not proven"

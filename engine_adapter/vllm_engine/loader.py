@@ -68,7 +68,7 @@ def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:
     try:
         method(spec.method).check(spec, sizes)
     except ValueError as error:
-        raise _unusable(spec, str(error)) from error
+        raise _unusable(spec, str(error), getattr(error, "field", "model")) from error
 
 
 async def _load(process: Process, spec: ProposerSpec) -> list[Any]:
@@ -105,5 +105,5 @@ def _ended(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
     return True
 
 
-def _unusable(spec: ProposerSpec, why: str) -> EngineConfigError:
-    return EngineConfigError("proposer", f"{spec.name}: {why}", "model")
+def _unusable(spec: ProposerSpec, why: str, field: str = "model") -> EngineConfigError:
+    return EngineConfigError("proposer", f"{spec.name}: {why}", field)

@@ -62,7 +62,10 @@ class Remote:
         self._url = url.rstrip("/")
         key = (admin_key or "").split(",")[0].strip()
         try:
-            host = urlsplit(self._url).hostname or ""
+            address = urlsplit(self._url)
+            if address.scheme not in ("http", "https") or not address.hostname:
+                raise ValueError("it must begin with http:// or https:// and name a host")
+            host = address.hostname
             self._client = httpx.Client(
                 base_url=self._url,
                 headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -1,6 +1,7 @@
 """`specgate status`: what a running server drafts with, and how well."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,9 @@ def status(
     except RemoteError as error:
         complain(str(error))
         return FAILED
+    except BrokenPipeError:
+        # Who read it has seen enough. What Python flushes at its end must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -65,10 +69,14 @@ def _print_json(remote: Remote, watch: bool, sleep: Callable[[float], None]) -> 
 
 def _print_tables(remote: Remote, watch: bool, sleep: Callable[[float], None]) -> None:
     # Without markup: a reason is what somebody wrote.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    console = Console(width=width, markup=False, highlight=False)
-    if not watch:
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else _PIPE_WIDTH, markup=False, highlight=False)
+    if not (watch and terminal):
         console.print(tables(_look(remote)))
+        while watch:
+            sleep(REFRESH_S)
+            console.print()
+            console.print(tables(_look(remote)))
         return
     with Live(tables(_look(remote)), console=console, auto_refresh=False) as live:
         while True:

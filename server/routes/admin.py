@@ -111,7 +111,7 @@ async def load_proposer(request: Request, body: LoadRequest, state: ReadyState) 
     try:
         return _proposer(await state.proposers.load(body.root, asker), state)
     except EngineConfigError as error:
-        raise InvalidField(error.field, error.message) from None
+        raise InvalidField(error.field, error.message, error.code) from None
 
 
 @router.post("/v1/unload_proposer")

@@ -8,6 +8,7 @@ from server.errors import Stopping, Unavailable
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(state: AnyState) -> dict[str, str]:
     """200 while the engine lives or loads for the first time; 503 says why it does not.
@@ -21,6 +22,7 @@ async def health(state: AnyState) -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(state: AnyState) -> dict[str, str]:
     """200 while requests are served; 503 says why they are not."""

@@ -23,7 +23,7 @@ async def load_lora_adapter(
     try:
         adapter = await state.adapters.load(body.lora_name, body.lora_path, asker)
     except EngineConfigError as error:
-        raise InvalidField(error.field, error.message) from None
+        raise InvalidField(error.field, error.message, error.code) from None
     return adapter_model(state, adapter)
 
 

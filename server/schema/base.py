@@ -123,5 +123,5 @@ class Body(BaseModel):
 
 def _check_neutral(name: str, value: Any) -> None:
     if value is not None and value not in REFUSED[name]:
-        message = f"{name} is not supported by this server, so {clip(value)} cannot be honoured."
+        message = f"{name} is not supported by this server; leave it out."
         raise InvalidField(name, message, "unsupported_parameter")

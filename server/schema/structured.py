@@ -7,11 +7,12 @@ engine to say.
 
 import json
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field
 
 from engine_adapter.interface import Form, StructuredOutput
-from server.errors import InvalidField
+from server.errors import InvalidField, clip
 from server.rendering import is_unicode
 from server.schema.base import Strict
 
@@ -111,6 +112,43 @@ def _json(schema: dict[str, Any] | str, param: str) -> str:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, dict):
             raise InvalidField(param, f"{param} must be a JSON object.")
-        return json.dumps(value, allow_nan=False)
+        text = json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise InvalidField(param, f"{param} is no JSON schema: {error}") from None
+    if (ref := _endless(value)) is not None:
+        raise InvalidField(
+            param, f"{param}: the $ref {clip(ref)} leads to itself, so nothing fits."
+        )
+    return text
+
+
+def _endless(schema: dict[str, Any]) -> str | None:
+    """A `$ref` of the schema that stands for another one, and so on, and at last for itself."""
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, list):
+            nodes.extend(node)
+        if not isinstance(node, dict):
+            continue
+        nodes.extend(node.values())
+        seen: set[str] = set()
+        while isinstance(node, dict) and isinstance(ref := node.get("$ref"), str):
+            if ref in seen:
+                return ref
+            seen.add(ref)
+            node = _at(schema, ref)
+    return None
+
+
+def _at(schema: Any, ref: str) -> Any:
+    """What a `$ref` within the schema stands for (a JSON pointer, RFC 6901); `None` for others."""
+    document, _, pointer = ref.partition("#")
+    before, *keys = unquote(pointer).split("/")
+    if document or before:
+        return None
+    for key in keys:
+        if not isinstance(schema, dict):
+            return None
+        schema = schema.get(key.replace("~1", "/").replace("~0", "~"))
+    return schema

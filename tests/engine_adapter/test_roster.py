@@ -74,12 +74,24 @@ def test_members_stay_until_their_cascade_goes(roster: Roster) -> None:
     assert refusal(roster.check_unload, "cascade") == "proposer_not_found"
 
 
+def test_who_keeps_kv_stays(roster: Roster) -> None:
+    roster.remove("cascade")
+    assert refusal(roster.check_unload, "small") == "needs_restart"
+
+
 def test_one_at_a_time_and_the_one_on_its_way_is_shown_last(roster: Roster) -> None:
     roster.loading = roster.check_load({"name": "suffix", "num_speculative_tokens": 5}, 5)
     assert refusal(roster.check_load, {"name": "x", "method": "ngram"}, 5) == "load_in_progress"
     assert refusal(roster.check_unload, "cascade") == "load_in_progress"
     assert [(i.name, i.state) for i in roster.present()][-1] == ("suffix", "loading")
     assert "suffix" not in [info.name for info in roster.infos]
+
+
+def test_a_new_process_has_a_latency_of_its_own(roster: Roster) -> None:
+    roster.note(step(draft_seconds={"ngram": 0.5}), {"ngram": 5})
+    assert roster.present()[0].draft_latency_ms == 100
+    roster.adopt([{}])
+    assert roster.present()[0].draft_latency_ms is None
 
 
 def test_latency_is_the_mean_per_drafted_token(roster: Roster) -> None:

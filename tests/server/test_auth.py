@@ -106,6 +106,7 @@ async def test_what_is_no_key_opens_nothing(header: str) -> None:
         async with client_of(app) as client:
             response = await client.get(path, headers={b"Authorization": header.encode()})
         assert response.status_code == 401
+        assert "What was sent is none" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("header", [f"bearer {INFERENCE}", f"Bearer  {INFERENCE} "])

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine_adapter.errors import EngineDead
 from server.errors import ClientDisconnected
@@ -145,11 +146,13 @@ async def test_a_stopping_server_closes_the_generator_and_says_so() -> None:
     wire = Wire()
     task = asyncio.create_task(wire.run(events()))
     await asyncio.sleep(0.01)
-    task.cancel()
-    await task
+    with capture_logs() as logs:
+        task.cancel()
+        await task
     assert closed.is_set()
     assert wire.body.startswith(b"one")
     assert b'"code":"stopping"' in wire.body
+    assert [(entry["event"], entry["code"]) for entry in logs] == [("stream_failed", "stopping")]
     assert wire.body.endswith(b"data: [DONE]\n\n")
     assert wire.sent[-1]["more_body"] is False
 

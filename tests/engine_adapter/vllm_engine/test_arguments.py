@@ -178,9 +178,9 @@ def test_the_worker_is_the_devices(monkeypatch: pytest.MonkeyPatch, cpu: bool, w
 @pytest.mark.parametrize(
     ("given", "backend", "compact"),
     [
-        ({}, "xgrammar", True),
-        ({"disable_any_whitespace": False}, "xgrammar", False),
-        ({"backend": "guidance"}, "guidance", True),
+        ({}, "guidance", True),
+        ({"disable_any_whitespace": False}, "guidance", False),
+        ({"backend": "xgrammar"}, "xgrammar", True),
         ({"backend": "outlines"}, "outlines", False),
     ],
 )

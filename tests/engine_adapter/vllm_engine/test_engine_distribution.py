@@ -65,7 +65,8 @@ CONDITIONS = {
     "top-p": Sampling(top_k=4, top_p=0.8),
     "min-p": Sampling(top_k=4, min_p=0.2),
     "logit_bias": Sampling(top_k=2, logit_bias={1385: -1.0, 332: 1.0}),
-    "repetition penalty": Sampling(top_k=2, repetition_penalty=1.3),
+    # Not so high that no token comes twice: n-grams must draft.
+    "repetition penalty": Sampling(top_k=3, repetition_penalty=1.2),
 }
 
 

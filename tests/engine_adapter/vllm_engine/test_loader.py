@@ -1,9 +1,11 @@
 """The procedure of loading, against a process of two ranks that is told what to answer."""
 
+import json
 from typing import Any
 
 import pytest
 
+from demo import model_path
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
 from engine_adapter.proposers.catalog import parse_specs
 from engine_adapter.proposers.contract import TargetSizes
@@ -76,6 +78,13 @@ async def test_weights_that_do_not_fit_never_reach_the_process(roster: Roster) -
             ranks, {"name": "heads", "method": "medusa", "model": "/nowhere"}, SIZES
         )
     assert caught.value.field == "model"
+    assert ranks.calls == []
+    heads = {"name": "heads", "method": "medusa", "model": str(model_path("medusa"))}
+    config = json.loads((model_path("target") / "config.json").read_text())
+    sizes = TargetSizes(config["hidden_size"], config["vocab_size"])
+    with pytest.raises(EngineConfigError, match="at most 4") as caught:
+        await ProposerLoader(roster, 5).load(ranks, {**heads, "num_speculative_tokens": 5}, sizes)
+    assert caught.value.field == "num_speculative_tokens"
     assert ranks.calls == []
 
 

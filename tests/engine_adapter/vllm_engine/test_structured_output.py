@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 
 from engine_adapter.errors import InvalidRequest
@@ -139,7 +140,7 @@ async def test_any_json_object_is_an_object(live: Live, prompts: list[Prompt]) -
     "form",
     [
         StructuredOutput(Form.JSON_SCHEMA, '{"type": "objekt"}', param="it"),
-        StructuredOutput(Form.JSON_SCHEMA, '{"type": "integer", "multipleOf": 7}', param="it"),
+        StructuredOutput(Form.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', param="it"),
         StructuredOutput(Form.JSON_SCHEMA, '{"$ref": "#/nowhere"}', param="it"),
         StructuredOutput(Form.REGEX, "(" + "a" * 1000, param="it"),
         StructuredOutput(Form.GRAMMAR, "root ::= nowhere", param="it"),
@@ -156,6 +157,61 @@ async def test_a_form_that_cannot_be_kept_to_fails_its_own_request_alone(
     assert str(caught.value).startswith("it: ")
     assert len(str(caught.value)) < 300
     assert len((await neighbour).tokens) == 60
+
+
+KEPT = {
+    "multipleOf": {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 999},
+    "oneOf": {"oneOf": [{"type": "boolean"}, {"enum": [1, 2]}]},
+    "allOf": {"allOf": [of_keys(a=BOOLEAN), {"properties": {"a": {"const": True}}}]},
+    "beside anyOf": {**of_keys(a=BOOLEAN, b=BOOLEAN), "anyOf": [{"properties": {"b": CHOSEN}}, {}]},
+    "beside $ref": {"$ref": "#/$defs/n", "maximum": 3, "$defs": {"n": {"enum": [2, 3, 4, 5]}}},
+    "beside enum": {"enum": [*NAMES, 1, 22], "type": "string", "minLength": 5},
+    "without a type": {"minimum": 10, "maximum": 12, "pattern": "^(ab){1,2}$", "items": False},
+    "undeclared": {**of_keys(), "required": ["a"], "additionalProperties": BOOLEAN},
+    "definitions": {"$ref": "#/definitions/tree", "definitions": {"tree": {"type": "boolean"}}},
+}
+"""Schemas with keywords that a grammar is easily made without."""
+
+
+@pytest.mark.parametrize("schema", KEPT.values(), ids=KEPT)
+async def test_every_keyword_of_a_schema_counts(
+    live: Live, prompts: list[Prompt], schema: dict[str, Any]
+) -> None:
+    results = await asyncio.gather(
+        *(
+            generate(
+                live,
+                prompts[seed % len(prompts)],
+                formed(of_schema(schema), temperature=1.5, seed=seed, max_tokens=60),
+                pinned("self", 5),
+            )
+            for seed in range(12)
+        )
+    )
+    whole = [result for result in results if result.finish_reason is FinishReason.STOP]
+    assert whole
+    for result in whole:
+        jsonschema.validate(json.loads(result.text), schema)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("not", {"type": "integer", "not": {"const": 1}}),
+        ("if", {"type": "integer", "if": {"minimum": 5}, "then": {"multipleOf": 2}}),
+        ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
+        ("contains", {"type": "array", "contains": {"type": "integer"}}),
+        ("propertyNames", {"type": "object", "propertyNames": {"pattern": "^a$"}}),
+        ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+        ("example.org", {"$ref": "https://example.org/schema.json"}),
+        ("foo", {"type": "string", "format": "foo"}),
+    ],
+)
+async def test_a_keyword_that_cannot_be_kept_to_is_refused_by_name(
+    live: Live, prompts: list[Prompt], keyword: str, schema: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest, match=keyword):
+        await generate(live, prompts[0], formed(of_schema(schema)), pinned("ngram", 5))
 
 
 async def test_free_rows_are_the_same_beside_rows_with_a_form(

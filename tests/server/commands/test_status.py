@@ -1,6 +1,8 @@
 """`specgate status`: a table for people, an object for programs."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +135,16 @@ def test_it_watches_until_it_is_stopped(
     with pytest.raises(KeyboardInterrupt):
         status(["--watch", *flags], answering(method), sleep)
     assert (len(looks), slept) == (3, [2.0] * 3)
-    assert "103" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert all(str(generation) in out for generation in (101, 102, 103)), "also to a file"
+
+
+@pytest.mark.parametrize("flags", ["", "--json"])
+def test_a_reader_that_leaves_ends_it_quietly(url: str, flags: str) -> None:
+    command = f"{sys.executable} -m server.cli status --watch {flags} --url {url} | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
 
 
 def test_a_running_server_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +160,12 @@ def test_a_running_server_is_shown(url: str, capsys: pytest.CaptureFixture[str])
     assert main(["status", "--json", "--url", url]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert json.loads(last)["spec_method"]["window_s"] == 60
+
+
+def test_an_address_without_a_scheme_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["--url", "127.0.0.1:8000"], answering()) == 1
+    assert "--url: '127.0.0.1:8000'" in (told := capsys.readouterr().err)
+    assert "http://" in told
 
 
 def test_a_key_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,9 @@ async def test_while_loading_it_is_alive_and_not_ready(start: StartGateway) -> N
 async def test_once_started_it_is_alive_and_ready(gateway: Gateway) -> None:
     assert (await gateway.client.get("/health")).json() == {"status": "ok"}
     assert (await gateway.client.get("/ready")).json() == {"status": "ready"}
+    for path in ("/health", "/ready"):
+        response = await gateway.client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
 
 
 async def test_a_start_that_failed_is_neither(start: StartGateway) -> None:

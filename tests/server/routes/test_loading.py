@@ -13,6 +13,7 @@ from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
 LOOKUP = {"name": "lookup", "method": "ngram", "num_speculative_tokens": 3}
+MISSING, UNKNOWN = "missing_required_parameter", "unknown_parameter"
 COMPLETION = {"model": "specgate-demo", "prompt": "def f():", "max_tokens": 8}
 
 
@@ -61,9 +62,9 @@ async def test_an_unloaded_proposer_cannot_be_chosen_and_may_come_back(gateway: 
     ("fields", "status", "param", "code", "says"),
     [
         ({"name": "a b", "method": "ngram"}, 400, "name", None, "must match"),
-        ({"method": "ngram"}, 400, "name", None, "must match"),
+        ({"method": "ngram"}, 400, "name", MISSING, "required"),
         ({"name": "x", "method": "nothing"}, 400, "method", None, "there are"),
-        ({"name": "x", "method": "ngram", "beam": 2}, 400, "beam", None, "no such field"),
+        ({"name": "x", "method": "ngram", "beam": 2}, 400, "beam", UNKNOWN, "no such field"),
         ({**LOOKUP, "prompt_lookup_min": 0}, 400, "prompt_lookup_min", None, "at least 1"),
         (
             {**LOOKUP, "num_speculative_tokens": 9},
@@ -72,7 +73,7 @@ async def test_an_unloaded_proposer_cannot_be_chosen_and_may_come_back(gateway: 
             None,
             "--max-speculative-tokens",
         ),
-        ({"name": "x", "method": "medusa"}, 400, "model", None, "needs the path"),
+        ({"name": "x", "method": "medusa"}, 400, "model", MISSING, "needs the path"),
         ({"name": "c", "method": "cascade", "members": ["ngram"]}, 400, "members", None, "two"),
         ({"name": "ngram"}, 409, "name", "proposer_exists", "already"),
         (

@@ -66,6 +66,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (NEW, {"lora_name": "mine", "lora_path": "a/b"}, 409, "lora_name", "adapter_exists"),
     (NEW, {"lora_name": MODEL, "lora_path": "a/b"}, 409, "lora_name", "adapter_exists"),
     (NEW, {"lora_name": "x", "lora_path": "."}, 400, "lora_path", None),
+    (NEW, {"lora_name": "x", "lora_path": "/no/folder"}, 400, "lora_path", None),
     (NEW, {"lora_name": "x"}, 400, "lora_path", "missing_required_parameter"),
     (NEW, {"lora_name": "", "lora_path": "a"}, 400, "lora_name", None),
     (NEW, {"lora_name": "\ud800", "lora_path": "a"}, 400, "lora_name", None),
@@ -89,8 +90,9 @@ async def test_a_change_that_cannot_be_made_changes_nothing(
 
 
 async def test_without_enable_lora_nothing_is_loaded(gateway: Gateway) -> None:
-    response = await gateway.post(NEW, {"lora_name": "x", "lora_path": "a/b"})
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "lora_disabled")
+    for path, body in ((NEW, {"lora_name": "x", "lora_path": "a/b"}), (GONE, {"lora_name": "x"})):
+        response = await gateway.post(path, body)
+        assert (response.status_code, response.json()["error"]["code"]) == (409, "lora_disabled")
 
 
 async def test_one_in_use_stays_until_its_requests_have_ended(

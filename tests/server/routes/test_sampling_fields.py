@@ -137,6 +137,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (wrapped(name="two words"), "response_format.json_schema.name"),
     (wrapped(colour="red"), "response_format.json_schema.colour"),
     (wrapped({"const": float("inf")}), "response_format.json_schema.schema"),
+    (wrapped({"$ref": "#"}), "response_format.json_schema.schema"),
+    (
+        wrapped({"items": {"$ref": "#/$defs/a~1b"}, "$defs": {"a/b": {"$ref": "#/$defs/a%7E1b"}}}),
+        "response_format.json_schema.schema",
+    ),
+    (
+        wrapped({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#"}}}),
+        "response_format.json_schema.schema",
+    ),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
     ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
