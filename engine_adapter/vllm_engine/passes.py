@@ -95,7 +95,7 @@ class Passes:
         rows, first = rows[: counts[0]], first[: counts[0]]
         row, blocks = np.arange(len(rows)), self._blocks[rows]
         position = first + np.arange(len(counts))[:, None]
-        longest = [int(at[:count].max()) + 1 for at, count in zip(position, counts, strict=True)]
+        furthest = np.maximum.accumulate(first)
         positions = torch.from_numpy(position).to(self._device)
         slots = torch.from_numpy(self._slots(blocks, row, position)).to(self._device)
         seq_lens = _Bounds.of(torch.from_numpy((position + 1).astype(np.int32)), self._device)
@@ -111,7 +111,7 @@ class Passes:
                 starts[: count + 1],
                 seq_lens[i, :count],
                 1,
-                longest[i],
+                int(furthest[count - 1]) + i + 1,
             )
 
     def _slots(self, blocks: npt.NDArray[np.int32], row: Any, position: Ints) -> Ints:
