@@ -29,7 +29,7 @@ PROMPTS = 16
 TURNS = 2
 """How often the sides are started, in their order and then in the reverse one; each turn has its
 share of the rounds. How fast a process reads memory is settled for its life when it starts: of two
-alike, the one that was started first was up to 5 % slower on the wide target."""
+alike one was 5 % faster on the wide target in one order, and 5 % slower in the other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,9 @@
 import asyncio
 import json
 import random
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import psutil
 import pytest
@@ -19,8 +17,8 @@ from tests.e2e.traffic import clients, gather
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prove, pytest.mark.timeout(1800)]
 
-ROUND_TRIPS, LOADS = 200, 7
-"""Of a load; and how often there is one."""
+ROUND_TRIPS, LOADS = 200, 15
+"""Of a load; and how many loads there are at most."""
 
 SHAPES = 160
 """For every weight matrix vLLM keeps a oneDNN primitive on CPU for each number of rows that it
@@ -28,8 +26,8 @@ was multiplied with, 128 of them (`vllm._custom_ops.create_onednn_mm`), so the e
 it has met so many. It does one by one before anything is measured, and as the load mixes them."""
 
 MEMORY_BYTES = 2 << 20
-"""What resident memory may grow by in a load, by the median over all: 5 kB a switch. What a switch
-left behind would be there in every one of them; shapes are met for the first time in few."""
+"""What resident memory may grow by in a load: 5 kB a switch. What a switch leaves behind is there
+in every load, what is done for the first time in fewer and fewer: one load must show nothing."""
 
 PROPOSERS = [
     {"name": "ngram", "num_speculative_tokens": 5},
@@ -136,12 +134,14 @@ async def test_two_hundred_switches_and_back_leave_nothing_behind(served: Served
     for _ in range(LOADS):
         await switched_load(served, plain_texts)
         looks.append(await asyncio.to_thread(sizes, served))
-    for process in ("gateway", "engine"):
-        seen = [look[process] for look in looks]
-        print(process, *seen, sep="\n")
-        grown = [after.memory_bytes - before.memory_bytes for before, after in pairwise(seen)]
-        assert statistics.median(grown) < MEMORY_BYTES, (process, grown)
-        assert seen[-1].descriptors <= seen[1].descriptors, process
-        assert seen[-1].threads <= seen[1].threads, process
+        print(looks[-1])
+        before, after = looks[-2:]
+        if all(after[p].memory_bytes - before[p].memory_bytes < MEMORY_BYTES for p in after):
+            break
+    else:
+        pytest.fail(f"memory grows in every load: {looks}")
+    for process, last in looks[-1].items():
+        assert last.descriptors <= looks[0][process].descriptors, (process, looks)
+        assert last.threads <= looks[0][process].threads, (process, looks)
     shown = served.get("/v1/spec_method").json()
-    assert shown["generation"] == LOADS * 2 * ROUND_TRIPS
+    assert shown["generation"] == (len(looks) - 1) * 2 * ROUND_TRIPS

@@ -33,7 +33,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 STEPS, WARM_UP, MAX_TOKENS = 10, 60, 160
 """Steps of one turn; steps before the first; tokens of each answer."""
 
-SHOWN = 40
+SHOWN = 70
 """Functions that a profile shows."""
 
 
