@@ -131,10 +131,9 @@ def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
 
 def _model(chosen: Method, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
-    if chosen.capabilities.model and model is None:
-        raise _error("model", f"{chosen.name} needs the path or id of its weights", _MISSING)
     if chosen.capabilities.model and not (isinstance(model, str) and model):
-        raise _error("model", f"{chosen.name} needs the path or id of its weights, got {model!r}")
+        message = f"{chosen.name} needs the path or id of its weights, got {model!r}"
+        raise _error("model", message, _MISSING if model is None else None)
     if not chosen.capabilities.model and model is not None:
         raise _error("model", f"{chosen.name} has no weights; leave it out")
     return model

@@ -125,6 +125,7 @@ def _json(schema: dict[str, Any] | str, param: str) -> str:
 def _endless(schema: dict[str, Any]) -> str | None:
     """A `$ref` of the schema that stands for another one, and so on, and at last for itself."""
     nodes: list[Any] = [schema]
+    followed: set[str] = set()
     while nodes:
         node = nodes.pop()
         if isinstance(node, list):
@@ -132,12 +133,15 @@ def _endless(schema: dict[str, Any]) -> str | None:
         if not isinstance(node, dict):
             continue
         nodes.extend(node.values())
-        seen: set[str] = set()
+        chain: set[str] = set()
         while isinstance(node, dict) and isinstance(ref := node.get("$ref"), str):
-            if ref in seen:
+            if ref in chain:
                 return ref
-            seen.add(ref)
+            if ref in followed:  # a long chain is walked once, not from each of its members
+                break
+            chain.add(ref)
             node = _at(schema, ref)
+        followed |= chain
     return None
 
 

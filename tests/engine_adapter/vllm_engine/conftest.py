@@ -1,7 +1,8 @@
-"""Real engines, started once for all tests that need them."""
+"""Real engines, started once for all tests that need them, and parts of one without the rest."""
 
 import random
 from collections.abc import AsyncIterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import psutil
@@ -13,6 +14,8 @@ from transformers import AutoTokenizer
 from demo import model_path
 from engine_adapter.factory import EngineConfig, create_engine
 from engine_adapter.proposers.catalog import parse_specs
+from tests.engine_adapter.vllm_engine.bare_scheduler import make_scheduler
+from tests.engine_adapter.vllm_engine.dispatch_bench import Bench
 from tests.engine_adapter.vllm_engine.live import Live, Prompt, Recorder, Stock
 
 TARGET = str(model_path("target"))
@@ -122,3 +125,21 @@ def prompts() -> list[Prompt]:
     long = [(ids[i] + ids[i + 1] + ids[i + 2])[:700] for i in range(4)]
     shared = [long[i][: 128 * rng.randint(1, 3)] + ids[8 + i] for i in range(4)]
     return [*ids, *long, *shared]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A fresh dispatch; its import takes vLLM's."""
+    return Bench(import_module("engine_adapter.vllm_engine.dispatch"))
+
+
+@pytest.fixture
+def scheduler_module() -> Any:
+    """The scheduler's module; its import takes vLLM's."""
+    return import_module("engine_adapter.vllm_engine.scheduler")
+
+
+@pytest.fixture
+def scheduler(scheduler_module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A scheduler without vLLM's part of it."""
+    return make_scheduler(scheduler_module, monkeypatch)

@@ -19,12 +19,6 @@ from tests.engine_adapter.vllm_engine.dispatch_bench import (
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture
-def bench() -> Bench:
-    """A fresh dispatch; its import takes vLLM's."""
-    return Bench(import_module("engine_adapter.vllm_engine.dispatch"))
-
-
 # -- drafting --------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """Whose fault costs whom what: broken proposers, members of cascades, the quarantine."""
 
 from functools import partial
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +21,6 @@ from tests.engine_adapter.vllm_engine.dispatch_bench import (
 )
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def bench() -> Bench:
-    """A fresh dispatch; its import takes vLLM's."""
-    return Bench(import_module("engine_adapter.vllm_engine.dispatch"))
 
 
 # -- faults ----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """What Specgate's scheduler counts of each request and step, and how that is sent."""
 
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,25 +11,12 @@ from tests.engine_adapter.vllm_engine.bare_scheduler import (
     DRAFT,
     admit,
     counts_of,
-    make_scheduler,
     request,
     step,
     verify,
 )
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def module() -> Any:
-    """The scheduler's module; its import takes vLLM's."""
-    return import_module("engine_adapter.vllm_engine.scheduler")
-
-
-@pytest.fixture
-def scheduler(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A scheduler without vLLM's part of it."""
-    return make_scheduler(module, monkeypatch)
 
 
 # -- counting --------------------------------------------------------------------------------
@@ -135,7 +121,7 @@ def test_a_request_that_was_never_admitted_ends_without_statistics(scheduler: An
 
 
 def test_requests_with_stop_strings_stream_their_statistics(
-    module: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+    scheduler_module: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The front end finds a stop string itself: any output may be the last that it reads."""
     admit(scheduler, request("plain"), request("stops", stop=["END"]))
@@ -143,7 +129,7 @@ def test_requests_with_stop_strings_stream_their_statistics(
         SimpleNamespace(request_id=name, kv_transfer_params=None)
         for name in ("plain", "stops", "gone")
     ]
-    base = module.SpecgateScheduler.__mro__[1]
+    base = scheduler_module.SpecgateScheduler.__mro__[1]
     answer = {0: SimpleNamespace(outputs=outputs)}
     monkeypatch.setattr(base, "update_from_output", lambda self, *a: answer)
     scheduler.update_from_output(step(scheduler, "plain", "stops"), SimpleNamespace())
@@ -176,9 +162,9 @@ def test_a_steps_kind_is_what_its_rows_did(
 
 
 def test_a_steps_report_rides_on_vllms_statistics(
-    module: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+    scheduler_module: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = module.SpecgateScheduler.__mro__[1]
+    base = scheduler_module.SpecgateScheduler.__mro__[1]
     monkeypatch.setattr(base, "make_stats", lambda self: SimpleNamespace(kv_connector_stats=None))
     assert scheduler.make_stats().kv_connector_stats is None, "no step has run yet"
     admit(scheduler, request("r"))
@@ -189,7 +175,9 @@ def test_a_steps_report_rides_on_vllms_statistics(
 
 
 def test_without_vllms_statistics_there_is_no_report(
-    module: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+    scheduler_module: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.SpecgateScheduler.__mro__[1], "make_stats", lambda self: None)
+    monkeypatch.setattr(
+        scheduler_module.SpecgateScheduler.__mro__[1], "make_stats", lambda self: None
+    )
     assert scheduler.make_stats() is None

@@ -1,6 +1,5 @@
 """Whom Specgate's scheduler plans to draft for each row, and how a switch moves the rows."""
 
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,24 +12,11 @@ from tests.engine_adapter.vllm_engine.bare_scheduler import (
     DRAFT,
     NGRAM,
     admit,
-    make_scheduler,
     request,
     step,
 )
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def module() -> Any:
-    """The scheduler's module; its import takes vLLM's."""
-    return import_module("engine_adapter.vllm_engine.scheduler")
-
-
-@pytest.fixture
-def scheduler(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A scheduler without vLLM's part of it."""
-    return make_scheduler(module, monkeypatch)
 
 
 # -- room ------------------------------------------------------------------------------------
@@ -191,9 +177,9 @@ def test_a_request_added_again_keeps_what_it_has(scheduler: Any) -> None:
     assert step(scheduler, "r").specgate_plan == {"r": DRAFT}
 
 
-def test_the_utility_call_switches(module: Any, scheduler: Any) -> None:
+def test_the_utility_call_switches(scheduler_module: Any, scheduler: Any) -> None:
     admit(scheduler, request("r"))
     core = SimpleNamespace(scheduler=scheduler)
-    module.compat.EngineCore.specgate_switch(core, "small", 4, 3)
+    scheduler_module.compat.EngineCore.specgate_switch(core, "small", 4, 3)
     assert scheduler._rows["r"].method == DRAFT
     assert scheduler._swept == (3, DRAFT)

@@ -13,6 +13,7 @@ from engine_adapter.interface import (
     SpecStats,
     StructuredOutput,
 )
+from server.schema import structured
 from tests.server.gateway import Gateway, events
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -190,3 +191,18 @@ async def test_an_engine_that_cannot_keep_to_a_form_says_so(
         assert response.status_code == 400
         assert response.json()["error"]["param"] == param
     assert (await gateway.complete(max_tokens=8)).status_code == 200
+
+
+def test_a_long_chain_of_references_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve, followed = structured._at, []
+
+    def counted(schema: Any, ref: str) -> Any:
+        followed.append(ref)
+        return resolve(schema, ref)
+
+    monkeypatch.setattr(structured, "_at", counted)
+    chain = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(500)}
+    schema = {"$ref": "#/$defs/0", "$defs": {**chain, "500": {"type": "integer"}}}
+    body = structured.StructuredOutputs(json=schema)
+    assert structured.from_structured_outputs(body) is not None
+    assert len(followed) == len(set(followed)) == 501
