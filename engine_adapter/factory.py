@@ -7,8 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.interface import Engine, EngineObserver
-from engine_adapter.proposers.catalog import with_prediction
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.methods import with_prediction
 
 ENGINES = ("vllm", "fake")
 """The engines that `create_engine` knows."""
@@ -71,7 +71,7 @@ def create_engine(
     k = config.max_speculative_tokens or max(largest, MIN_CAPACITY)
     config = replace(config, proposers=with_prediction(config.proposers, k))
     if name == "vllm":
-        from engine_adapter.vllm_engine.engine import VllmEngine
+        from engine_adapter.vllm_engine.gateway.engine import VllmEngine
 
         return VllmEngine(config, registry, observer)
     if name == "fake":

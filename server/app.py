@@ -6,15 +6,15 @@ from starlette.middleware import Middleware
 
 from engine_adapter.interface import Engine
 from server import __version__
-from server.auth import AuthMiddleware
 from server.control.audit import Audit
-from server.dependencies import State
 from server.errors import install_error_handlers
+from server.http.auth import AuthMiddleware
+from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.lifespan import Hooks, lifespan
-from server.metrics import Metrics
-from server.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.routes import admin, chat, completions, health, lora, metrics, models, tokenize
 from server.settings import Settings
+from server.state import State
+from server.telemetry.metrics import Metrics
 
 ROUTERS = (
     chat.router,

@@ -162,7 +162,7 @@ def to_api_error(error: BaseException) -> ApiError:
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every expected exception a response in OpenAI's shape.
 
-    Unexpected ones are left to `server.middleware.ErrorBoundary`, which also covers the
+    Unexpected ones are left to `server.http.middleware.ErrorBoundary`, which also covers the
     other middleware.
     """
     for kind in (ApiError, EngineError, RequestValidationError, HTTPException):

@@ -14,11 +14,11 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.interface import EngineInfo
-from server.control.adapters import AdapterAdmin
-from server.control.proposers import ProposerAdmin
+from server.control.lora_admin import AdapterAdmin
+from server.control.proposer_admin import ProposerAdmin
 from server.control.switcher import Switcher
-from server.dependencies import Loaded, State
 from server.rendering import Renderer
+from server.state import Loaded, State
 
 log = structlog.get_logger(__name__)
 

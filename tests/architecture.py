@@ -19,7 +19,7 @@ WEB = frozenset({"fastapi", "pydantic", "pydantic_settings", "starlette", "uvico
 ENGINE_LIBRARIES = frozenset({"torch", "vllm"})
 PLAIN_PARTS = (
     "engine_adapter.interface",
-    "engine_adapter.adapters",
+    "engine_adapter.lora_registry",
     "engine_adapter.counts",
     "engine_adapter.sampling",
     "engine_adapter.errors",
@@ -30,15 +30,15 @@ PLAIN_PARTS = (
 )
 ROUTES_MAY_IMPORT = (
     "server.__version__",
-    "server.auth",
+    "server.http.auth",
     "server.control",
-    "server.dependencies",
+    "server.state",
     "server.errors",
-    "server.rolling",
+    "server.telemetry.rolling_stats",
     "server.routes",
     "server.schema",
-    "server.serving",
-    "server.sse",
+    "server.openai",
+    "server.http.event_stream",
     "engine_adapter.errors",
     "engine_adapter.interface",
 )

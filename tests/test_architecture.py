@@ -32,7 +32,7 @@ RULES: list[tuple[Check, str]] = [
     ),
     (
         architecture.routes_import_too_much,
-        "Routes are thin: reach the engine and the settings through server.dependencies",
+        "Routes are thin: reach the engine and the settings through server.state",
     ),
     (
         architecture.engines_imported_past_the_factory,

@@ -10,19 +10,19 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from engine_adapter.fake.metrics import FakeMetrics
-from engine_adapter.proposers.catalog import METHODS
 from engine_adapter.proposers.contract import RESERVED_NAMES
-from engine_adapter.vllm_engine.arguments import OURS
+from engine_adapter.proposers.methods import METHODS
+from engine_adapter.vllm_engine.gateway.arguments import OURS
 from server.control.switcher import MODES
-from server.metrics import Metrics
+from server.openai.statistics import speculative_decoding
 from server.schema import admin
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
-from server.schema.generation import SpecDecode, StreamOptions
+from server.schema.generation_body import SpecDecode, StreamOptions
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from server.serving.statistics import speculative_decoding
 from server.settings import OWN_ENGINE_ARGUMENTS, Settings, flag
-from server.settings_sources import load_settings
+from server.settings.sources import load_settings
+from server.telemetry.metrics import Metrics
 from tests import documentation as checks
 from tests.server.gateway import build
 

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
-from server.dependencies import State
+from server.state import State
 from tests.server.gateway import BASE_URL, build
 
 OPEN = {"/health", "/ready"}

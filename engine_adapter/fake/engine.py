@@ -8,7 +8,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.adapters import Adapters
 from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
@@ -33,7 +32,8 @@ from engine_adapter.interface import (
     ProposerInfo,
     SpecMethod,
 )
-from engine_adapter.roster import Roster
+from engine_adapter.lora_registry import Adapters
+from engine_adapter.proposer_registry import Roster
 
 _DEFAULT_CONTEXT = 2048
 

@@ -35,15 +35,15 @@ from server.commands.batch_files import (
     not_asked,
     read_input,
 )
-from server.commands.progress import Progress
-from server.commands.service import complain_of_start
-from server.dependencies import State
+from server.commands.server_process import complain_of_start
+from server.commands.startup_display import Progress
+from server.http.event_stream import was_cancelled
 from server.lifespan import Hooks
-from server.logs import configure_logs
-from server.metrics import Metrics
 from server.settings import Settings
-from server.settings_sources import SettingsError, load_settings
-from server.sse import was_cancelled
+from server.settings.sources import SettingsError, load_settings
+from server.state import State
+from server.telemetry.logs import configure_logs
+from server.telemetry.metrics import Metrics
 
 CONCURRENCY = 32
 """Requests that are asked at once, if nobody says how many."""

@@ -9,11 +9,11 @@ from contextlib import closing
 import structlog
 
 from server.commands import BAD_SETTING, complain
-from server.commands.progress import Progress
+from server.commands.startup_display import Progress
 from server.control.audit import Audit
-from server.logs import configure_logs
 from server.settings import Settings
-from server.settings_sources import SettingsError, load_settings, unknown_variables
+from server.settings.sources import SettingsError, load_settings, unknown_variables
+from server.telemetry.logs import configure_logs
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
@@ -38,7 +38,7 @@ def serve(argv: Sequence[str]) -> int:
         progress = Progress(settings)
         progress.stage("Loading libraries")
         # Imports transformers, which takes seconds: a bad setting must not wait for it.
-        from server.commands.service import Service
+        from server.commands.server_process import Service
 
         return Service(settings, listener, progress, audit).run()
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.commands import FAILED, complain
-from server.commands.remote import Parser, Remote, RemoteError, shown
+from server.commands.admin_client import Parser, Remote, RemoteError, shown
 
 SWITCHES_SHOWN = 5
 REFRESH_S = 2.0

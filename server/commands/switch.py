@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from server.commands import FAILED, complain
-from server.commands.remote import Parser, Remote, RemoteError, shown
+from server.commands.admin_client import Parser, Remote, RemoteError, shown
 from server.control.switcher import DRAIN_TIMEOUT_S, MODES
 
 

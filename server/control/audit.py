@@ -54,7 +54,7 @@ class AuditRecord:
     Attributes:
         when: Unix time in seconds at which it was asked for.
         what: the route's last part.
-        outcome: an entry of `server.metrics.SWITCH_OUTCOMES`.
+        outcome: an entry of `server.telemetry.metrics.SWITCH_OUTCOMES`.
         error: why it did not happen, else `None`.
         generation: its number; `None` if it did not come as far as the engine.
         in_flight: requests admitted and unfinished when it ended.

@@ -22,7 +22,7 @@ from server.control.selection import (
     SelectionError,
     resolve,
 )
-from server.metrics import Metrics
+from server.telemetry.metrics import Metrics
 
 MODES = ("immediate", "new_requests", "drain")
 """The ways to switch."""

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 
 from engine_adapter.errors import EngineConfigError, EngineDead
 from engine_adapter.interface import ProposerInfo, SpecMethod
-from server.auth import caller
 from server.control.selection import SelectionError
 from server.control.switcher import (
     Drain,
@@ -15,9 +14,9 @@ from server.control.switcher import (
     ProposerQuarantined,
     SwitchInProgress,
 )
-from server.dependencies import LoadedState, ReadyState, State
 from server.errors import ApiError, InvalidField, NotFound, Stopping
-from server.rolling import WINDOW_S
+from server.http.auth import caller
+from server.http.event_stream import until_disconnect
 from server.schema import admin as schema
 from server.schema.admin import (
     Figures,
@@ -33,7 +32,8 @@ from server.schema.admin import (
     UnloadRequest,
     UnloadResponse,
 )
-from server.sse import until_disconnect
+from server.state import LoadedState, ReadyState, State
+from server.telemetry.rolling_stats import WINDOW_S
 
 router = APIRouter()
 

@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dependencies import ReadyState
-from server.routes.answer import respond
+from server.openai.chat import prepare_chat
+from server.routes.respond import respond
 from server.schema.chat import ChatCompletionRequest
-from server.serving.chat import prepare_chat
+from server.state import ReadyState
 
 router = APIRouter()
 

@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dependencies import ReadyState
-from server.routes.answer import respond
+from server.openai.completions import prepare_completion
+from server.routes.respond import respond
 from server.schema.completions import CompletionRequest
-from server.serving.completions import prepare_completion
+from server.state import ReadyState
 
 router = APIRouter()
 

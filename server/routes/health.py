@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from server.dependencies import AnyState
 from server.errors import Stopping, Unavailable
+from server.state import AnyState
 
 router = APIRouter()
 

@@ -5,11 +5,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from engine_adapter.errors import EngineConfigError
-from server.auth import caller
-from server.dependencies import ReadyState
 from server.errors import InvalidField
+from server.http.auth import caller
+from server.openai.models import adapter_model
 from server.schema.lora import LoadAdapterRequest, UnloadAdapterRequest
-from server.serving.models import adapter_model
+from server.state import ReadyState
 
 router = APIRouter()
 

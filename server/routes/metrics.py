@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from server.dependencies import AnyState
+from server.state import AnyState
 
 OPENMETRICS = "application/openmetrics-text"
 

@@ -5,8 +5,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from server import __version__
-from server.dependencies import AnyState, ReadyState
-from server.serving.models import list_models, retrieve_model
+from server.openai.models import list_models, retrieve_model
+from server.state import AnyState, ReadyState
 
 router = APIRouter()
 

@@ -3,10 +3,10 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from server.dependencies import ReadyState
+from server.openai.request import accept
+from server.openai.tokenization import detokenize, tokenize
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from server.serving.admission import accept
-from server.serving.tokenization import detokenize, tokenize
+from server.state import ReadyState
 
 router = APIRouter()
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from server.schema.content import TextPart
-from server.schema.generation import MAX_INT, GenerationBody
+from server.schema.generation_body import MAX_INT, GenerationBody
 
 
 class Message(BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.schema.generation import MAX_INT, GenerationBody
+from server.schema.generation_body import MAX_INT, GenerationBody
 
 MAX_PROMPTS = 2048
 """OpenAI's limit of prompts in one request."""

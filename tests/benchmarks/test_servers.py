@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.servers import Servers, proposer_fields, speculative_config
-from engine_adapter.proposers.catalog import parse_spec
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.methods import parse_spec
 from tests.benchmarks.sides import HEADS, NGRAM
 
 

@@ -16,10 +16,10 @@ from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.interface import Engine
 from server.app import create_app
 from server.control.audit import Audit
-from server.dependencies import State
 from server.lifespan import Hooks
-from server.metrics import Metrics
 from server.settings import Settings
+from server.state import State
+from server.telemetry.metrics import Metrics
 
 MODEL = "specgate-demo"
 BASE_URL = "http://127.0.0.1:8000"

@@ -270,7 +270,7 @@ def test_ctrl_c_stops_it_and_the_access_log_can_be_turned_off(served: Serve) -> 
 
 def test_it_does_not_decide_whether_the_hub_is_reached() -> None:
     script = "import os; from server.cli import main; main(['version']); "
-    script += "from server.settings_sources import load_settings; load_settings([], {}); "
+    script += "from server.settings.sources import load_settings; load_settings([], {}); "
     script += "print('HF_HUB_OFFLINE' in os.environ)"
     variables = {k: v for k, v in environment().items() if k != "HF_HUB_OFFLINE"}
     result = subprocess.run(
@@ -281,7 +281,7 @@ def test_it_does_not_decide_whether_the_hub_is_reached() -> None:
 
 def test_settings_load_no_engine() -> None:
     script = (
-        "import sys; from server.settings_sources import load_settings; load_settings([], {}); "
+        "import sys; from server.settings.sources import load_settings; load_settings([], {}); "
     )
     script += "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
     result = subprocess.run(

@@ -5,8 +5,8 @@ from typing import Any
 
 from engine_adapter.errors import EngineConfigError, EngineStartError
 from engine_adapter.interface import EngineInfo
-from server.dependencies import State
 from server.lifespan import Hooks
+from server.state import State
 from tests.server.gateway import build
 
 

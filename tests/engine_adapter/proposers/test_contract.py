@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.catalog import METHODS, parse_spec, parse_specs
 from engine_adapter.proposers.contract import Method, Proposer, ProposerSpec
+from engine_adapter.proposers.methods import METHODS, parse_spec, parse_specs
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import RandomTarget, medusa, mlp_speculator
 

@@ -9,8 +9,8 @@ import torch
 
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.catalog import method, parse_spec
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
+from engine_adapter.proposers.methods import method, parse_spec
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
 from tests.engine_adapter.proposers.heads import Heads

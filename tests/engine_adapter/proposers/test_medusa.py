@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine_adapter.proposers.catalog import method, parse_spec
 from engine_adapter.proposers.contract import Proposer
+from engine_adapter.proposers.methods import method, parse_spec
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import (
     VOCABULARY,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine_adapter.proposers.catalog import parse_spec
+from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.proposers.ngram import NgramProposer, continuation
 from tests.engine_adapter.proposers.batches import batch
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine_adapter.proposers.catalog import METHODS, parse_spec, with_prediction
 from engine_adapter.proposers.contract import Proposer
+from engine_adapter.proposers.methods import METHODS, parse_spec, with_prediction
 from engine_adapter.proposers.prediction import METHOD, position_after
 from tests.engine_adapter.proposers.batches import batch
 

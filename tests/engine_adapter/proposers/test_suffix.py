@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_adapter.proposers.catalog import parse_spec
+from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.proposers.suffix import METHOD, SuffixProposer
 from tests.engine_adapter.proposers.batches import batch
 

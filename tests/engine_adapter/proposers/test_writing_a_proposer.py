@@ -26,13 +26,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     proposers, tests = root / "engine_adapter/proposers", root / "tests/engine_adapter/proposers"
     (proposers / "cycle.py").write_text(method)
     (tests / "test_cycle.py").write_text(test)
-    catalog = (proposers / "catalog.py").read_text("utf-8")
+    catalog = (proposers / "methods.py").read_text("utf-8")
     entries = "METHODS: tuple[Method, ...] = (\n"
     assert catalog.count(entries) == 1
     entered = catalog.replace(
         entries, f"from engine_adapter.proposers import cycle\n\n{entries}    cycle.METHOD,\n"
     )
-    (proposers / "catalog.py").write_text(entered)
+    (proposers / "methods.py").write_text(entered)
     return root
 
 
@@ -50,7 +50,7 @@ def test_the_example_passes_its_own_test_and_the_contracts(tree: Path) -> None:
     printed = run(
         tree,
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cycle"),
-        *(f"{tests}/test_cycle.py", f"{tests}/test_contract.py", f"{tests}/test_catalog.py"),
+        *(f"{tests}/test_cycle.py", f"{tests}/test_contract.py", f"{tests}/test_methods.py"),
     )
     passed = re.search(r"(\d+) passed", printed)
     assert passed, printed
@@ -60,7 +60,7 @@ def test_the_example_passes_its_own_test_and_the_contracts(tree: Path) -> None:
 def test_the_examples_configuration_is_taken(tree: Path) -> None:
     (configured,) = blocks(PAGE, "json")
     program = (
-        "import json, sys; from engine_adapter.proposers.catalog import parse_spec\n"
+        "import json, sys; from engine_adapter.proposers.methods import parse_spec\n"
         "print(parse_spec(json.loads(sys.argv[1])))"
     )
     printed = run(tree, "-c", program, configured)
@@ -71,7 +71,7 @@ def test_the_examples_configuration_is_taken(tree: Path) -> None:
 def test_the_example_refuses_what_it_says_it_refuses(tree: Path) -> None:
     program = (
         "from engine_adapter.errors import EngineConfigError\n"
-        "from engine_adapter.proposers.catalog import parse_spec\n"
+        "from engine_adapter.proposers.methods import parse_spec\n"
         "try: parse_spec({'name': 'cycle', 'max_period': 0})\n"
         "except EngineConfigError as error: print(error)"
     )

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from demo import model_path
 from engine_adapter.factory import EngineConfig, create_engine
-from engine_adapter.proposers.catalog import parse_specs
-from tests.engine_adapter.vllm_engine.bare_scheduler import make_scheduler
-from tests.engine_adapter.vllm_engine.dispatch_bench import Bench
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, Recorder, Stock
+from engine_adapter.proposers.methods import parse_specs
+from tests.engine_adapter.vllm_engine.support.bare_scheduler import make_scheduler
+from tests.engine_adapter.vllm_engine.support.dispatch_harness import Bench
+from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock
 
 TARGET = str(model_path("target"))
 CONTEXT = 1024
@@ -130,13 +130,13 @@ def prompts() -> list[Prompt]:
 @pytest.fixture
 def bench() -> Bench:
     """A fresh dispatch; its import takes vLLM's."""
-    return Bench(import_module("engine_adapter.vllm_engine.dispatch"))
+    return Bench(import_module("engine_adapter.vllm_engine.worker.dispatch"))
 
 
 @pytest.fixture
 def scheduler_module() -> Any:
     """The scheduler's module; its import takes vLLM's."""
-    return import_module("engine_adapter.vllm_engine.scheduler")
+    return import_module("engine_adapter.vllm_engine.core.scheduler")
 
 
 @pytest.fixture

@@ -74,8 +74,8 @@ class Stepper:
     def _ours(self, target: str, method: ProposerSpec | None, specs: Sequence[ProposerSpec]) -> Any:
         from engine_adapter.factory import EngineConfig
         from engine_adapter.interface import SpecDecodeParams, SpecMethod
-        from engine_adapter.vllm_engine import arguments
-        from engine_adapter.vllm_engine.extension import to_extra_args
+        from engine_adapter.vllm_engine.gateway import arguments
+        from engine_adapter.vllm_engine.wire import to_extra_args
 
         config = EngineConfig(target, NAME, specs, None, vllm_arguments(), "ERROR")
         arguments.prepare_environment(config)
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--profile", type=int, metavar="STEPS")
     options = parser.parse_args()
     from benchmarks.targets import target_path
-    from server.settings_sources import load_settings
+    from server.settings.sources import load_settings
 
     words = [word for one in options.proposer for word in ("--proposer", one)]
     specs = load_settings(words, {}).proposer

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from demo.prompts import load_prompts
 from engine_adapter.interface import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
-from tests.engine_adapter.vllm_engine.live import Live, Result, generate, pinned
+from tests.engine_adapter.vllm_engine.support.live import Live, Result, generate, pinned
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

@@ -13,12 +13,12 @@ import pytest
 
 from engine_adapter.factory import EngineConfig
 from engine_adapter.interface import PLAIN, SpecMethod
-from engine_adapter.proposers.catalog import parse_specs
+from engine_adapter.proposers.methods import parse_specs
 from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
-from tests.engine_adapter.vllm_engine.live import Prompt, Stock
-from tests.engine_adapter.vllm_engine.plain_head import PlainHead
-from tests.engine_adapter.vllm_engine.recorded import Ask, RecordedEngine, Recording
+from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock
+from tests.engine_adapter.vllm_engine.support.plain_head import PlainHead
+from tests.engine_adapter.vllm_engine.support.recorded import Ask, RecordedEngine, Recording
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

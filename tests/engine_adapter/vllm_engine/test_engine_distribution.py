@@ -21,8 +21,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from demo import model_path
 from engine_adapter.interface import SamplingOptions, SpecDecodeParams, SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
-from tests.engine_adapter.vllm_engine.exact import ALPHA, Sampling, distribution, p_value, power
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, generate
+from tests.engine_adapter.vllm_engine.support.exact import (
+    ALPHA,
+    Sampling,
+    distribution,
+    p_value,
+    power,
+)
+from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate
 
 pytestmark = pytest.mark.vllm
 on_the_engines_loop = pytest.mark.asyncio(loop_scope="session")

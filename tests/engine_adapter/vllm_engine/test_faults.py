@@ -8,9 +8,16 @@ from importlib import import_module
 import pytest
 import pytest_asyncio
 
-from engine_adapter.vllm_engine.containment import MAX_FAULTS
+from engine_adapter.vllm_engine.worker.draft_validation import MAX_FAULTS
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, Stock, generate, greedy, pinned
+from tests.engine_adapter.vllm_engine.support.live import (
+    Live,
+    Prompt,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -20,7 +27,7 @@ GOOD = {"none": 0, "ngram": 5, "self": 5}
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def faulty() -> AsyncIterator[Live]:
     """An engine with a proposer for each way to fail, beside good ones."""
-    module = import_module("tests.engine_adapter.vllm_engine.faulty")
+    module = import_module("tests.engine_adapter.vllm_engine.support.faulty")
     model = {"model": TARGET, "num_speculative_tokens": 5}
     started = await start(
         [
@@ -40,7 +47,7 @@ async def faulty() -> AsyncIterator[Live]:
 async def test_faults_change_no_output_and_quarantine_their_proposer_alone(
     faulty: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    ways = list(import_module("tests.engine_adapter.vllm_engine.faulty").WAYS)
+    ways = list(import_module("tests.engine_adapter.vllm_engine.support.faulty").WAYS)
     choices = [pinned(name, k) for name, k in GOOD.items()] * 2
     choices += [pinned(way, 4) for way in ways]
     chosen = list(zip(prompts, choices, strict=False))

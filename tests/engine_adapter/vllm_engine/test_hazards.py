@@ -21,9 +21,9 @@ from engine_adapter.interface import (
     SpecDecodeParams,
     SpecMethod,
 )
-from engine_adapter.proposers.catalog import parse_specs
+from engine_adapter.proposers.methods import parse_specs
 from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET, start
-from tests.engine_adapter.vllm_engine.live import (
+from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
     Recorder,

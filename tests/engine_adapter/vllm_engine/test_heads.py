@@ -15,9 +15,9 @@ import torch
 
 from engine_adapter.interface import SpecDecodeParams
 from engine_adapter.proposers.batch import DraftBatch
-from engine_adapter.proposers.catalog import method, parse_specs
+from engine_adapter.proposers.methods import method, parse_specs
 from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET
-from tests.engine_adapter.vllm_engine.live import (
+from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
     Result,

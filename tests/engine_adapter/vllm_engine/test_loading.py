@@ -15,7 +15,14 @@ from engine_adapter.errors import EngineConfigError, ProposerRefused
 from engine_adapter.interface import GenerationRequest, SpecDecodeParams
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.vllm_engine.conftest import start
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, Stock, generate, greedy, pinned
+from tests.engine_adapter.vllm_engine.support.live import (
+    Live,
+    Prompt,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.errors import AdapterRefused, EngineConfigError
 from engine_adapter.factory import EngineConfig, create_engine
 from engine_adapter.interface import GenerationRequest, LoraAdapter, SamplingOptions
-from engine_adapter.proposers.catalog import parse_specs
+from engine_adapter.proposers.methods import parse_specs
 from tests.engine_adapter.lora import write_adapter
 from tests.engine_adapter.vllm_engine.conftest import (
     CHOICES,
@@ -22,7 +22,7 @@ from tests.engine_adapter.vllm_engine.conftest import (
     TARGET,
     child_processes,
 )
-from tests.engine_adapter.vllm_engine.live import (
+from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
     Recorder,

@@ -5,7 +5,14 @@ import asyncio
 import pytest
 
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, Stock, generate, greedy, pinned
+from tests.engine_adapter.vllm_engine.support.live import (
+    Live,
+    Prompt,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from engine_adapter.interface import SamplingOptions, SpecDecodeParams
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, Stock, generate, greedy, pinned
+from tests.engine_adapter.vllm_engine.support.live import (
+    Live,
+    Prompt,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

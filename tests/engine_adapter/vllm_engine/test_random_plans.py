@@ -19,9 +19,9 @@ from engine_adapter.interface import (
     SpecDecodeParams,
     SpecMethod,
 )
-from engine_adapter.vllm_engine import arguments
+from engine_adapter.vllm_engine.gateway import arguments
 from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET, start
-from tests.engine_adapter.vllm_engine.live import (
+from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
     Result,
@@ -29,8 +29,8 @@ from tests.engine_adapter.vllm_engine.live import (
     generate,
     greedy,
 )
-from tests.engine_adapter.vllm_engine.random_plans import RandomPlanScheduler
-from tests.engine_adapter.vllm_engine.test_tensor_parallel import ENVIRONMENT
+from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
+from tests.engine_adapter.vllm_engine.worker.drafting.test_tensor_parallel import ENVIRONMENT
 
 pytestmark = [
     pytest.mark.vllm,

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from engine_adapter.interface import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, generate, greedy, pinned
+from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine_adapter.interface import GenerationRequest, ProposerCounts
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
-from tests.engine_adapter.vllm_engine.live import (
+from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
     add_counts,

@@ -7,7 +7,7 @@ import pytest
 
 from engine_adapter.interface import GenerationRequest, SpecDecodeParams
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
-from tests.engine_adapter.vllm_engine.live import (
+from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
     Result,

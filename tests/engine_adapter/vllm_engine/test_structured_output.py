@@ -12,7 +12,14 @@ import pytest
 
 from engine_adapter.errors import InvalidRequest
 from engine_adapter.interface import FinishReason, Form, SamplingOptions, StructuredOutput
-from tests.engine_adapter.vllm_engine.live import Live, Prompt, Result, generate, greedy, pinned
+from tests.engine_adapter.vllm_engine.support.live import (
+    Live,
+    Prompt,
+    Result,
+    generate,
+    greedy,
+    pinned,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

@@ -6,7 +6,7 @@ import pytest
 
 from server.commands.serve import bind
 from server.settings import Settings
-from server.settings_sources import SettingsError
+from server.settings.sources import SettingsError
 
 
 def settings(host: str = "127.0.0.1", port: int = 0) -> Settings:

@@ -14,7 +14,7 @@ from engine_adapter.interface import PLAIN, SpecMethod
 from server.commands.serve import open_audit
 from server.control.audit import REMEMBERED, Audit, AuditRecord, Caller
 from server.settings import Settings
-from server.settings_sources import SettingsError
+from server.settings.sources import SettingsError
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 

@@ -12,7 +12,7 @@ from engine_adapter.interface import PLAIN, ProposerInfo, SpecMethod
 from server.control.audit import REMEMBERED, Audit
 from server.control.selection import Asked, ProposerCatalog, SelectionError
 from server.control.switcher import MODES, Switcher, SwitchInProgress
-from server.metrics import Metrics
+from server.telemetry.metrics import Metrics
 
 CATALOG = ProposerCatalog(
     (ProposerInfo("ngram", "ngram", None, 5), ProposerInfo("draft", "draft_model", "/d", 4)),

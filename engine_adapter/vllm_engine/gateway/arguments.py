@@ -1,0 +1,117 @@
+"""Settings -> vLLM's engine arguments, and the environment that vLLM reads."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from engine_adapter import lora_registry as adapters
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.factory import EngineConfig
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.wire import Extension
+
+OURS = {
+    "speculative_config": "the proposers come from --proposer",
+    "worker_cls": "the worker is Specgate's",
+    "worker_extension_cls": "the worker is Specgate's",
+    "scheduler_cls": "the scheduler is Specgate's",
+    "async_scheduling": "drafts are merged on the CPU after each step, so it is off",
+    "additional_config": "it carries Specgate's own configuration",
+    "kv_transfer_config": "its channel carries Specgate's statistics",
+    "disable_log_stats": "the metrics are made from these statistics",
+    "stat_loggers": "the statistics go to Specgate's metrics",
+}
+"""Arguments that cannot be given, with the reason."""
+
+_SINGLE = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+
+CPU_KV_CACHE_BYTES = 512 << 20
+"""KV cache on CPU where nothing is set: vLLM would take most of the machine's memory."""
+
+
+def prepare_environment(config: EngineConfig) -> None:
+    """Sets what vLLM reads from the environment; must run before vLLM is imported.
+
+    Variables that the user has set are left alone, but for the model runner: only V1's has the
+    hooks.
+    """
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log_level)
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # A forked process would keep the clients' connections open. vLLM's own server spawns too.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    if config.log_level != "DEBUG":
+        # The engine's process inherits it; vLLM's imports there warn of what users cannot mend.
+        os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    if int(config.arguments.get("tensor_parallel_size") or 1) == 1:
+        # The engine keeps its process; its one worker then lives in it, which loads in seconds
+        # and saves a hop per step.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) -> Any:
+    """Builds vLLM's `AsyncEngineArgs`.
+
+    Args:
+        config: what was set.
+        capacity: the draft capacity, `num_speculative_tokens` of the whole engine.
+        progress_pipe: where the engine's processes report progress.
+
+    Raises:
+        EngineConfigError: an argument is Specgate's own, unproven, or unknown to vLLM.
+    """
+    from vllm import AsyncEngineArgs
+
+    given = {key: value for key, value in config.arguments.items() if value is not None}
+    for name, reason in OURS.items():
+        if name in given:
+            raise EngineConfigError(name, f"cannot be set: {reason}")
+    for name in _SINGLE:
+        if given.get(name, 1) != 1:
+            raise EngineConfigError(name, f"must be 1, got {given[name]}: more is not proven")
+    if compat.current_platform.is_cpu():
+        given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+        given.setdefault("enforce_eager", True)
+    given.setdefault("use_tqdm_on_load", False)
+    if given.get("enable_lora"):
+        given["max_cpu_loras"] = adapters.room(given)
+    forms = _structured_outputs(given.get("structured_outputs_config", {}))
+    given["structured_outputs_config"] = forms
+    worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
+    try:
+        return AsyncEngineArgs(
+            model=config.model,
+            served_model_name=config.served_model_name,
+            worker_cls=f"engine_adapter.vllm_engine.worker.worker.{worker}",
+            scheduler_cls="engine_adapter.vllm_engine.core.scheduler.SpecgateScheduler",
+            async_scheduling=False,
+            speculative_config={
+                "method": "custom_class",
+                "model": "engine_adapter.vllm_engine.worker.dispatch.ProposerDispatch",
+                "num_speculative_tokens": capacity,
+            },
+            additional_config=Extension(
+                tuple(config.proposers), progress_pipe
+            ).to_additional_config(),
+            **given,
+        )
+    except TypeError as error:
+        raise EngineConfigError("engine_args", str(error)) from error
+
+
+def _structured_outputs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's configuration of structured output: one backend, and compact JSON.
+
+    llguidance keeps to a schema or refuses it by the keyword that it lacks; xgrammar passes over
+    some without a word (`not`, what stands beside `anyOf`). Under `auto` vLLM picks a backend for
+    each request and then compiles every grammar with the first one picked. Where white space is
+    free, small models write nothing else.
+    """
+    config = {"backend": "guidance", **given}
+    if config["backend"] == "auto":
+        raise EngineConfigError(
+            "structured_outputs_config", "backend: must be a backend's name, auto is not proven"
+        )
+    if config["backend"] in ("xgrammar", "guidance"):
+        config.setdefault("disable_any_whitespace", True)
+    return config

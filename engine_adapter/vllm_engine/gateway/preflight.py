@@ -1,0 +1,157 @@
+"""What can be known to fail before anything loads: each with the setting and the remedy."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.factory import MIN_CAPACITY, EngineConfig
+from engine_adapter.proposers.contract import TargetSizes
+from engine_adapter.proposers.methods import method
+from engine_adapter.vllm_engine import compat
+
+
+def check_libraries() -> str:
+    """The installed vLLM's version.
+
+    Raises:
+        EngineConfigError: there is none, or it is not supported, or a torchvision is installed
+            that breaks the import of transformers.
+    """
+    version = compat.installed_version()
+    supported = " and ".join(f"{release}.*" for release in compat.SUPPORTED)
+    if version is None:
+        raise EngineConfigError(
+            "engine",
+            "vLLM is not installed; install specgate[cpu] or specgate[vllm] "
+            f"(supported: {supported}), or use --engine fake",
+        )
+    if ".".join(version.split(".")[:2]) not in compat.SUPPORTED:
+        raise EngineConfigError("engine", f"vLLM {version} is not supported; install {supported}")
+    if find_spec("torchvision") is not None:
+        try:
+            import torchvision  # noqa: F401
+        except Exception as error:
+            raise EngineConfigError(
+                "engine",
+                f"the installed torchvision does not fit torch ({error}) and breaks the import of "
+                "transformers; run: pip uninstall -y torchvision torchaudio torchcodec",
+            ) from error
+    return version
+
+
+def draft_capacity(config: EngineConfig) -> int:
+    """The most draft tokens of any step: what is set, or the largest k, at least 5.
+
+    Raises:
+        EngineConfigError: a proposer's k is above what is set.
+    """
+    largest = max((spec.num_speculative_tokens for spec in config.proposers), default=0)
+    capacity = config.max_speculative_tokens
+    if capacity is None:
+        return max(largest, MIN_CAPACITY)
+    for spec in config.proposers:
+        if spec.num_speculative_tokens > capacity:
+            raise EngineConfigError(
+                "proposer",
+                f"{spec.name}: num_speculative_tokens {spec.num_speculative_tokens} is above "
+                f"max_speculative_tokens {capacity}",
+            )
+    return capacity
+
+
+def check_models(config: EngineConfig) -> None:
+    """Checks the target and every proposer with weights; reads configurations and headers only.
+
+    Raises:
+        EngineConfigError: a folder is missing, the target is of a kind that is not proven, a draft
+            model has another tokenizer, or a head's weights do not fit the target.
+    """
+    target = _load_config("model", config.model, config, config.arguments.get("revision"))
+    _refuse_unproven(target)
+    text = target.get_text_config()
+    sizes = TargetSizes(
+        text.hidden_size,
+        text.vocab_size,
+        text.num_hidden_layers,
+        int(config.arguments.get("tensor_parallel_size") or 1),
+    )
+    _check_tokenizers(config)
+    for spec in config.proposers:
+        try:
+            method(spec.method).check(spec, sizes)
+        except ValueError as error:
+            raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
+
+
+def _check_tokenizers(config: EngineConfig) -> None:
+    wanted: dict[str, int] | None = None
+    for spec in config.proposers:
+        if not method(spec.method).capabilities.tokenizer or spec.model is None:
+            continue
+        try:
+            _load_config("model", spec.model, config)
+            theirs = _vocabulary("model", spec.model, config)
+        except EngineConfigError as error:
+            raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
+        if wanted is None:
+            wanted = _target_vocabulary(config)
+        if theirs != wanted:
+            raise EngineConfigError(
+                "proposer",
+                f"{spec.name}: the tokenizer of {spec.model} is not the target's; a draft model "
+                "must share it",
+            )
+
+
+def _target_vocabulary(config: EngineConfig) -> dict[str, int]:
+    if tokenizer := config.arguments.get("tokenizer"):
+        return _vocabulary("tokenizer", tokenizer, config)
+    return _vocabulary("tokenizer", config.model, config, config.arguments.get("revision"))
+
+
+def _load_config(
+    setting: str, model: str, config: EngineConfig, revision: str | None = None
+) -> Any:
+    from transformers import AutoConfig
+
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise EngineConfigError(setting, f"there is no folder {model}")
+    try:
+        return AutoConfig.from_pretrained(
+            model,
+            revision=revision or "main",
+            trust_remote_code=bool(config.arguments.get("trust_remote_code")),
+        )
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise EngineConfigError(setting, f"{model}: {error}") from error
+
+
+def _refuse_unproven(target: Any) -> None:
+    text = target.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or ())
+    slides = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    if layers - {"full_attention"} or (slides and not layers):
+        raise EngineConfigError(
+            "model",
+            f"{target.model_type} has layers that are not full attention (sliding window or "
+            "hybrid); their KV is not proven to survive switching, so it is refused",
+        )
+
+
+def _vocabulary(
+    setting: str, model: str, config: EngineConfig, revision: str | None = None
+) -> dict[str, int]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model,
+            revision=revision or "main",
+            trust_remote_code=bool(config.arguments.get("trust_remote_code")),
+        )
+    except (OSError, ValueError) as error:
+        raise EngineConfigError(setting, f"{model}: {error}") from error
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return vocabulary

@@ -1,0 +1,155 @@
+"""Between the gateway's types and vLLM's: sampling on the way in, deltas on the way out."""
+
+from typing import Any
+
+from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
+from engine_adapter.interface import (
+    Alternative,
+    Delta,
+    FinishReason,
+    Form,
+    GenerationRequest,
+    LoraAdapter,
+    StructuredOutput,
+    TokenLogprob,
+)
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.core.counting import decode_request
+from engine_adapter.vllm_engine.wire import to_extra_args
+
+_MOST_CHARS = 200
+
+
+def sampling_params(request: GenerationRequest) -> Any:
+    """vLLM's `SamplingParams` of a request.
+
+    Raises:
+        InvalidRequest: vLLM refuses a value.
+    """
+    from vllm import SamplingParams
+
+    options = request.sampling
+    try:
+        return SamplingParams(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            min_tokens=options.min_tokens,
+            max_tokens=options.max_tokens,
+            stop=list(options.stop),
+            stop_token_ids=list(options.stop_token_ids),
+            seed=options.seed,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            logit_bias=dict(options.logit_bias) or None,
+            allowed_token_ids=list(options.allowed_token_ids) or None,
+            bad_words=list(options.bad_words) or None,
+            structured_outputs=_structured_outputs(options.structured_output),
+            logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+            ignore_eos=options.ignore_eos,
+            skip_special_tokens=options.skip_special_tokens,
+            include_stop_str_in_output=options.include_stop_str_in_output,
+            output_kind=compat.RequestOutputKind.DELTA,
+            extra_args=to_extra_args(request.spec_decode),
+        )
+    except (ValueError, compat.VLLMClientError) as error:
+        raise refused(error, request) from error
+
+
+def lora_request(adapter: LoraAdapter | None) -> Any:
+    """vLLM's `LoRARequest`. Its name keys the prefix cache, so each loading has its own."""
+    if adapter is None:
+        return None
+    return compat.LoRARequest(f"{adapter.name}:{adapter.id}", adapter.id, adapter.path)
+
+
+def _structured_outputs(wanted: StructuredOutput | None) -> Any:
+    """vLLM's `StructuredOutputsParams`."""
+    if wanted is None:
+        return None
+    fields: dict[Form, dict[str, Any]] = {
+        Form.JSON_OBJECT: {"json_object": True},
+        Form.JSON_SCHEMA: {"json": wanted.value},
+        Form.REGEX: {"regex": wanted.value},
+        Form.CHOICE: {"choice": list(wanted.choices)},
+        Form.GRAMMAR: {"grammar": wanted.value},
+    }
+    return compat.StructuredOutputsParams(**fields[wanted.form])
+
+
+def refused(error: Exception, request: GenerationRequest) -> InvalidRequest:
+    """vLLM's refusal of a request, which names the parameter only sometimes.
+
+    It never does for a form that it cannot keep to; what else it refuses, it names or the
+    gateway has checked before.
+    """
+    param = getattr(error, "parameter", None)
+    wanted = request.sampling.structured_output
+    if param is None and wanted is not None:
+        return InvalidRequest(wanted.param, f"{wanted.param}: {_cut(str(error))}")
+    return InvalidRequest(param, str(error))
+
+
+def _cut(message: str) -> str:
+    """vLLM repeats the whole pattern; a message of ours repeats no more than this."""
+    return message if len(message) <= _MOST_CHARS else message[: _MOST_CHARS - 1] + "…"
+
+
+def to_delta(output: Any) -> Delta:
+    """One `RequestOutput` of kind DELTA.
+
+    Raises:
+        EngineDead: vLLM ended the request because it is stopping.
+        EngineError: vLLM ended the request with an error.
+    """
+    choice = output.outputs[0]
+    return Delta(
+        text=choice.text,
+        token_ids=tuple(choice.token_ids),
+        logprobs=_logprobs(choice),
+        prompt_logprobs=_prompt_logprobs(output),
+        finish_reason=_finish_reason(choice.finish_reason),
+        stop_reason=choice.stop_reason,
+        num_cached_tokens=output.num_cached_tokens or 0,
+        spec=decode_request(output.kv_transfer_params),
+    )
+
+
+def _finish_reason(reason: str | None) -> FinishReason | None:
+    if reason is None:
+        return None
+    if reason == "abort":
+        raise EngineDead("the engine stopped before the request was finished")
+    if reason == "error":
+        raise EngineError("the engine could not finish the request")
+    return FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+
+
+def _logprobs(choice: Any) -> tuple[TokenLogprob, ...] | None:
+    if choice.logprobs is None:
+        return None
+    return tuple(
+        _token_logprob(token_id, position)
+        for token_id, position in zip(choice.token_ids, choice.logprobs, strict=True)
+    )
+
+
+def _prompt_logprobs(output: Any) -> tuple[TokenLogprob | None, ...] | None:
+    if not output.prompt_logprobs:  # later deltas bring an empty list
+        return None
+    return tuple(
+        None if position is None else _token_logprob(token_id, position)
+        for token_id, position in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    )
+
+
+def _token_logprob(token_id: int, position: Any) -> TokenLogprob:
+    """`position` maps token ids to vLLM's `Logprob`; ranks run from 1, the best."""
+    ranked = sorted(position.items(), key=lambda item: item[1].rank)
+    every = {
+        key: Alternative(key, entry.decoded_token or "", entry.logprob) for key, entry in ranked
+    }
+    return TokenLogprob(every[token_id], tuple(every.values()))

@@ -1,0 +1,108 @@
+"""The workers that vLLM's processes load by their dotted paths."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.load_progress import ProgressWriter
+from engine_adapter.vllm_engine.parent_watch import end_with_parent
+from engine_adapter.vllm_engine.patches.lora_cpu import spare_rows_without_adapter
+from engine_adapter.vllm_engine.wire import Extension
+from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
+from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
+
+
+class WorkerHooks:
+    """Mixed into a vLLM worker: progress while loading, and answers to the gateway."""
+
+    _load: BackgroundLoad | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's, saying what is being loaded; from here on it ends with who started it."""
+        end_with_parent()
+        if self.vllm_config.lora_config and compat.current_platform.is_cpu():
+            spare_rows_without_adapter()
+        with self._stage(f"loading target {self.vllm_config.model_config.model}"):
+            super().load_model(*args, **kwargs)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """vLLM's, saying how large the KV cache is."""
+        blocks = kv_cache_config.num_blocks
+        tokens = blocks * self.vllm_config.cache_config.block_size
+        with self._stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
+            super().initialize_from_config(kv_cache_config)
+
+    def specgate_memory(self) -> dict[str, tuple[int, int]]:
+        """Proposer -> bytes of weights and of KV that it holds on this rank."""
+        held: dict[str, tuple[int, int]] = self.model_runner.drafter.memory()
+        return held
+
+    def specgate_load(self, fields: dict[str, Any]) -> None:
+        """Begins to create a proposer, beside the steps; `fields` are its spec's."""
+        create = self.model_runner.drafter.create
+        self._load = BackgroundLoad(ProposerSpec(**fields), create)
+
+    def specgate_load_state(self) -> list[str]:
+        """How far the load is, and why; see `background`."""
+        assert self._load is not None
+        return list(self._load.state)
+
+    def specgate_install(self) -> dict[str, tuple[int, int]]:
+        """Takes the created proposer over; what each proposer holds now."""
+        load, self._load = self._load, None
+        assert load is not None
+        self.model_runner.drafter.install(load.spec, load.take())
+        return self.specgate_memory()
+
+    def specgate_unload(self, name: str) -> None:
+        """Drops a proposer, whether it is loaded or was about to be."""
+        self._load = None
+        self.model_runner.drafter.remove(name)
+        return_memory()
+
+    @contextmanager
+    def _stage(self, what: str) -> Iterator[None]:
+        pipe = Extension.of(self.vllm_config).progress_pipe
+        with ProgressWriter(pipe if self.rank == 0 else None).stage(what):
+            yield
+
+
+def cpu_worker_class() -> type:
+    """The worker for CPU; made on first use, for the same reason as the runners."""
+
+    class SpecgateCPUWorker(WorkerHooks, compat.CPUWorker):
+        """vLLM's CPU worker with Specgate's runner."""
+
+        def init_device(self) -> None:
+            """vLLM's, with the runner class that it names exchanged while it runs."""
+            original = compat.cpu_worker.CPUModelRunner
+            compat.cpu_worker.CPUModelRunner = cpu_runner()
+            try:
+                super().init_device()
+            finally:
+                compat.cpu_worker.CPUModelRunner = original
+
+    return SpecgateCPUWorker
+
+
+def gpu_worker_class() -> type:
+    """The worker for GPU."""
+
+    class SpecgateGPUWorker(WorkerHooks, compat.GPUWorker):
+        """vLLM's GPU worker with Specgate's runner."""
+
+        def _make_model_runner(self) -> Any:
+            return gpu_runner()(self.vllm_config, self.device)
+
+    return SpecgateGPUWorker
+
+
+def __getattr__(name: str) -> Any:
+    """`CPUWorker` and `GPUWorker`, as `worker_cls` names them."""
+    makers = {"CPUWorker": cpu_worker_class, "GPUWorker": gpu_worker_class}
+    if name not in makers:
+        raise AttributeError(name)
+    globals()[name] = makers[name]()
+    return globals()[name]

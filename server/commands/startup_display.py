@@ -1,0 +1,116 @@
+"""What a start looks like: stages while it loads, then how to use what was loaded."""
+
+import json
+import sys
+import time
+
+import structlog
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+from engine_adapter.interface import NONE, EngineInfo
+from server import __version__
+from server.http.auth import is_loopback
+from server.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class Progress:
+    """Shows stages and the banner on standard output, or as log lines with `log_json`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._begun = time.monotonic()
+        # Paths and curl lines stay whole however narrow the terminal: it wraps them itself.
+        self._console = Console(width=1000, soft_wrap=True, highlight=False)
+        self._live: Live | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begun
+
+    def stage(self, text: str) -> None:
+        """A stage begins; a terminal shows how long it has been at it."""
+        if self._settings.log_json:
+            log.info("loading", stage=text, elapsed_s=round(self.elapsed_s, 1))
+            return
+        self.close()
+        self._console.print(f"[{self.elapsed_s:6.1f} s] {text}", markup=False)
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, transient=True, get_renderable=self._waiting)
+            self._live.start()
+
+    def ready(self, info: EngineInfo, port: int) -> None:
+        """The server serves: where, with what, and a line to try each of its two ways."""
+        url = _url(self._settings.host, port)
+        if self._settings.log_json:
+            log.info("ready", url=url, spec_method=self._settings.spec_method, model=info.model)
+            return
+        self.close()
+        name = self._settings.served_model_name[0]
+        self._print(f"\nSpecgate {__version__} serves {name} on {url}")
+        self._print(f"ready after {self.elapsed_s:.1f} s with {info.engine} {info.version}\n")
+        self._console.print(_proposers(info, self._settings))
+        self._print(f"\nComplete:\n{_completion(url, self._settings)}")
+        self._print(f"\nSwitch:\n{_switch(url, info, self._settings)}\n")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Takes the spinner away. Safe to call twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def _waiting(self) -> Spinner:
+        return Spinner("dots", f"{self.elapsed_s:.0f} s")
+
+
+def _url(host: str, port: int) -> str:
+    """An address that can be pasted: a server that listens everywhere is also at home."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _proposers(info: EngineInfo, settings: Settings) -> Table:
+    """The proposers; the active one has a star."""
+    active = settings.initial_proposer
+    table = Table("", "proposer", "method", "k", "role", "model", box=None, pad_edge=False)
+    for p in info.proposers:
+        roles = [r for r in ("primary", "backup") if getattr(settings, r) == p.name]
+        star = "*" if p.name == active else ""
+        k = str(p.num_speculative_tokens)
+        table.add_row(star, p.name, p.method, k, ", ".join(roles), p.model or "")
+    table.add_row("*" if active == NONE else "", NONE, "plain decoding", "", "", "")
+    return table
+
+
+def _completion(url: str, settings: Settings) -> str:
+    body: dict[str, object] = {
+        "model": settings.served_model_name[0],
+        "prompt": "def fibonacci(n):",
+    }
+    body["max_tokens"] = 64
+    return _curl(f"{url}/v1/completions", body, "SPECGATE_API_KEY" if settings.api_key else None)
+
+
+def _switch(url: str, info: EngineInfo, settings: Settings) -> str:
+    if not settings.admin_key and not is_loopback(settings.host):
+        return "no admin key is set, so the server cannot be switched: see --admin-key"
+    others = [p.name for p in info.proposers if p.name != settings.initial_proposer]
+    body: dict[str, object] = {"speculative_model": others[0] if others else NONE}
+    key = "SPECGATE_ADMIN_KEY" if settings.admin_key else None
+    return _curl(f"{url}/v1/switch_spec_method", body, key)
+
+
+def _curl(url: str, body: dict[str, object], key_variable: str | None) -> str:
+    key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""
+    # JSON escapes it, so that the shell's quotes cannot end early.
+    text = json.dumps(body).replace("'", "\\u0027")
+    return f"curl {url}{key} -H 'Content-Type: application/json' -d '{text}'"

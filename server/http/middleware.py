@@ -1,0 +1,172 @@
+"""Around every request: its id, the access log, HTTP metrics, the error of last resort, and
+the body's size. Pure ASGI: a stream passes through without being wrapped per event.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, Stopping, error_response, to_api_error
+from server.http.event_stream import was_cancelled
+from server.telemetry.metrics import Metrics
+
+REQUEST_ID = "x-request-id"
+UNMATCHED = "unmatched"
+"""The route label of requests that no route matches; a path as sent is never a label."""
+OTHER_METHOD = "other"
+"""The method label of a method that HTTP does not define: clients may send anything."""
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+log = structlog.get_logger(__name__)
+
+
+class RequestId:
+    """Gives every response `x-request-id`: the client's own if it is sane, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = sent if _SANE_ID.fullmatch(sent) else uuid.uuid4().hex
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self._app(scope, receive, with_id)
+
+
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Routes that machines ask every few seconds; their log lines are of level debug."""
+
+
+class AccessLog:
+    """One log line and one count per request, when its last byte has gone."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        begun = time.perf_counter()
+
+        async def with_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_status)
+        finally:
+            seconds = time.perf_counter() - begun
+            route = route_template(scope)
+            method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
+            self._metrics.http(route, method, status, seconds)
+            say = log.debug if route in PROBES else log.info
+            say(
+                "request",
+                method=method,
+                path=shown_path(scope),
+                route=route,
+                status=status,
+                duration_ms=round(seconds * 1e3, 2),
+            )
+
+
+def route_template(scope: Scope) -> str:
+    """The path template of the request's route, also where it was refused before routing."""
+    route = scope.get("route")
+    if route is None:
+        routes = scope["app"].routes
+        route = next((r for r in routes if r.matches(scope)[0] is not Match.NONE), None)
+    return str(getattr(route, "path", UNMATCHED))
+
+
+def shown_path(scope: Scope) -> str:
+    """The path as it was sent, still percent-encoded: a log line cannot be forged with it."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+    return raw[:200].decode("ascii", "backslashreplace")
+
+
+class ErrorBoundary:
+    """Turns what nobody expected into a 500 in OpenAI's shape, and logs it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and was_cancelled():
+                # The server stops and has waited long enough.
+                if started:
+                    raise
+                await error_response(Stopping())(scope, receive, send)
+                return
+            log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
+            if started:
+                # The server cuts the connection, so that the client sees a broken answer.
+                raise
+            await error_response(to_api_error(error))(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses a body of more than `max_bytes` with 413, declared or chunked."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        message = f"The body is larger than {self._max_bytes} bytes."
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            error = ApiError(413, message, code="request_too_large")
+            await error_response(error)(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            part = await receive()
+            received += len(part.get("body", b""))
+            if received > self._max_bytes:
+                # FastAPI turns any other exception that occurs while it reads into a 400.
+                raise HTTPException(413, message)
+            return part
+
+        await self._app(scope, counted, send)

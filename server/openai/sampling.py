@@ -1,0 +1,84 @@
+"""A body's sampling fields -> `SamplingOptions`."""
+
+from collections.abc import Iterable
+
+from engine_adapter.interface import EngineInfo, SamplingOptions, StructuredOutput
+from server.errors import InvalidField, clip
+from server.schema.generation_body import GenerationBody
+
+_DEFAULTS = SamplingOptions()
+
+
+def sampling_options(
+    body: GenerationBody,
+    info: EngineInfo,
+    prompt_tokens: int,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingOptions:
+    """How the request is sampled; what it leaves out has OpenAI's default.
+
+    Raises `InvalidField` for what only the engine's figures show to be wrong.
+    """
+    min_tokens = body.min_tokens or 0
+    most = info.max_model_len - prompt_tokens if max_tokens is None else max_tokens
+    if min_tokens > most:
+        message = f"min_tokens is {min_tokens}, and {most} are the most that can be generated."
+        raise InvalidField("min_tokens", message)
+    bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
+    _check_ids(info, "stop_token_ids", body.stop_token_ids or ())
+    _check_ids(info, "logit_bias", bias)
+    _check_ids(info, "allowed_token_ids", body.allowed_token_ids or ())
+    return SamplingOptions(
+        temperature=_or(body.temperature, _DEFAULTS.temperature),
+        top_p=_or(body.top_p, _DEFAULTS.top_p),
+        # -1 is vLLM's older spelling of "all".
+        top_k=max(body.top_k or 0, 0),
+        min_p=_or(body.min_p, _DEFAULTS.min_p),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        seed=body.seed,
+        presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
+        frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
+        repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
+        logit_bias=bias,
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=tuple(body.bad_words or ()),
+        structured_output=_structured_output(body),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        ignore_eos=bool(body.ignore_eos),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+    )
+
+
+def check_logprobs(info: EngineInfo, logprobs: int | None, param: str) -> None:
+    """Raises `InvalidField` for more alternatives per token than the engine gives."""
+    if logprobs is not None and logprobs > info.max_logprobs:
+        raise InvalidField(param, f"{param} can be at most {info.max_logprobs}, not {logprobs}.")
+
+
+def _structured_output(body: GenerationBody) -> StructuredOutput | None:
+    """The form that the text must have; it says itself when a text may end, and must."""
+    wanted = body.structured_output()
+    if wanted is not None:
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(body, name):
+                raise InvalidField(name, f"{name} and {wanted.param} exclude each other.")
+    return wanted
+
+
+def _check_ids(info: EngineInfo, param: str, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < info.vocab_size:
+            bounds = f"ids are from 0 to {info.vocab_size - 1}"
+            raise InvalidField(param, f"{param} holds {clip(token_id)}; {bounds}.")
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

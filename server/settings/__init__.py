@@ -1,0 +1,329 @@
+"""The frozen settings: one class that flags, `SPECGATE_*` variables and YAML all fill.
+
+`server.settings.sources` reads those three; nothing else reads the environment. A setting's
+description holds its unit and becomes its help text.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+
+from engine_adapter.factory import EngineConfig, RestartPolicy
+from engine_adapter.interface import NONE, ProposerInfo, SpecMethod
+from server.control.selection import Asked, ProposerCatalog, SelectionError, resolve
+from server.settings.types import (
+    Count,
+    JsonObject,
+    LoraModules,
+    Proposers,
+    Secrets,
+    SettingError,
+    Texts,
+)
+
+DEMO_NAME = "specgate-demo"
+"""The served name of the demo model, whose path differs from machine to machine."""
+
+OWN_ENGINE_ARGUMENTS = frozenset(
+    {
+        "speculative_config",
+        "worker_cls",
+        "worker_extension_cls",
+        "scheduler_cls",
+        "additional_config",
+        "kv_transfer_config",
+        "async_scheduling",
+        "disable_log_stats",
+        "stat_loggers",
+    }
+)
+"""vLLM arguments that Specgate sets itself, so that nobody else may."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.:-]+)?")
+
+
+class EngineArguments(BaseModel):
+    """vLLM's common arguments under their own names. `None` leaves vLLM's default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    tokenizer: str | None = Field(None, description="path or id of the tokenizer, if not MODEL's")
+    revision: str | None = Field(None, description="branch, tag or commit of MODEL on the hub")
+    trust_remote_code: bool | None = Field(None, description="run code that comes with the model")
+    download_dir: str | None = Field(None, description="folder for downloaded weights")
+    load_format: str | None = Field(None, description="format of the weights")
+    quantization: str | None = Field(None, description="quantization method of the weights")
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = Field(
+        None, description="type of weights and activations (float32 for the demo model)"
+    )
+    seed: int | None = Field(None, description="seed of the engine's own generator")
+    tensor_parallel_size: Count | None = Field(None, description="GPUs that share each layer")
+    max_model_len: Count | None = Field(
+        None, description="context in tokens, prompt and generation together (2048 for the demo)"
+    )
+    max_num_seqs: Count | None = Field(None, description="most sequences in one step")
+    max_num_batched_tokens: Count | None = Field(None, description="most tokens in one step")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="share of the device's memory to use, in (0, 1]"
+    )
+    kv_cache_memory_bytes: Annotated[ByteSize, Field(ge=1)] | None = Field(
+        None, description="KV cache in bytes, or as 2GiB (512MiB for the demo model)"
+    )
+    kv_cache_dtype: str | None = Field(None, description="type of the KV cache's entries")
+    block_size: Count | None = Field(None, description="tokens in a KV block")
+    enable_prefix_caching: bool | None = Field(None, description="reuse KV of equal prefixes")
+    enable_chunked_prefill: bool | None = Field(None, description="read long prompts in parts")
+    enforce_eager: bool | None = Field(None, description="no CUDA graphs, no compilation")
+    enable_lora: bool | None = Field(None, description="serve LoRA adapters of MODEL")
+    max_loras: Count | None = Field(None, description="most LoRA adapters in one step (1)")
+    max_lora_rank: Count | None = Field(None, description="largest rank of a LoRA adapter (16)")
+    max_cpu_loras: Count | None = Field(
+        None, description="most LoRA adapters that are loaded (max_loras, at least 16)"
+    )
+
+
+class Settings(EngineArguments):
+    """Everything that can be set. Without `model` it describes the demo."""
+
+    model: str = Field(
+        "", description="path or id of the target model; the demo model if not given"
+    )
+    served_model_name: Texts = Field(
+        (), description="names that requests may give as `model`, the first one shown (repeatable)"
+    )
+    engine: Literal["vllm", "fake"] = Field(
+        "vllm", description="vllm, or fake: no model, for tests and for measuring the gateway"
+    )
+    engine_args: JsonObject = Field(
+        {}, description="JSON object of further arguments of the engine, by vLLM's names"
+    )
+
+    proposer: Proposers = Field(
+        (),
+        description='JSON object of a proposer: {"name": ..., "method": ..., '
+        '"num_speculative_tokens": ..., "model": ...} and the method\'s options (repeatable)',
+    )
+    lora_modules: LoraModules = Field(
+        {}, description="LoRA adapters to begin with: NAME=PATH, or JSON with name and path"
+    )
+    primary: str | None = Field(None, description="proposer that `primary` stands for")
+    backup: str | None = Field(None, description="proposer that `backup` stands for")
+    spec_method: str = Field(
+        NONE, description="method at start: a proposer, primary, backup or none (default: primary)"
+    )
+    max_speculative_tokens: Count | None = Field(
+        None, description="draft capacity in tokens a step (default: the largest k, at least 5)"
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")
+    api_key: Secrets = Field(
+        (), description="key that inference requests must bear (repeatable; best as a variable)"
+    )
+    admin_key: Secrets = Field(
+        (), description="key that admin requests must bear (repeatable; best as a variable)"
+    )
+    audit_log: str | None = Field(
+        None, description="file to which every admin change is appended as a line of JSON"
+    )
+    strict_fields: bool = Field(False, description="refuse unknown fields of request bodies")
+    chat_template: str | None = Field(
+        None, description="file with a Jinja chat template, if not the tokenizer's"
+    )
+    max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+        ByteSize(32 * 2**20), description="largest request body in bytes, or as 32MiB"
+    )
+    keepalive_s: float = Field(
+        15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"
+    )
+    shutdown_timeout_s: int = Field(
+        30, ge=1, description="seconds that running requests get to finish when stopping"
+    )
+    engine_restart_delay_s: float = Field(
+        1.0, gt=0, description="seconds before a dead engine is replaced; doubles with each time"
+    )
+    engine_restart_max_delay_s: float = Field(
+        60.0, gt=0, description="most seconds that this delay grows to"
+    )
+    engine_restart_limit: int = Field(
+        5, ge=0, description="replacements within the window, after which it stays dead; 0 is none"
+    )
+    engine_restart_window_s: float = Field(
+        600.0, gt=0, description="seconds for which a replacement counts"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe messages to log"
+    )
+    log_json: bool = Field(False, description="log one JSON object per line")
+    access_log: bool = Field(True, description="log every HTTP request")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """What follows from what is given: the demo without a model, and so on.
+
+        The method at start is the primary proposer: whoever names one expects it to work.
+        """
+        given = {key: value for key, value in data.items() if value not in (None, "", (), [])}
+        if not given.get("model"):
+            given = {**_demo(given), **given}
+        derived = {
+            "served_model_name": (str(given["model"]),),
+            "spec_method": given.get("primary", NONE),
+        }
+        return {**derived, **given}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_engine_args()
+        _check_model("model", self.model)
+        self._check_proposers()
+        self._check_lora_modules()
+        if self.chat_template is not None and not Path(self.chat_template).is_file():
+            raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
+        return self
+
+    def _check_engine_args(self) -> None:
+        for key in self.engine_args:
+            if key in OWN_ENGINE_ARGUMENTS:
+                raise SettingError("engine_args", f"{key} is set by Specgate itself; leave it out")
+            if key in type(self).model_fields:
+                raise SettingError("engine_args", f"{key} has a setting of its own: {flag(key)}")
+
+    def _check_lora_modules(self) -> None:
+        if self.lora_modules and not self.enable_lora:
+            raise SettingError("lora_modules", f"needs {flag('enable_lora')}")
+        for name in self.lora_modules:
+            if name in self.served_model_name:
+                raise SettingError("lora_modules", f"{name!r} is the name of the model itself")
+
+    def _check_proposers(self) -> None:
+        names = ", ".join(self.proposer_names) or "none is configured"
+        for role in ("primary", "backup"):
+            name = getattr(self, role)
+            if name is not None and name not in self.proposer_names:
+                raise SettingError(role, f"there is no proposer {name!r} (proposers: {names})")
+        try:
+            self._initial_method()
+        except SelectionError as error:
+            raise SettingError("spec_method", error.message.removeprefix("spec_method: ")) from None
+        capacity = self.max_speculative_tokens
+        for spec in self.proposer:
+            if capacity is not None and spec.num_speculative_tokens > capacity:
+                raise SettingError(
+                    "proposer",
+                    f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, "
+                    f"more than max_speculative_tokens, {capacity}",
+                )
+            if spec.model is not None:
+                _check_model("proposer", spec.model, f"{spec.name}: model: ")
+
+    def _initial_method(self) -> SpecMethod:
+        """Raises `SelectionError`, as a switch to `spec_method` would."""
+        infos = tuple(
+            ProposerInfo(s.name, s.method, s.model, s.num_speculative_tokens) for s in self.proposer
+        )
+        known = ProposerCatalog(infos, self.primary, self.backup)
+        return resolve(Asked(self.spec_method, None, True, "spec_method"), known)
+
+    @property
+    def initial_proposer(self) -> str:
+        """The proposer that `spec_method` stands for, or `none`."""
+        return self._initial_method().proposer
+
+    @property
+    def proposer_names(self) -> tuple[str, ...]:
+        """The configured proposers' names, in order."""
+        return tuple(spec.name for spec in self.proposer)
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine is built from: set arguments only, plain types only."""
+        arguments: dict[str, Any] = {}
+        for name in EngineArguments.model_fields:
+            value = getattr(self, name)
+            if value is not None:
+                arguments[name] = int(value) if isinstance(value, ByteSize) else value
+        return EngineConfig(
+            model=self.model,
+            served_model_name=self.served_model_name[0],
+            proposers=self.proposer,
+            max_speculative_tokens=self.max_speculative_tokens,
+            arguments={**arguments, **self.engine_args},
+            adapters=self.lora_modules,
+            log_level="DEBUG" if self.log_level == "debug" else "ERROR",
+            restart=RestartPolicy(
+                self.engine_restart_delay_s,
+                self.engine_restart_max_delay_s,
+                self.engine_restart_limit,
+                self.engine_restart_window_s,
+            ),
+        )
+
+
+def _demo(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The demo's model and, unless others are given, a proposer of every kind but the cascade.
+
+    Its method at start is the primary's, as everywhere: the first answer shows speculation.
+    """
+    settings: dict[str, Any] = {
+        "model": _demo_path("target"),
+        "served_model_name": (DEMO_NAME,),
+        "dtype": "float32",
+        "max_model_len": 2048,
+        "kv_cache_memory_bytes": 512 * 2**20,
+    }
+    if "proposer" not in given:
+        ngram = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        settings |= {
+            "proposer": (
+                {"name": "ngram", "num_speculative_tokens": 5, **ngram},
+                {"name": "suffix", "num_speculative_tokens": 8},
+                _demo_model("draft", "draft_model"),
+                _demo_model("draft-small", "draft_model"),
+                _demo_model("medusa", "medusa"),
+                _demo_model("mlp-speculator", "mlp_speculator"),
+                _demo_model("eagle", "eagle"),
+                _demo_model("eagle3", "eagle3"),
+            ),
+            "primary": "draft",
+            "backup": "ngram",
+        }
+    return settings
+
+
+def _demo_model(name: str, method: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "method": method,
+        "num_speculative_tokens": 4,
+        "model": _demo_path(name),
+    }
+
+
+def _demo_path(name: str) -> str:
+    from demo import model_path
+
+    try:
+        return str(model_path(name))
+    except FileNotFoundError as error:
+        raise SettingError("model", f"none is given, and the {error}") from None
+
+
+def _check_model(setting: str, model: str, prefix: str = "") -> None:
+    """Refuses a path that leads nowhere; an id of the hub is left to the engine."""
+    path = Path(model)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise SettingError(setting, f"{prefix}the folder {model!r} has no config.json")
+    if path.exists() or "://" in model:
+        return
+    in_a_folder = path.parent != Path(".") and path.parent.is_dir()
+    if in_a_folder or not _HUB_ID.fullmatch(model):
+        raise SettingError(setting, f"{prefix}there is no folder {model!r}")
+
+
+def flag(setting: str) -> str:
+    """How a setting is written on the command line."""
+    return "MODEL" if setting == "model" else f"--{setting.replace('_', '-')}"

@@ -1,0 +1,195 @@
+"""Flags, `SPECGATE_*` variables and a YAML file -> `Settings`, in this order of strength.
+
+The flags are made from the fields of `Settings`. Values stay as they were written until the
+class reads them, so that an error can name the setting the way its user wrote it.
+"""
+
+import argparse
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from server.settings import EngineArguments, Settings, flag
+from server.settings.types import SettingError
+
+PREFIX = "SPECGATE_"
+"""What the names of the environment variables begin with."""
+
+_SHOWN_CHARS = 100
+_SERVICE_LINK = (
+    " (Kubernetes makes this variable for a service of this name; "
+    "set enableServiceLinks: false in the pod)"
+)
+
+
+class SettingsError(Exception):
+    """Settings that cannot work.
+
+    Attributes:
+        lines: one for each, naming it as its user wrote it.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = lines
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that leaves the exit to its caller."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message.removeprefix("argument "))
+
+
+def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """The settings that the flags, the variables and the YAML file add up to.
+
+    Prints the help and exits if asked to. Raises `SettingsError`.
+    """
+    flags = _read_flags(argv)
+    variables = _read_environment(environ)
+    config = flags.pop("config", None) or variables.pop("config", None)
+    file = _read_yaml(config) if config is not None else {}
+    # Weakest first: a later layer's name and value win.
+    written = {
+        **{name: f"{name} in {config}" for name in file},
+        **{name: f"{PREFIX}{name.upper()}" for name in variables},
+        **{name: flag(name) for name in flags},
+    }
+    try:
+        return Settings(**{**file, **variables, **flags})
+    except ValidationError as error:
+        raise SettingsError(*_lines(error, written)) from None
+
+
+def _read_flags(argv: Sequence[str]) -> dict[str, Any]:
+    parser = _make_parser()
+    namespace, rest = parser.parse_known_args(argv)
+    for word in rest:
+        if not word.startswith("-"):
+            raise SettingsError(f"unexpected argument {word!r}")
+        name = word.partition("=")[0]
+        if name == "--model":
+            raise SettingsError("--model: give the model without a flag: specgate serve MODEL")
+        known = [option for action in parser._actions for option in action.option_strings]
+        raise SettingsError(f"{name}: there is no such flag{_did_you_mean(name, known)}")
+    return vars(namespace)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """One argument per field; what is not given stays out of the result."""
+    parser = _Parser(
+        prog="specgate serve",
+        usage="specgate serve [MODEL] [--flag VALUE]...",
+        description="Serves MODEL with several speculative-decoding proposers over OpenAI's API.",
+        epilog=f"Every flag is also a variable (--max-model-len: {PREFIX}MAX_MODEL_LEN) and a key "
+        "of the YAML file (max_model_len). Flags win over variables, those over the file.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings")
+    groups = {
+        False: parser.add_argument_group("server and proposers"),
+        True: parser.add_argument_group("engine, under vLLM's names"),
+    }
+    for name, field in Settings.model_fields.items():
+        _add_argument(groups[name in EngineArguments.model_fields], name, field)
+    return parser
+
+
+def _add_argument(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
+    text = (field.description or "").replace("%", "%%")
+    if name == "model":
+        group.add_argument("model", metavar="MODEL", nargs="?", help=text)
+    elif bool in (field.annotation, *get_args(field.annotation)):
+        group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
+    elif name == "lora_modules":  # vLLM's form has them behind one flag
+        group.add_argument(flag(name), action="extend", nargs="+", metavar="NAME=PATH", help=text)
+    elif get_origin(field.annotation) is tuple:
+        group.add_argument(flag(name), action="append", metavar="VALUE", help=text)
+    else:
+        if field.default not in (None, "") and "default" not in text and name != "engine_args":
+            text += f" (default: {field.default})"
+        group.add_argument(flag(name), metavar="VALUE", help=text)
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that name a setting; an empty one counts as unset, as in compose files."""
+    names = ["config", *Settings.model_fields]
+    given = {name: environ.get(PREFIX + name.upper()) for name in names}
+    return {name: value for name, value in given.items() if value}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """`SPECGATE_*` variables that no setting reads, each with what it may have meant.
+
+    They are no error: Kubernetes makes such variables from the name of a service.
+    """
+    # The other commands' variable is no mistake.
+    known = [PREFIX + name.upper() for name in ("config", "url", *Settings.model_fields)]
+    return [
+        f"{name}: no setting reads this variable{_did_you_mean(name, known)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known
+    ]
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    """The file's settings; a dash in a key is an underscore."""
+    try:
+        content = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--config: cannot read {path}: {error}") from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"--config: {path} is not valid YAML: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config: {path} must hold a mapping of settings")
+    settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+    unknown = [name for name in settings if name not in Settings.model_fields]
+    if unknown:
+        raise SettingsError(
+            *(
+                f"{name} in {path}: there is no such setting"
+                f"{_did_you_mean(name, Settings.model_fields)}"
+                for name in unknown
+            )
+        )
+    return settings
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _lines(error: ValidationError, written: Mapping[str, str]) -> list[str]:
+    """A line for each setting at fault."""
+    lines = []
+    for detail in error.errors():
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, SettingError):
+            name, reason = cause.setting, str(cause)
+        else:
+            name, reason = str(detail["loc"][0]), _reason(detail)
+        lines.append(f"{written.get(name, flag(name))}: {reason}")
+    return lines
+
+
+def _reason(detail: ErrorDetails) -> str:
+    """Pydantic's words, and the value unless it is a secret or the words have it already."""
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "value_error" or detail["loc"][0] in ("api_key", "admin_key"):
+        return message
+    value = repr(detail["input"])
+    shown = value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}…"
+    hint = _SERVICE_LINK if value.startswith("'tcp://") else ""
+    return f"{message[0].lower()}{message[1:]}, got {shown}{hint}"

@@ -1,0 +1,114 @@
+"""How settings read what flags, variables and YAML give them: text or structure, one or many."""
+
+import json
+from collections.abc import Mapping, Sized
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers import methods as catalog
+from engine_adapter.proposers.contract import ProposerSpec
+
+
+class SettingError(ValueError):
+    """A setting that cannot work, where a check concerns more than one field.
+
+    Attributes:
+        setting: the field's name.
+    """
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+def _list(value: Any) -> Any:
+    """Comma-separated text, as a variable holds it, to a list."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _none_empty(values: tuple[Sized, ...]) -> tuple[Sized, ...]:
+    if not all(map(len, values)):
+        raise ValueError("must not be empty")
+    return values
+
+
+def _parsed(value: Any) -> Any:
+    """JSON text to what it means."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error.msg} at character {error.pos})") from None
+
+
+def _json_object(value: Any) -> Any:
+    """JSON text or a mapping; a dash in a key is an underscore."""
+    given = _parsed(value)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"must be a JSON object, got {given!r}")
+    return {str(key).replace("-", "_"): item for key, item in given.items()}
+
+
+def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
+    """JSON text, mappings or specs, one or several, to specs."""
+    value = _parsed(value)
+    items = [_parsed(item) for item in (value if isinstance(value, list | tuple) else [value])]
+    if all(isinstance(item, ProposerSpec) for item in items):
+        return tuple(items)
+    for item in items:
+        if not isinstance(item, Mapping):
+            example = '{"name": "ngram", "num_speculative_tokens": 5}'
+            raise ValueError(f"must be a JSON object such as {example}, got {item!r}")
+    try:
+        return catalog.parse_specs(items)
+    except EngineConfigError as error:
+        raise ValueError(str(error).removeprefix(f"{error.setting}: ")) from None
+
+
+def _lora_modules(value: Any) -> Any:
+    """`name=path` texts, JSON objects with `name` and `path`, or a mapping, to name -> path."""
+    if isinstance(value, str):
+        value = _parsed(value) if value.lstrip().startswith(("{", "[")) else _list(value)
+    if isinstance(value, Mapping) and set(value) != {"name", "path"}:
+        return value
+    modules: dict[str, Any] = {}
+    for item in value if isinstance(value, list | tuple) else [value]:
+        name, path = _lora_module(item)
+        if name in modules:
+            raise ValueError(f"{name!r} is given twice")
+        modules[name] = path
+    return modules
+
+
+def _lora_module(item: Any) -> tuple[str, Any]:
+    if isinstance(item, str) and not item.lstrip().startswith("{"):
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"must be name=path, got {item!r}")
+        return name, path
+    fields = _parsed(item)
+    if not isinstance(fields, Mapping) or set(fields) != {"name", "path"}:
+        raise ValueError(f'must be {{"name": ..., "path": ...}}, got {item!r}')
+    return str(fields["name"]), fields["path"]
+
+
+Count = Annotated[int, Field(ge=1)]
+"""A number of things, at least one."""
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
+"""Texts; as one text, separated by commas."""
+
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
+"""Texts that no message and no log shows."""
+
+Proposers = Annotated[tuple[ProposerSpec, ...], BeforeValidator(_proposers)]
+"""Proposers; as text, a JSON object or a JSON list of them."""
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
+"""A mapping; as text, a JSON object."""
+
+LoraModules = Annotated[dict[str, str], BeforeValidator(_lora_modules)]
+"""LoRA adapters by name; as text, `name=path` or JSON objects."""

@@ -1,0 +1,217 @@
+"""Every Prometheus name that the gateway writes, and the PromQL to read it with.
+
+Counters and histograms only: ratios are PromQL's. Label values come from the catalogs of
+proposers, modes and routes, never from a request. The `vllm:` names are the engine's.
+
+Acceptance rate of each proposer:
+    sum by (proposer) (rate(specgate_spec_decode_accepted_tokens_total[5m]))
+      / sum by (proposer) (rate(specgate_spec_decode_draft_tokens_total[5m]))
+Acceptance rate by position (position 0 is the first drafted token):
+    sum by (proposer, position) (
+        rate(specgate_spec_decode_accepted_tokens_per_position_total[5m]))
+      / on (proposer) group_left sum by (proposer) (rate(specgate_spec_decode_drafts_total[5m]))
+Mean acceptance length, the bonus token included:
+    1 + sum by (proposer) (rate(specgate_spec_decode_accepted_tokens_total[5m]))
+      / sum by (proposer) (rate(specgate_spec_decode_drafts_total[5m]))
+System efficiency (tokens emitted of those that perfect drafts would have brought):
+    (sum by (proposer) (rate(specgate_spec_decode_accepted_tokens_total[5m]))
+        + sum by (proposer) (rate(specgate_spec_decode_drafts_total[5m])))
+      / (sum by (proposer) (rate(specgate_spec_decode_draft_tokens_total[5m]))
+        + sum by (proposer) (rate(specgate_spec_decode_drafts_total[5m])))
+Tokens emitted per second by what drafted them (`none`: plain decoding):
+    sum by (proposer) (rate(specgate_spec_decode_emitted_tokens_total[5m]))
+Drafting time per drafted token, in seconds:
+    sum by (proposer) (rate(specgate_proposer_draft_seconds_sum[5m]))
+      / sum by (proposer) (rate(specgate_spec_decode_draft_tokens_total[5m]))
+Positions caught up per second after switches and prefix hits:
+    sum by (proposer) (rate(specgate_proposer_catchup_tokens_total[5m]))
+Requests by proposer, and by who chose it (`request` or `active`):
+    sum by (proposer, selected_by) (rate(specgate_requests_total[5m]))
+Proposers that fail:
+    sum by (proposer) (increase(specgate_proposer_errors_total[5m])) > 0
+Active method:
+    specgate_spec_method_info
+Switches that did not happen:
+    increase(specgate_spec_method_switches_total{outcome!="switched"}[1h])
+Slowest switches:
+    histogram_quantile(0.99, sum by (mode, le) (
+        rate(specgate_spec_method_switch_seconds_bucket[1h])))
+Engine processes that were replaced, and attempts to that failed:
+    increase(specgate_engine_restarts_total[1h])
+Median step time by kind:
+    histogram_quantile(0.5, sum by (kind, le) (rate(specgate_step_seconds_bucket[5m])))
+Share of HTTP requests that failed, by route:
+    sum by (route) (rate(specgate_http_requests_total{status=~"5.."}[5m]))
+      / sum by (route) (rate(specgate_http_requests_total[5m]))
+Slow responses by route (a stream counts until its last byte):
+    histogram_quantile(0.95, sum by (route, le) (rate(specgate_http_request_seconds_bucket[5m])))
+"""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from engine_adapter.interface import NONE, ProposerCounts, StepReport
+from server.control.selection import SELECTED_BY
+from server.telemetry.rolling_stats import RollingCounts, RollingFigures
+
+_STEP_BUCKETS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
+_SWITCH_BUCKETS = (*_STEP_BUCKETS, 5.0, 10.0, 30.0, 60.0, 120.0)
+_HTTP_BUCKETS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+
+SWITCH_OUTCOMES = ("switched", "failed", "refused", "timed_out", "abandoned")
+"""What becomes of a switch: it happened, the engine failed, another one ran, admitted requests
+did not end in time, its caller or the server went away before the swap."""
+
+RESTART_OUTCOMES = ("restarted", "failed")
+"""What becomes of an attempt to replace a dead engine process."""
+
+
+class Metrics:
+    """The gateway's metrics on one registry; an `EngineObserver`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+        prefix = "specgate_spec_decode"
+        self._drafts = counter(f"{prefix}_drafts", "Verification steps with drafts", "proposer")
+        self._drafted = counter(f"{prefix}_draft_tokens", "Draft tokens verified", "proposer")
+        self._accepted = counter(f"{prefix}_accepted_tokens", "Draft tokens kept", "proposer")
+        self._accepted_per_position = counter(
+            f"{prefix}_accepted_tokens_per_position",
+            "Draft tokens kept, by their position in the draft from 0",
+            "proposer",
+            "position",
+        )
+        self._emitted = counter(
+            f"{prefix}_emitted_tokens",
+            "Tokens emitted, by what drafted for them",
+            "proposer",
+        )
+        self._draft_seconds = histogram(
+            "specgate_proposer_draft_seconds", "Drafting time per step", _STEP_BUCKETS, "proposer"
+        )
+        self._catchup = counter(
+            "specgate_proposer_catchup_tokens", "Positions read to remove a lag", "proposer"
+        )
+        self._errors = counter(
+            "specgate_proposer_errors", "Steps in which a proposer failed", "proposer"
+        )
+        self._requests = counter(
+            "specgate_requests", "Requests admitted", "proposer", "selected_by"
+        )
+        self._spec_method = Gauge(
+            "specgate_spec_method_info", "The active method", ["spec_method"], registry=registry
+        )
+        self._switches = counter(
+            "specgate_spec_method_switches", "Switches asked for", "mode", "outcome"
+        )
+        self._switch_seconds = histogram(
+            "specgate_spec_method_switch_seconds", "Time to switch", _SWITCH_BUCKETS, "mode"
+        )
+        self._step_seconds = histogram(
+            "specgate_step_seconds", "Engine step time", _STEP_BUCKETS, "kind"
+        )
+        self._restarts = counter(
+            "specgate_engine_restarts", "Attempts to replace a dead engine process", "outcome"
+        )
+        for outcome in RESTART_OUTCOMES:
+            self._restarts.labels(outcome)
+        self._http_requests = counter(
+            "specgate_http_requests", "HTTP requests", "route", "method", "status"
+        )
+        self._http_seconds = histogram(
+            "specgate_http_request_seconds", "Time to the last byte", _HTTP_BUCKETS, "route"
+        )
+        self._rolling: dict[str, RollingCounts] = {}
+
+    def proposers(self, names: Iterable[str]) -> None:
+        """Lets every series of the named proposers, and of `none`, exist at 0."""
+        for name in names:
+            for metric in (
+                self._drafts,
+                self._drafted,
+                self._accepted,
+                self._catchup,
+                self._errors,
+            ):
+                metric.labels(name)
+            self._draft_seconds.labels(name)
+            self._rolling.setdefault(name, RollingCounts())
+            self._admissions(name)
+        self._admissions(NONE)
+
+    def forget(self, name: str) -> None:
+        """Leaves a proposer that was unloaded out of the rolling figures; its counters stay."""
+        self._rolling.pop(name, None)
+
+    def _admissions(self, name: str) -> None:
+        self._emitted.labels(name)
+        for selected_by in SELECTED_BY:
+            self._requests.labels(name, selected_by)
+
+    def declare_switches(self, modes: Iterable[str]) -> None:
+        """Lets the switch series of the modes exist at 0."""
+        for mode in modes:
+            self._switch_seconds.labels(mode)
+            for outcome in SWITCH_OUTCOMES:
+                self._switches.labels(mode, outcome)
+
+    def on_step(self, report: StepReport) -> None:
+        """Counts one engine step (`EngineObserver`)."""
+        self._step_seconds.labels(report.kind).observe(report.seconds)
+        for name, counts in report.verified.items():
+            self._count(name, counts)
+        for name, seconds in report.draft_seconds.items():
+            self._draft_seconds.labels(name).observe(seconds)
+        for name, tokens in report.catchup_tokens.items():
+            self._catchup.labels(name).inc(tokens)
+        for name in report.faults:
+            self._errors.labels(name).inc()
+
+    def on_restart(self, succeeded: bool) -> None:
+        """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
+        self._restarts.labels("restarted" if succeeded else "failed").inc()
+
+    def _count(self, name: str, counts: ProposerCounts) -> None:
+        self._emitted.labels(name).inc(counts.emitted)
+        if name == NONE:
+            return
+        self._drafts.labels(name).inc(counts.drafts)
+        self._drafted.labels(name).inc(counts.drafted)
+        self._accepted.labels(name).inc(counts.accepted)
+        for position, accepted in enumerate(counts.accepted_per_position):
+            self._accepted_per_position.labels(name, str(position)).inc(accepted)
+        self._rolling.setdefault(name, RollingCounts()).add(counts)
+
+    def rolling(self) -> Mapping[str, RollingFigures]:
+        """Each proposer's figures of the last minute."""
+        return {name: counts.figures() for name, counts in self._rolling.items()}
+
+    def request(self, proposer: str, selected_by: str) -> None:
+        """Counts a request at its admission."""
+        self._requests.labels(proposer, selected_by).inc()
+
+    def http(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Counts an HTTP exchange. `route` is the route's template, never a path as sent."""
+        self._http_requests.labels(route, method, str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
+    def spec_method(self, name: str) -> None:
+        """Shows `name` as the one active method."""
+        self._spec_method.clear()
+        self._spec_method.labels(name).set(1)
+
+    def switched(self, mode: str, outcome: str, seconds: float | None = None) -> None:
+        """Counts a switch; `outcome` is of `SWITCH_OUTCOMES`, `seconds` for one that swapped."""
+        self._switches.labels(mode, outcome).inc()
+        if seconds is not None:
+            self._switch_seconds.labels(mode).observe(seconds)

@@ -1,0 +1,228 @@
+"""From a proposer's JSON to its spec: every field that cannot work is named."""
+
+from typing import Any
+
+import pytest
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.contract import RESERVED_NAMES, Capabilities, ProposerSpec
+from engine_adapter.proposers.methods import METHODS, method, needs, parse_spec, parse_specs
+
+NGRAM = {"name": "lookup", "method": "ngram"}
+SUFFIX = {"name": "tree", "method": "suffix"}
+DRAFT = {"name": "small", "method": "draft_model", "model": "a/b"}
+
+
+def refusal(fields: dict[str, Any]) -> str:
+    """The message with which the fields are refused."""
+    with pytest.raises(EngineConfigError) as caught:
+        parse_spec(fields)
+    assert caught.value.setting == "proposer"
+    assert str(caught.value).startswith("proposer: ")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [None, "", 5, ["x"], "-x", ".x", "_x", "a b", "a/b", "a\n", "é", "x" * 65],
+)
+def test_a_bad_name_is_refused(name: Any) -> None:
+    assert "name" in refusal({**NGRAM, "name": name})
+
+
+def test_a_missing_name_is_refused() -> None:
+    assert "name" in refusal({"method": "ngram"})
+
+
+@pytest.mark.parametrize("name", ["a", "A1", "7b", "x" * 64, "qwen-0.5b_v2"])
+def test_a_name_of_letters_digits_and_marks_is_taken(name: str) -> None:
+    assert parse_spec({**NGRAM, "name": name}).name == name
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
+@pytest.mark.parametrize("spelling", [str.lower, str.upper, str.title])
+def test_a_reserved_name_is_refused_in_any_case(name: str, spelling: Any) -> None:
+    message = refusal({**NGRAM, "name": spelling(name)})
+    assert "name" in message
+    assert "reserved" in message
+
+
+@pytest.mark.parametrize("bad", ["eagle9", "", None, 3, "NGRAM", ["ngram"], {}])
+def test_an_unknown_method_is_refused_with_those_that_exist(bad: Any) -> None:
+    message = refusal({"name": "x", "method": bad})
+    assert "method" in message
+    assert all(known.name in message for known in METHODS)
+
+
+def test_a_name_that_is_no_method_needs_one() -> None:
+    assert "method" in refusal({"name": "mine"})
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.0, "3", None, True, [4]])
+def test_a_k_that_is_no_positive_integer_is_refused(k: Any) -> None:
+    assert "num_speculative_tokens" in refusal({**NGRAM, "num_speculative_tokens": k})
+
+
+@pytest.mark.parametrize("model", [None, "", 5, ["a"]])
+def test_a_method_with_weights_needs_their_path(model: Any) -> None:
+    assert "model" in refusal({**DRAFT, "model": model})
+
+
+@pytest.mark.parametrize("fields", [NGRAM, SUFFIX])
+def test_a_method_without_weights_takes_no_model(fields: dict[str, Any]) -> None:
+    message = refusal({**fields, "model": "a/b"})
+    assert "model" in message
+    assert fields["method"] in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [(NGRAM, "suffix_decoding_max_tree_depth"), (SUFFIX, "prompt_lookup_min"), (DRAFT, "temp")],
+)
+def test_an_unknown_option_is_refused_with_those_that_exist(
+    fields: dict[str, Any], option: str
+) -> None:
+    message = refusal({**fields, option: 1})
+    assert option in message
+    assert all(known in message for known in method(fields["method"]).options)
+
+
+@pytest.mark.parametrize("option", ["prompt_lookup_min", "prompt_lookup_max"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "3", None, True])
+def test_a_bad_ngram_length_is_refused(option: str, value: Any) -> None:
+    assert option in refusal({**NGRAM, option: value})
+
+
+def test_an_ngram_minimum_above_the_maximum_is_refused() -> None:
+    message = refusal({**NGRAM, "prompt_lookup_min": 4, "prompt_lookup_max": 3})
+    assert "prompt_lookup_min (4)" in message
+    assert "prompt_lookup_max (3)" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("suffix_decoding_max_tree_depth", bad) for bad in (0, -1, 2.5, "3", None, True)],
+        *[("suffix_decoding_max_cached_requests", bad) for bad in (-1, 2**31, 1.5, None, True)],
+        *[("suffix_decoding_max_spec_factor", bad) for bad in (-0.1, "1", None, True)],
+        *[("suffix_decoding_min_token_prob", bad) for bad in (-0.1, 1.1, "0", None, True)],
+        ("suffix_decoding_max_spec_factor", float("nan")),
+        ("suffix_decoding_min_token_prob", float("nan")),
+    ],
+)
+def test_a_bad_suffix_option_is_refused(option: str, value: Any) -> None:
+    assert option in refusal({**SUFFIX, option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("suffix_decoding_max_tree_depth", 1),
+        ("suffix_decoding_max_cached_requests", 0),
+        ("suffix_decoding_max_spec_factor", 2),
+        ("suffix_decoding_min_token_prob", 1),
+    ],
+)
+def test_a_suffix_option_at_its_limit_is_taken(option: str, value: Any) -> None:
+    assert parse_spec({**SUFFIX, option: value}).options[option] == value
+
+
+SIMPLE = [known for known in METHODS if not known.capabilities.members]
+
+
+@pytest.mark.parametrize("known", SIMPLE, ids=lambda known: known.name)
+def test_defaults_are_the_methods(known: Any) -> None:
+    model = {"model": "a/b"} if known.capabilities.model else {}
+    spec = parse_spec({"name": "x", "method": known.name, **model})
+    assert spec == ProposerSpec(
+        "x", known.name, known.default_k, model.get("model"), dict(known.options)
+    )
+
+
+@pytest.mark.parametrize("known", SIMPLE, ids=lambda known: known.name)
+def test_a_methods_name_alone_names_the_method(known: Any) -> None:
+    model = {"model": "a/b"} if known.capabilities.model else {}
+    assert parse_spec({"name": known.name, **model}).method == known.name
+
+
+def test_a_given_option_keeps_the_other_defaults_and_the_catalogs() -> None:
+    spec = parse_spec({**NGRAM, "prompt_lookup_max": 9, "num_speculative_tokens": 3})
+    assert spec.options == {"prompt_lookup_min": 2, "prompt_lookup_max": 9}
+    assert spec.num_speculative_tokens == 3
+    assert method("ngram").options["prompt_lookup_max"] == 5
+
+
+def test_methods_are_found_by_their_unique_names() -> None:
+    assert len({known.name for known in METHODS}) == len(METHODS)
+    assert all(method(known.name) is known for known in METHODS)
+    with pytest.raises(KeyError):
+        method("nothing")
+
+
+def test_several_proposers_of_one_method_keep_their_order() -> None:
+    specs = parse_specs([DRAFT, NGRAM, {**DRAFT, "name": "smaller"}])
+    assert [spec.name for spec in specs] == ["small", "lookup", "smaller"]
+
+
+CASCADE = {"name": "both", "method": "cascade", "members": ["tree", "small"]}
+
+
+def test_a_cascade_may_stand_before_its_members() -> None:
+    cascade, *_ = parse_specs([CASCADE, SUFFIX, DRAFT])
+    assert cascade.options == {"members": ["tree", "small"]}
+
+
+@pytest.mark.parametrize(("given", "k"), [({}, 8), ({"num_speculative_tokens": 3}, 3)])
+def test_a_cascades_k_is_its_members_largest_unless_given(given: dict[str, int], k: int) -> None:
+    *_, cascade = parse_specs([SUFFIX, DRAFT, NGRAM, CASCADE | given])
+    assert cascade.num_speculative_tokens == k
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        *[None, "tree", 5, {}, [], ["tree"], ["tree", "tree"], ["tree", 5], [["tree"], "small"]],
+        *[["tree", "gone"], ["tree", "both"], ["tree", "other"]],
+    ],
+)
+def test_members_that_cannot_be_are_refused(members: Any) -> None:
+    other = CASCADE | {"name": "other"}
+    with pytest.raises(EngineConfigError, match="members") as caught:
+        parse_specs([SUFFIX, DRAFT, other, CASCADE | {"members": members}])
+    assert caught.value.field == "members"
+
+
+def test_a_cascade_without_members_is_refused() -> None:
+    assert "members" in refusal({"name": "cascade"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"name": "a b"}, "name"),
+        ({"name": "x", "method": "nothing"}, "method"),
+        (NGRAM | {"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        (DRAFT | {"model": None}, "model"),
+        (NGRAM | {"unknown": 1}, "unknown"),
+        (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        (SUFFIX | {"suffix_decoding_min_token_prob": 2}, "suffix_decoding_min_token_prob"),
+    ],
+)
+def test_a_refusal_knows_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(EngineConfigError) as caught:
+        parse_spec(fields)
+    assert caught.value.field == field
+
+
+def test_what_a_cascade_needs_is_what_its_members_need() -> None:
+    specs = parse_specs(
+        [SUFFIX, NGRAM, DRAFT, CASCADE, CASCADE | {"name": "b", "members": ["tree", "lookup"]}]
+    )
+    assert needs(specs[3], specs) == Capabilities(members=True) | method("draft_model").capabilities
+    assert needs(specs[4], specs) == Capabilities(members=True)
+    assert needs(specs[2], specs) == method("draft_model").capabilities
+
+
+def test_a_name_given_twice_is_refused() -> None:
+    with pytest.raises(EngineConfigError, match=r"proposer: name: 'small' is given twice"):
+        parse_specs([DRAFT, NGRAM, DRAFT])

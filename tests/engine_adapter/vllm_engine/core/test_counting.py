@@ -1,0 +1,154 @@
+"""Counts on their way out of the engine's process: what they say, and that they fit the wire."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine_adapter.interface import NONE, ProposerCounts, SpecMethod, SpecStats, StepReport
+from engine_adapter.vllm_engine.core.counting import (
+    KEY,
+    DraftReport,
+    RowState,
+    StepTally,
+    Tally,
+    decode_counts,
+    decode_request,
+    decode_step,
+)
+
+PLAIN_TYPES = (dict, list, str, int, float, bool, type(None))
+
+
+def over_the_wire(value: Any) -> Any:
+    """Through msgpack and back, refusing whatever is not a plain type on the way."""
+
+    def refuse(value: Any) -> None:
+        assert type(value) in PLAIN_TYPES, f"{type(value)} is not plain"
+        for part in value.items() if type(value) is dict else value if type(value) is list else ():
+            for piece in part if type(part) is tuple else (part,):
+                refuse(piece)
+
+    refuse(value)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+
+
+def row(proposer: str = "ngram") -> RowState:
+    return RowState(SpecMethod(proposer, 4), pinned=False, streams_stats=False)
+
+
+def run_step(state: RowState, tokens: int, drafted: int = 0) -> None:
+    """One step of a row: what the scheduler does when its output is known."""
+    state.verified_by = state.drafted_by if drafted else NONE
+    if drafted:
+        state.tallies[state.verified_by].verified(drafted, tokens - 1)
+    state.emitted(tokens)
+
+
+def test_a_tally_counts_drafts_positions_and_emitted_tokens() -> None:
+    tally = Tally()
+    for drafted, accepted in ((4, 2), (3, 0), (4, 4)):
+        tally.verified(drafted, accepted)
+        tally.emitted(accepted + 1)
+    assert decode_counts(over_the_wire(tally.wire)) == ProposerCounts(
+        drafts=3, drafted=11, accepted=6, accepted_per_position=(2, 2, 1, 1), emitted=9
+    )
+
+
+def test_an_empty_tally_is_the_default_counts() -> None:
+    assert decode_counts(Tally().wire) == ProposerCounts()
+
+
+def test_acceptance_falls_along_positions_and_sums_to_the_accepted() -> None:
+    rng, tally = np.random.default_rng(0), Tally()
+    for _ in range(500):
+        drafted = int(rng.integers(1, 9))
+        tally.verified(drafted, int(rng.integers(0, drafted + 1)))
+        counts = decode_counts(tally.wire)
+        positions = counts.accepted_per_position
+        assert list(positions) == sorted(positions, reverse=True)
+        assert sum(positions) == counts.accepted <= counts.drafted
+        assert all(0 < kept <= counts.drafts for kept in positions)
+    assert counts.drafts == 500
+
+
+def test_a_rows_statistics_survive_the_wire() -> None:
+    state = row()
+    run_step(state, 1)
+    state.drafted_by = "ngram"
+    run_step(state, 3, drafted=4)
+    state.drafted_by = "small"
+    run_step(state, 1, drafted=2)
+    run_step(state, 1)
+    assert decode_request(over_the_wire(state.to_wire())) == SpecStats(
+        decode_steps=3,
+        decode_tokens=5,
+        by_proposer={
+            "ngram": ProposerCounts(1, 4, 2, (1, 1), 3),
+            "small": ProposerCounts(1, 2, 0, (), 1),
+        },
+    )
+
+
+def test_the_first_step_is_no_decode_step() -> None:
+    state = row()
+    assert decode_request(state.to_wire()) == SpecStats()
+    run_step(state, 1)
+    assert decode_request(state.to_wire()) == SpecStats()
+    run_step(state, 1)
+    assert decode_request(state.to_wire()) == SpecStats(decode_steps=1, decode_tokens=1)
+
+
+def test_steps_without_drafts_are_nobodys() -> None:
+    state = row()
+    for _ in range(5):
+        run_step(state, 1)
+    stats = decode_request(state.to_wire())
+    assert stats is not None
+    assert stats.by_proposer == {}
+    assert (stats.decode_steps, stats.decode_tokens) == (4, 4)
+
+
+def test_rows_do_not_share_their_tallies() -> None:
+    first, second = row(), row()
+    first.tallies["ngram"].verified(1, 1)
+    assert not second.tallies
+
+
+def test_an_output_without_statistics_brings_none() -> None:
+    assert decode_request(None) is None
+    assert decode_request({}) is None
+    assert decode_request({"another": 1}) is None
+
+
+def test_a_steps_report_survives_the_wire() -> None:
+    step = StepTally("verify")
+    step.tallies["small"].verified(4, 1)
+    step.tallies["small"].emitted(2)
+    step.tallies[NONE].emitted(3)
+    step.quarantined = ["bad"]
+    drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
+    report, drafted = decode_step(over_the_wire(step.to_wire(0.25, drafts)))
+    assert report == StepReport(
+        kind="verify",
+        seconds=0.25,
+        verified={
+            "small": ProposerCounts(1, 4, 1, (1,), 2),
+            NONE: ProposerCounts(emitted=3),
+        },
+        draft_seconds={"small": 0.5},
+        catchup_tokens={"small": 17},
+        faults={"bad": "ValueError: no"},
+        quarantined=("bad",),
+    )
+    assert drafted == {"small": 8}
+
+
+def test_a_step_that_drafted_nothing_reports_no_drafting() -> None:
+    report, drafted = decode_step(over_the_wire(StepTally().to_wire(0.1, None)))
+    assert report == StepReport("decode", 0.1, {}, {}, {})
+    assert drafted == {}
+
+
+def test_everything_stands_under_one_key() -> None:
+    assert list(row().to_wire()) == list(StepTally().to_wire(0.0, None)) == [KEY]

@@ -1,0 +1,198 @@
+"""Settings -> vLLM's engine arguments and environment."""
+
+import os
+from typing import Any
+
+import pytest
+
+from demo import model_path
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.factory import EngineConfig
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine.gateway.arguments import (
+    CPU_KV_CACHE_BYTES,
+    OURS,
+    engine_args,
+    prepare_environment,
+)
+
+DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+
+
+def config(**arguments: Any) -> EngineConfig:
+    model = str(model_path("target"))
+    return EngineConfig(model, "served", parse_specs([{"name": "ngram"}]), None, arguments)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The variables unset, and put back at the end."""
+    for name in (*DEFAULTS, "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def refusal(**arguments: Any) -> EngineConfigError:
+    with pytest.raises(EngineConfigError) as caught:
+        engine_args(config(**arguments), 5, None)
+    return caught.value
+
+
+# -- environment -----------------------------------------------------------------------------
+
+
+def test_what_is_unset_gets_a_default(environment: pytest.MonkeyPatch) -> None:
+    prepare_environment(config())
+    assert {name: os.environ[name] for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_LOGGING_LEVEL", "DEBUG"),
+        ("VLLM_NO_USAGE_STATS", "0"),
+        ("VLLM_ENABLE_V1_MULTIPROCESSING", "1"),
+    ],
+)
+def test_what_the_user_has_set_is_left_alone(
+    environment: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    environment.setenv(name, value)
+    prepare_environment(config())
+    assert os.environ[name] == value
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_the_model_runner_is_always_the_one_with_the_hooks(
+    environment: pytest.MonkeyPatch, value: str | None
+) -> None:
+    if value is not None:
+        environment.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
+    prepare_environment(config())
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+def test_the_log_level_is_the_settings(environment: pytest.MonkeyPatch) -> None:
+    prepare_environment(EngineConfig("m", "m", log_level="INFO"))
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+@pytest.mark.parametrize(("size", "value"), [(None, "0"), (1, "0"), (2, None)])
+def test_several_workers_keep_their_own_processes(
+    environment: pytest.MonkeyPatch, size: int | None, value: str | None
+) -> None:
+    prepare_environment(config(tensor_parallel_size=size))
+    assert os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == value
+
+
+# -- arguments -------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", OURS)
+def test_an_argument_that_is_specgates_is_refused_with_the_reason(name: str) -> None:
+    error = refusal(**{name: "anything"})
+    assert error.setting == name
+    assert OURS[name] in str(error)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("value", [False, {}, 0])
+def test_it_is_refused_whatever_its_value(value: Any) -> None:
+    assert refusal(async_scheduling=value).setting == "async_scheduling"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "name", ["pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"]
+)
+def test_a_parallelism_that_is_not_proven_must_be_one(name: str) -> None:
+    assert refusal(**{name: 2}).setting == name
+    assert getattr(engine_args(config(**{name: 1}), 5, None), name) == 1
+
+
+@pytest.mark.vllm
+def test_an_argument_that_vllm_does_not_know_is_named() -> None:
+    error = refusal(max_model_length=100)
+    assert error.setting == "engine_args"
+    assert "max_model_length" in str(error)
+
+
+@pytest.mark.vllm
+def test_settings_reach_vllm() -> None:
+    given = config(max_model_len=512, max_num_seqs=7, seed=None, dtype="float32")
+    args = engine_args(given, 9, "/pipe")
+    assert (args.model, args.served_model_name) == (given.model, "served")
+    assert (args.max_model_len, args.max_num_seqs, args.dtype) == (512, 7, "float32")
+    assert args.seed == engine_args(config(), 9, None).seed, "None is what was not set"
+    assert args.async_scheduling is False
+    assert args.speculative_config["num_speculative_tokens"] == 9
+    assert args.additional_config["specgate"]["progress_pipe"] == "/pipe"
+    (spec,) = args.additional_config["specgate"]["proposers"]
+    assert spec["name"] == "ngram"
+
+
+@pytest.mark.vllm
+def test_the_classes_named_by_dotted_path_exist() -> None:
+    from importlib import import_module
+
+    args = engine_args(config(), 5, None)
+    for path in (args.worker_cls, args.scheduler_cls, args.speculative_config["model"]):
+        module, _, name = path.rpartition(".")
+        assert isinstance(getattr(import_module(module), name), type)
+
+
+@pytest.mark.vllm
+def test_building_arguments_leaves_the_settings_as_they_were() -> None:
+    given = config(max_num_seqs=3)
+    engine_args(given, 5, None)
+    assert dict(given.arguments) == {"max_num_seqs": 3}
+
+
+@pytest.mark.vllm
+def test_on_cpu_the_kv_cache_is_modest_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine_adapter.vllm_engine import compat
+
+    monkeypatch.setattr(type(compat.current_platform), "is_cpu", lambda self: True)
+    args = engine_args(config(), 5, None)
+    assert (args.kv_cache_memory_bytes, args.enforce_eager) == (CPU_KV_CACHE_BYTES, True)
+    own = engine_args(config(kv_cache_memory_bytes=1 << 20, enforce_eager=False), 5, None)
+    assert (own.kv_cache_memory_bytes, own.enforce_eager) == (1 << 20, False)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("cpu", "worker"), [(True, "CPUWorker"), (False, "GPUWorker")])
+def test_the_worker_is_the_devices(monkeypatch: pytest.MonkeyPatch, cpu: bool, worker: str) -> None:
+    from engine_adapter.vllm_engine import compat
+
+    monkeypatch.setattr(type(compat.current_platform), "is_cpu", lambda self: cpu)
+    assert engine_args(config(), 5, None).worker_cls.endswith(f".worker.{worker}")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("given", "backend", "compact"),
+    [
+        ({}, "guidance", True),
+        ({"disable_any_whitespace": False}, "guidance", False),
+        ({"backend": "xgrammar"}, "xgrammar", True),
+        ({"backend": "outlines"}, "outlines", False),
+    ],
+)
+def test_structured_output_has_one_backend_and_compact_json(
+    given: dict[str, Any], backend: str, compact: bool
+) -> None:
+    args = engine_args(config(structured_outputs_config=given), 5, None)
+    made = args.create_engine_config().structured_outputs_config
+    assert (made.backend, made.disable_any_whitespace) == (backend, compact)
+
+
+@pytest.mark.vllm
+def test_a_backend_per_request_is_refused() -> None:
+    error = refusal(structured_outputs_config={"backend": "auto"})
+    assert error.setting == "structured_outputs_config"

@@ -1,0 +1,282 @@
+"""What is known to fail before anything loads is refused with its setting and a remedy."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.factory import EngineConfig
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine.gateway import preflight
+from tests.engine_adapter.proposers.heads import (
+    Heads,
+    fasterdecoding_medusa,
+    medusa,
+    mlp_speculator,
+)
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 32,
+}
+WORDS = ("the", "cat", "sat", "on", "a", "mat")
+
+MakeModel = Callable[..., str]
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> MakeModel:
+    """Writes a model folder without weights."""
+
+    def make(
+        name: str, config: dict[str, Any] | None = None, words: Sequence[str] | None = WORDS
+    ) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(LLAMA if config is None else config))
+        if words is not None:
+            vocabulary = {word: i for i, word in enumerate(("<unk>", *words))}
+            tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+            tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+            tokenizer.save(str(folder / "tokenizer.json"))
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+            (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        return str(folder)
+
+    return make
+
+
+def config(
+    model: str = "m",
+    proposers: Sequence[dict[str, Any]] = (),
+    capacity: int | None = None,
+    **arguments: Any,
+) -> EngineConfig:
+    return EngineConfig(model, model, parse_specs(proposers), capacity, arguments)
+
+
+def draft(model: str, name: str = "small", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "method": "draft_model", "model": model, **fields}
+
+
+def refusal(check: Callable[..., Any], *args: Any) -> EngineConfigError:
+    with pytest.raises(EngineConfigError) as caught:
+        check(*args)
+    return caught.value
+
+
+# -- draft capacity --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ks", "asked", "capacity"),
+    [
+        ([], None, 5),
+        ([3], None, 5),
+        ([3, 8], None, 8),
+        ([3], 3, 3),
+        ([3], 12, 12),
+        ([], 2, 2),
+    ],
+)
+def test_the_capacity_is_what_is_set_or_the_largest_k_but_at_least_five(
+    ks: list[int], asked: int | None, capacity: int
+) -> None:
+    proposers = [
+        {"name": f"n{i}", "method": "ngram", "num_speculative_tokens": k} for i, k in enumerate(ks)
+    ]
+    assert preflight.draft_capacity(config(proposers=proposers, capacity=asked)) == capacity
+
+
+def test_a_k_above_the_capacity_is_refused_with_both() -> None:
+    proposers = [
+        {"name": "ngram", "num_speculative_tokens": 4},
+        {"name": "long", "method": "ngram", "num_speculative_tokens": 9},
+    ]
+    error = refusal(preflight.draft_capacity, config(proposers=proposers, capacity=8))
+    assert error.setting == "proposer"
+    assert "long: num_speculative_tokens 9" in str(error)
+    assert "max_speculative_tokens 8" in str(error)
+
+
+# -- models ----------------------------------------------------------------------------------
+
+
+def test_a_plain_target_is_taken(make_model: MakeModel) -> None:
+    preflight.check_models(config(make_model("target"), [{"name": "ngram"}]))
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./no-such-folder", "~/no-such-folder"])
+def test_a_missing_folder_is_named(path: str) -> None:
+    error = refusal(preflight.check_models, config(path))
+    assert error.setting == "model"
+    assert path in str(error)
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
+    error = refusal(preflight.check_models, config(str(tmp_path)))
+    assert error.setting == "model"
+    assert str(tmp_path) in str(error)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "nonesuch"}'])
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    error = refusal(preflight.check_models, config(str(tmp_path)))
+    assert error.setting == "model"
+    assert str(tmp_path) in str(error)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "mistral", "sliding_window": 4096},
+        {"model_type": "mixtral", "sliding_window": 4096},
+        {"model_type": "phi3", "sliding_window": 2047},
+        {"model_type": "starcoder2", "sliding_window": 4096},
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+        {"model_type": "gemma2", "head_dim": 8},
+        {"model_type": "gemma3_text", "head_dim": 8},
+        {"model_type": "mamba"},
+        {"model_type": "jamba"},
+        {"model_type": "falcon_h1"},
+        {"model_type": "qwen3_next"},
+        {"model_type": "recurrent_gemma"},
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_a_target_with_other_than_full_attention_is_refused(
+    make_model: MakeModel, fields: dict[str, Any]
+) -> None:
+    error = refusal(preflight.check_models, config(make_model("target", LLAMA | fields)))
+    assert error.setting == "model"
+    assert fields["model_type"] in str(error)
+    assert "sliding window" in str(error)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "mixtral", "sliding_window": None},
+        {"model_type": "phi3", "sliding_window": None},
+        {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096},
+        {"model_type": "qwen3", "use_sliding_window": False, "sliding_window": 4096},
+        {"model_type": "opt"},
+        {"model_type": "gpt2"},
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_a_target_with_full_attention_is_taken(
+    make_model: MakeModel, fields: dict[str, Any]
+) -> None:
+    preflight.check_models(config(make_model("target", LLAMA | fields)))
+
+
+def test_a_draft_model_with_the_targets_tokenizer_is_taken(make_model: MakeModel) -> None:
+    # Its embedding is padded to another size, as families of models do.
+    padded = make_model("draft", LLAMA | {"vocab_size": 64})
+    preflight.check_models(config(make_model("target"), [draft(padded)]))
+
+
+@pytest.mark.parametrize("words", [(*WORDS, "dog"), WORDS[:-1], (WORDS[1], WORDS[0], *WORDS[2:])])
+def test_a_draft_model_with_another_tokenizer_is_refused(
+    make_model: MakeModel, words: Sequence[str]
+) -> None:
+    other = make_model("draft", words=words)
+    error = refusal(preflight.check_models, config(make_model("target"), [draft(other)]))
+    assert error.setting == "proposer"
+    assert "small" in str(error)
+    assert other in str(error)
+
+
+def test_every_draft_model_is_checked(make_model: MakeModel) -> None:
+    proposers = [draft(make_model("good"), "good"), draft(make_model("bad", words="ab"), "bad")]
+    error = refusal(preflight.check_models, config(make_model("target"), proposers))
+    assert "bad: the tokenizer" in str(error)
+
+
+def test_a_missing_draft_model_is_named_with_its_proposer(make_model: MakeModel) -> None:
+    error = refusal(preflight.check_models, config(make_model("target"), [draft("/no/such/draft")]))
+    assert "proposer" in error.setting
+    assert "small" in str(error)
+    assert "/no/such/draft" in str(error)
+
+
+def test_a_draft_model_without_a_tokenizer_is_named_with_its_proposer(
+    make_model: MakeModel,
+) -> None:
+    bare = make_model("draft", words=None)
+    error = refusal(preflight.check_models, config(make_model("target"), [draft(bare)]))
+    assert "proposer" in error.setting
+    assert bare in str(error)
+
+
+def test_a_tokenizer_given_apart_is_what_a_draft_model_must_share(make_model: MakeModel) -> None:
+    target, apart = make_model("target", words=None), make_model("tokenizer")
+    preflight.check_models(config(target, [draft(make_model("draft"))], tokenizer=apart))
+
+
+def test_without_a_draft_model_no_tokenizer_is_read(make_model: MakeModel) -> None:
+    preflight.check_models(config(make_model("target", words=None), [{"name": "ngram"}]))
+
+
+# -- heads -----------------------------------------------------------------------------------
+
+SIZES = {"hidden": LLAMA["hidden_size"], "vocabulary": LLAMA["vocab_size"]}
+HEADS = [
+    ("mlp_speculator", mlp_speculator(**SIZES)),
+    ("medusa", medusa(**SIZES)),
+    ("medusa", fasterdecoding_medusa(**SIZES)),
+]
+
+
+def head(method: str, model: str, **fields: Any) -> dict[str, Any]:
+    return {"name": "head", "method": method, "model": model, **fields}
+
+
+@pytest.mark.parametrize(("method", "heads"), HEADS)
+def test_heads_that_fit_the_target_are_taken_without_a_tokenizer(
+    make_model: MakeModel, tmp_path: Path, method: str, heads: Heads
+) -> None:
+    model = heads.write(tmp_path / "heads")
+    preflight.check_models(config(make_model("target"), [head(method, model)]))
+
+
+@pytest.mark.parametrize("other", [{"hidden_size": 32}, {"vocab_size": 48}], ids=str)
+@pytest.mark.parametrize(("method", "heads"), HEADS)
+def test_heads_for_another_target_are_refused_with_file_and_proposer(
+    make_model: MakeModel, tmp_path: Path, method: str, heads: Heads, other: dict[str, int]
+) -> None:
+    model = heads.write(tmp_path / "heads")
+    target = make_model("target", LLAMA | other)
+    error = refusal(preflight.check_models, config(target, [head(method, model)]))
+    assert error.setting == "proposer"
+    assert str(error).startswith(f"proposer: head: {model}/")
+    assert str(next(iter(other.values()))) in str(error)
+
+
+@pytest.mark.parametrize(("method", "heads"), HEADS)
+def test_more_k_than_a_head_has_steps_is_refused(
+    make_model: MakeModel, tmp_path: Path, method: str, heads: Heads
+) -> None:
+    fields = head(method, heads.write(tmp_path / "heads"), num_speculative_tokens=9)
+    error = refusal(preflight.check_models, config(make_model("target"), [fields]))
+    assert "head: " in str(error)
+    assert "num_speculative_tokens must be at most" in str(error)
+
+
+@pytest.mark.parametrize("method", ["mlp_speculator", "medusa"])
+def test_a_model_that_is_no_head_is_refused(make_model: MakeModel, method: str) -> None:
+    model = make_model("draft")
+    error = refusal(preflight.check_models, config(make_model("target"), [head(method, model)]))
+    assert f"head: {model}/config.json: " in str(error)
+    assert "'llama'" in str(error)

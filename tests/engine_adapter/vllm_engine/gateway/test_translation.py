@@ -1,0 +1,225 @@
+"""The gateway's types to vLLM's and back."""
+
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
+from engine_adapter.interface import (
+    FinishReason,
+    Form,
+    GenerationRequest,
+    SamplingOptions,
+    SpecDecodeParams,
+    SpecMethod,
+    SpecStats,
+    StructuredOutput,
+)
+from engine_adapter.vllm_engine.core.counting import RowState
+from engine_adapter.vllm_engine.gateway.translation import sampling_params, to_delta
+from engine_adapter.vllm_engine.wire import from_extra_args
+
+UNPINNED = SpecDecodeParams()
+OPTIONS = SamplingOptions(
+    temperature=0.7,
+    top_p=0.9,
+    top_k=17,
+    min_p=0.125,
+    min_tokens=3,
+    max_tokens=50,
+    stop=("\n\n", "END"),
+    stop_token_ids=(5, 9),
+    seed=42,
+    presence_penalty=0.5,
+    frequency_penalty=-0.25,
+    repetition_penalty=1.25,
+    logit_bias={7: -100.0, 8: 2.5},
+    allowed_token_ids=(7, 8, 9),
+    bad_words=("never",),
+    structured_output=StructuredOutput(Form.REGEX, "[0-9]+"),
+    logprobs=3,
+    prompt_logprobs=2,
+    ignore_eos=True,
+    skip_special_tokens=False,
+    include_stop_str_in_output=True,
+)
+
+PLAIN_FIELDS = [f.name for f in fields(SamplingOptions) if f.name != "structured_output"]
+"""Those that vLLM has under the same name."""
+
+
+def translated(options: SamplingOptions, spec: SpecDecodeParams = UNPINNED) -> Any:
+    return sampling_params(GenerationRequest("r", (1, 2), options, spec))
+
+
+def logprob(rank: int, value: float, token: str | None = "x") -> Any:
+    return SimpleNamespace(rank=rank, logprob=value, decoded_token=token)
+
+
+def output(choice: dict[str, Any] | None = None, **request: Any) -> Any:
+    """A `RequestOutput` of kind DELTA, as far as it is read."""
+    plain = {
+        "text": "",
+        "token_ids": [],
+        "logprobs": None,
+        "finish_reason": None,
+        "stop_reason": None,
+    }
+    whole = {
+        "prompt_token_ids": [1, 2],
+        "prompt_logprobs": None,
+        "num_cached_tokens": None,
+        "kv_transfer_params": None,
+    }
+    return SimpleNamespace(outputs=[SimpleNamespace(**plain | (choice or {}))], **whole | request)
+
+
+# -- on the way in ---------------------------------------------------------------------------
+
+
+def test_the_example_differs_from_every_default() -> None:
+    default = SamplingOptions()
+    same = {f.name for f in fields(default) if getattr(OPTIONS, f.name) == getattr(default, f.name)}
+    assert not same, "a field at its default would not show whether it was passed on"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", PLAIN_FIELDS)
+def test_every_sampling_option_reaches_vllm(name: str) -> None:
+    ours, theirs = getattr(OPTIONS, name), getattr(translated(OPTIONS), name)
+    assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", PLAIN_FIELDS)
+def test_every_default_reaches_vllm(name: str) -> None:
+    ours, theirs = getattr(SamplingOptions(), name), getattr(translated(SamplingOptions()), name)
+    if name in ("logit_bias", "allowed_token_ids"):
+        assert theirs is None, "vLLM takes an empty list as one that allows nothing"
+    else:
+        assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("wanted", "field", "value"),
+    [
+        (StructuredOutput(Form.JSON_OBJECT), "json_object", True),
+        (StructuredOutput(Form.JSON_SCHEMA, "{}"), "json", "{}"),
+        (StructuredOutput(Form.REGEX, "a+"), "regex", "a+"),
+        (StructuredOutput(Form.GRAMMAR, "root ::= x"), "grammar", "root ::= x"),
+        (StructuredOutput(Form.CHOICE, choices=("a", "b")), "choice", ["a", "b"]),
+    ],
+)
+def test_each_form_of_a_text_is_vllms_own(
+    wanted: StructuredOutput, field: str, value: object
+) -> None:
+    theirs = translated(SamplingOptions(structured_output=wanted)).structured_outputs
+    assert getattr(theirs, field) == value
+
+
+@pytest.mark.vllm
+def test_a_free_text_has_no_form() -> None:
+    assert translated(SamplingOptions()).structured_outputs is None
+
+
+@pytest.mark.vllm
+def test_outputs_are_deltas_of_one_sequence() -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    params = translated(SamplingOptions())
+    assert params.output_kind == RequestOutputKind.DELTA
+    assert params.n == 1
+
+
+@pytest.mark.vllm
+def test_the_choice_of_proposer_rides_along() -> None:
+    spec = SpecDecodeParams(SpecMethod("small", 3), pinned=True, generation=4)
+    assert from_extra_args(translated(SamplingOptions(), spec)) == spec
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"presence_penalty": 9.0}]
+)
+def test_a_value_that_vllm_refuses_is_the_requests_fault(bad: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        translated(SamplingOptions(**bad))  # type: ignore[arg-type]
+    (name,) = bad
+    assert caught.value.param in (name, None), "vLLM does not name every field"
+    assert name in str(caught.value)
+
+
+# -- on the way out --------------------------------------------------------------------------
+
+
+def test_a_delta_holds_what_the_sequence_gained() -> None:
+    delta = to_delta(output({"text": "Hi", "token_ids": [7, 8]}, num_cached_tokens=16))
+    assert (delta.text, delta.token_ids, delta.num_cached_tokens) == ("Hi", (7, 8), 16)
+    assert delta.logprobs is delta.prompt_logprobs is delta.finish_reason is delta.spec is None
+
+
+def test_an_unknown_number_of_cached_tokens_is_none_cached() -> None:
+    assert to_delta(output()).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [(None, None), ("stop", FinishReason.STOP), ("length", FinishReason.LENGTH)],
+)
+def test_finish_reasons_are_openais(theirs: str | None, ours: FinishReason | None) -> None:
+    assert to_delta(output({"finish_reason": theirs})).finish_reason is ours
+
+
+@pytest.mark.parametrize("matched", [None, "END", 5])
+def test_what_stopped_the_sequence_is_passed_on(matched: str | int | None) -> None:
+    delta = to_delta(output({"finish_reason": "stop", "stop_reason": matched}))
+    assert delta.stop_reason == matched
+
+
+def test_a_sequence_that_the_engine_gave_up_raises() -> None:
+    with pytest.raises(EngineDead):
+        to_delta(output({"finish_reason": "abort"}))
+    with pytest.raises(EngineError):
+        to_delta(output({"finish_reason": "error"}))
+
+
+def test_statistics_come_with_the_output_that_brought_them() -> None:
+    row = RowState(SpecMethod(), pinned=False, streams_stats=False)
+    row.emitted(1)
+    row.emitted(1)
+    assert to_delta(output(kv_transfer_params=row.to_wire())).spec == SpecStats(1, 1, {})
+
+
+def test_alternatives_are_ranked_best_first_whatever_vllms_order() -> None:
+    position = {9: logprob(7, -4.0, "nine"), 3: logprob(2, -1.5, "three"), 5: logprob(1, -0.5, "V")}
+    delta = to_delta(output({"token_ids": [9], "logprobs": [position]}))
+    assert delta.logprobs is not None
+    (entry,) = delta.logprobs
+    assert (entry.chosen.token_id, entry.chosen.token, entry.chosen.logprob) == (9, "nine", -4.0)
+    assert [top.token_id for top in entry.top] == [5, 3, 9]
+
+
+def test_a_token_without_text_of_its_own_has_an_empty_one() -> None:
+    delta = to_delta(output({"token_ids": [9], "logprobs": [{9: logprob(1, -1.0, None)}]}))
+    assert delta.logprobs is not None
+    assert delta.logprobs[0].chosen.token == ""
+
+
+def test_each_new_token_has_its_log_probabilities() -> None:
+    positions = [{7: logprob(1, -0.1)}, {8: logprob(1, -0.2)}]
+    delta = to_delta(output({"token_ids": [7, 8], "logprobs": positions}))
+    assert delta.logprobs is not None
+    assert [entry.chosen.logprob for entry in delta.logprobs] == [-0.1, -0.2]
+
+
+def test_the_prompts_first_token_has_no_log_probability() -> None:
+    position = {2: logprob(3, -2.0), 4: logprob(1, -0.1)}
+    delta = to_delta(output(prompt_logprobs=[None, position]))
+    assert delta.prompt_logprobs is not None
+    first, second = delta.prompt_logprobs
+    assert first is None
+    assert second is not None
+    assert (second.chosen.token_id, [top.token_id for top in second.top]) == (2, [4, 2])

@@ -1,0 +1,170 @@
+"""A dispatch on a bench: batches of rows go in, echoing proposers draft for them.
+
+The dispatch is the real one. Its proposers draft what tells them and the row's length apart, and
+remember what they were asked and told; the runner and the scheduler's output are stood in for by
+the fields that the dispatch reads.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_adapter.interface import SpecMethod
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import Capabilities
+from engine_adapter.vllm_engine.worker.step import TargetStep
+
+CONTEXT = 64
+BLOCK = 4
+VOCABULARY = 1000
+
+
+class Echo:
+    """Drafts `tag` plus the row's length, k times; remembers what it was asked and told."""
+
+    def __init__(self, tag: int, catchup_tokens: int = 0) -> None:
+        self.tag, self.catchup_tokens = tag, catchup_tokens
+        self.batches: list[DraftBatch] = []
+        self.forgotten: list[str] = []
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        self.batches.append(batch)
+        lengths = batch.num_tokens.tolist()
+        tokens = [
+            [self.tag + length] * k for length, k in zip(lengths, batch.k.tolist(), strict=True)
+        ]
+        return Drafts(tokens, catchup_tokens=self.catchup_tokens)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        self.forgotten.extend(request_ids)
+
+
+class Kept:
+    """A draft model's place: what the dispatch tells it about blocks and requests."""
+
+    def __init__(self) -> None:
+        self.max_model_len = CONTEXT
+        self.fresh: list[int] = []
+        self.copies: list[Any] = []
+        self.forgotten: list[str] = []
+
+    def blocks_changed(self, fresh: list[int], copies: list[Any]) -> None:
+        self.fresh, self.copies = list(fresh), list(copies)
+
+    def forget(self, request_ids: list[str]) -> None:
+        self.forgotten.extend(request_ids)
+
+
+@dataclass
+class Row:
+    """A row of the batch after a step.
+
+    Attributes:
+        length: committed tokens, or the whole prompt's in mid-prompt.
+        sampled: tokens that the step emitted; 0 in mid-prompt.
+        scheduled: tokens that the target read in the step.
+        computed: tokens that it had read before.
+    """
+
+    length: int
+    sampled: int
+    scheduled: int
+    computed: int
+    prompt: int
+
+
+def row(length: int, sampled: int = 1, scheduled: int = 1, prompt: int = 2) -> Row:
+    """A decoding row: before the step, all but its newest token was read."""
+    return Row(length, sampled, scheduled, length - sampled - 1, prompt)
+
+
+def prompt_row(length: int, computed: int, scheduled: int) -> Row:
+    """A row that is still in its prompt when the step has ended."""
+    return Row(length, 0, scheduled, computed, length)
+
+
+class Bench:
+    """A dispatch with echoing proposers `a`, `b`, `c` and a draft model's `d`."""
+
+    def __init__(self, module: Any) -> None:
+        self.dispatch = module.ProposerDispatch(
+            SimpleNamespace(
+                additional_config={"specgate": {"proposers": [], "progress_pipe": None}},
+                cache_config=SimpleNamespace(block_size=BLOCK),
+            )
+        )
+        self.echoes = {name: Echo(100 * (i + 1)) for i, name in enumerate("abcd")}
+        self.kept = Kept()
+        self.dispatch._proposers = dict(self.echoes)
+        self.dispatch._draft_models = {"d": self.kept}
+        self.dispatch._target = SimpleNamespace(vocab_size=VOCABULARY)
+        self.dispatch._capabilities = {
+            "a": Capabilities(),
+            "b": Capabilities(),
+            "c": Capabilities(model=True, hidden_states=True),
+            "d": Capabilities(model=True, draft_kv=True),
+        }
+        self.runner = SimpleNamespace(max_model_len=CONTEXT, input_batch=None)
+        self.dispatch.bind(self.runner)
+
+    def propose(
+        self, rows: Mapping[str, Row], plan: Mapping[str, tuple[str, int]]
+    ) -> dict[str, list[int]]:
+        """The drafts of each row after a step; `plan` has each row's proposer and k."""
+        every = list(rows.values())
+        self.runner.input_batch = SimpleNamespace(
+            req_ids=list(rows),
+            req_id_to_index={name: i for i, name in enumerate(rows)},
+            num_tokens_no_spec=np.array([r.length for r in every], np.int32),
+            num_prompt_tokens=np.array([r.prompt for r in every], np.int32),
+            num_computed_tokens_cpu=np.array([r.computed for r in every], np.int32),
+            token_ids_cpu=np.tile(np.arange(CONTEXT, dtype=np.int32), (len(every), 1)),
+        )
+        drafts = self.dispatch.propose(
+            {name: SpecMethod(*chosen) for name, chosen in plan.items()},
+            TargetStep(
+                scheduled={name: r.scheduled for name, r in rows.items()},
+                sampled=[[5] * r.sampled for r in every],
+                draft_counts=[max(r.sampled - 1, 0) for r in every],
+                sample_hidden=self.hidden(every),
+            ),
+        )
+        return dict(zip(rows, drafts, strict=True))
+
+    @staticmethod
+    def hidden(rows: Sequence[Row]) -> torch.Tensor:
+        """The state of the row's j-th sampled position: [10 * row + j, row]."""
+        return torch.tensor(
+            [[10.0 * i + j, i] for i, r in enumerate(rows) for j in range(max(r.sampled, 1))]
+        )
+
+
+def output(**fields: Any) -> Any:
+    """A `SchedulerOutput`, as far as it is read."""
+    nothing = {
+        "finished_req_ids": set(),
+        "scheduled_new_reqs": [],
+        "scheduled_cached_reqs": cached(),
+        "kv_cache_block_copies": None,
+        "specgate_quarantined": frozenset(),
+    }
+    return SimpleNamespace(**nothing | fields)
+
+
+def cached(*rows: tuple[str, list[int] | None, int], resumed: Set[str] = frozenset()) -> Any:
+    """Requests that were seen before: id, new blocks, computed tokens."""
+    return SimpleNamespace(
+        req_ids=[name for name, _, _ in rows],
+        new_block_ids=[None if blocks is None else (blocks,) for _, blocks, _ in rows],
+        num_computed_tokens=[computed for _, _, computed in rows],
+        resumed_req_ids=resumed,
+    )
+
+
+def new(blocks: list[int], computed: int) -> Any:
+    """A request that was never seen before."""
+    return SimpleNamespace(block_ids=(blocks,), num_computed_tokens=computed)

@@ -1,0 +1,96 @@
+"""Proposers that misbehave, in a real engine's process.
+
+The engine's process is spawned, so nothing that a test patches is there. It imports this module
+because its executor is of this module, and the import makes the methods known.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from engine_adapter.proposers import methods as catalog
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    Method,
+    Proposer,
+    ProposerSpec,
+)
+
+
+class FaultyExecutor(UniProcExecutor):
+    """vLLM's executor of one worker."""
+
+
+def _raise(batch: DraftBatch) -> Drafts:
+    raise RuntimeError(f"broken at {int(batch.num_tokens[0])} tokens")
+
+
+WAYS: dict[str, Callable[[DraftBatch], Any]] = {
+    "raises": _raise,
+    "ids": lambda batch: Drafts([[10**6] * k for k in batch.k.tolist()]),
+    "negative": lambda batch: Drafts([[-1] * k for k in batch.k.tolist()]),
+    "many": lambda batch: Drafts([[5] * (k + 1) for k in batch.k.tolist()]),
+    "rows": lambda batch: Drafts([[5]] * (len(batch.k) + 1)),
+    "nan": lambda batch: Drafts([[float("nan")] * k for k in batch.k.tolist()]),
+    "nothing": lambda batch: None,
+    "overwrites": lambda batch: batch.token_ids.fill(0),
+}
+"""How the proposers of method `faulty` fail, by the name that each bears."""
+
+
+class Faulty:
+    """Fails at each call."""
+
+    weights_bytes = 0
+
+    def __init__(self, way: Callable[[DraftBatch], Any]) -> None:
+        self._way = way
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        drafts: Drafts = self._way(batch)
+        return drafts
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+
+class FaultyDraft:
+    """A draft model whose drafts are lost at its calls 3, 6 and 9."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._calls = 0
+
+    @property
+    def weights_bytes(self) -> int:
+        weights: int = self._model.weights_bytes
+        return weights
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        self._calls += 1
+        drafts: Drafts = self._model.draft(batch)
+        if self._calls in (3, 6, 9):
+            raise RuntimeError("lost")
+        return drafts
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """The engine is told."""
+
+
+def _faulty(spec: ProposerSpec, host: DraftHost) -> Proposer:
+    return Faulty(WAYS[spec.name])
+
+
+def _faulty_draft(spec: ProposerSpec, host: DraftHost) -> Proposer:
+    return FaultyDraft(host.draft_model(replace(spec, method="draft_model")))
+
+
+for _name, _needs, _create in (
+    ("faulty", Capabilities(), _faulty),
+    ("faulty_draft", Capabilities(model=True, draft_kv=True), _faulty_draft),
+):
+    catalog._BY_NAME[_name] = Method(_name, _needs, 4, {}, lambda spec: None, _create)

@@ -1,0 +1,270 @@
+"""A small serving world around the dispatch: scheduler, block pool, prefix cache, toy models.
+
+Everything of Specgate's between the scheduler's output and the drafts is real. Simulated are
+vLLM around it, in `toy_scheduler` and `block_pool`, and the forward passes, whose toys are in
+`toy_models`. `step_checks` says what each step must have done.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
+from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
+
+from engine_adapter.interface import NONE, SpecMethod
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine.wire import Extension
+from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
+from engine_adapter.vllm_engine.worker.step import TargetStep
+from engine_adapter.vllm_engine.worker import dispatch as dispatch_module
+from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
+from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
+from tests.engine_adapter.vllm_engine.support.toy_models import (
+    VOCAB,
+    ToyDraft,
+    ToyHead,
+    ToyLoaded,
+    target_next,
+    target_states,
+)
+from tests.engine_adapter.vllm_engine.support.toy_scheduler import Request, ToyScheduler
+
+PROPOSERS = (
+    {"name": "twin", "method": "draft_model", "model": "toy/1"},
+    {"name": "stranger", "method": "draft_model", "model": "toy/2"},
+    {"name": "ngram", "prompt_lookup_min": 1},
+)
+HEADS = (
+    {"name": "twin", "method": "eagle", "model": "toy/5"},
+    {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4"},
+    {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
+    {"name": "ngram", "prompt_lookup_min": 1},
+)
+"""Heads under the names of the draft models, so that they can stand in their place."""
+
+
+class World:
+    """Requests, their blocks, and the dispatch that drafts for them.
+
+    Args:
+        monkeypatch: puts the toy model in the place of vLLM's.
+        chunk: prompt tokens that one request reads in a step.
+        budget: tokens of one forward pass of a draft model.
+        kernel_size: tokens per kernel block, a divisor of `block_size`.
+        draft_contexts: positions that a draft model knows, where fewer than the target's.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        proposers: Sequence[Mapping[str, Any]] = PROPOSERS,
+        num_blocks: int = 200,
+        block_size: int = 4,
+        kernel_size: int = 4,
+        max_model_len: int = 96,
+        chunk: int = 1000,
+        budget: int = 1000,
+        draft_contexts: Mapping[str, int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        monkeypatch.setattr(draft_module, "LoadedDraft", ToyLoaded)
+        monkeypatch.setattr(head_module, "LoadedHead", ToyLoaded)
+        monkeypatch.setattr(dispatch_module, "PagedDraftModel", ToyDraft)
+        monkeypatch.setattr(dispatch_module, "PagedHead", ToyHead)
+        self.num_blocks, self.block_size, self.kernel_size = num_blocks, block_size, kernel_size
+        self.max_model_len, self.budget = max_model_len, budget
+        self.draft_contexts = draft_contexts or {}
+        self.rng = np.random.default_rng(seed)
+        pool = BlockPool(num_blocks, block_size)
+        self.free = pool.free
+        self.scheduler = ToyScheduler(pool, max_model_len, chunk)
+        self.requests, self.waiting = self.scheduler.requests, self.scheduler.waiting
+        self.batch: Any = None
+        self.dispatch = self._start_dispatch(proposers)
+        toys = {name: self.toy(name) for name in self.dispatch.draft_models}
+        self.checks = StepChecks(toys, self.requests, block_size)
+
+    def _start_dispatch(self, proposers: Sequence[Mapping[str, Any]]) -> ProposerDispatch:
+        self.runner = SimpleNamespace(
+            world=self,
+            device=torch.device("cpu"),
+            max_model_len=self.max_model_len,
+            input_batch=None,
+        )
+        extension = Extension(parse_specs(proposers))
+        made = ProposerDispatch(
+            SimpleNamespace(
+                additional_config=extension.to_additional_config(),
+                cache_config=SimpleNamespace(block_size=self.block_size),
+                compilation_config=SimpleNamespace(static_forward_context={}),
+                model_config=SimpleNamespace(
+                    get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: 1, dtype=torch.float64
+                ),
+            )
+        )
+        made.bind(self.runner)
+        made.load_model(None)  # type: ignore[arg-type]
+        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block_size))
+        kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=[group])
+        for model in made.draft_models.values():
+            model.bind_kv_cache(kv_cache, [self.kernel_size])
+            if isinstance(model, ToyHead):
+                blocks = self.num_blocks * self.block_size // self.kernel_size
+                shape = (blocks, 1, self.kernel_size, 1)
+                model._states.bind_kv_cache(torch.full(shape, -1.0, dtype=torch.float64))
+        return made
+
+    def toy(self, name: str) -> ToyDraft | ToyHead:
+        model = self.dispatch.draft_models[name]
+        assert isinstance(model, ToyDraft | ToyHead)
+        return model
+
+    def anything_goes(self, methods: Sequence[SpecMethod], seed: int) -> Counter[str]:
+        """220 steps of requests that come, switch and end at random; what happened, counted."""
+        rng = np.random.default_rng(seed)
+        stems = [rng.integers(0, VOCAB, 30).tolist() for _ in range(3)]
+        counts: Counter[str] = Counter()
+
+        def any_method() -> SpecMethod:
+            chosen = methods[int(rng.integers(len(methods)))]
+            k = int(rng.integers(1, 7)) if chosen.num_speculative_tokens else 0
+            return SpecMethod(chosen.proposer, k)
+
+        for i in range(220):
+            if len(self.requests) < 8 and rng.random() < 0.3:
+                stem = stems[int(rng.integers(3))][: int(rng.integers(1, 30))]
+                tail = rng.integers(0, VOCAB, int(rng.integers(0, 25))).tolist()
+                self.add(f"r{i}", stem + tail, any_method(), int(rng.integers(5, 60)))
+            for request in self.requests.values():
+                if rng.random() < 0.2:
+                    request.method = any_method()
+            if self.requests and rng.random() < 0.03:
+                self.finish(str(rng.choice(list(self.requests))))
+            result = self.step()
+            counts["preempted"] += len(result.preempted)
+            counts["hits"] += sum(result.hits.values())
+            counts["drafted"] += sum(map(len, result.drafts.values()))
+            counts["accepted"] += sum(max(count - 1, 0) for count in result.emitted.values())
+            counts["caught up"] += sum(result.report.catchup.values()) if result.report else 0
+        return counts
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], method: SpecMethod, max_tokens: int = 1000
+    ) -> Request:
+        request = Request(request_id, list(prompt), len(prompt), method, max_tokens)
+        self.scheduler.add(request)
+        return request
+
+    def finish(self, request_id: str) -> None:
+        """The request ends between two steps; its blocks stay in the prefix cache."""
+        self.scheduler.finish(request_id)
+
+    def preempt(self, request_id: str) -> None:
+        """The request loses its blocks and waits."""
+        self.scheduler.preempt(request_id)
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def step(self) -> StepResult:
+        """Schedules, lets the target read and emit, drafts, and checks every draft."""
+        schedule, output = self.scheduler.schedule()
+        scheduled = schedule.counts
+        self.dispatch.observe(output)
+        before = {name: self.requests[name].computed for name in scheduled}
+        plan = self.scheduler.plan(scheduled)
+        for name, count in scheduled.items():
+            self._keep_states(self.requests[name], count)
+        sampled = {name: self._run_target(name, count) for name, count in scheduled.items()}
+        self._fill_batch(before)
+        drafts = self._draft(plan, scheduled, sampled)
+        result = StepResult(
+            drafts=drafts,
+            emitted={name: len(tokens) for name, tokens in sampled.items()},
+            fed=self.checks.fed(),
+            report=self.dispatch.take_report(),
+            preempted=schedule.preempted,
+            hits=schedule.hits,
+        )
+        self.checks.check(plan, before, result)
+        for name in scheduled:
+            request = self.requests[name]
+            request.pending = list(drafts[name])
+            request.drafted_by = plan[name].proposer if request.pending else NONE
+        self.scheduler.end_step(scheduled)
+        return result
+
+    def _draft(
+        self,
+        plan: Mapping[str, SpecMethod],
+        scheduled: dict[str, int],
+        sampled: Mapping[str, list[int]],
+    ) -> dict[str, list[int]]:
+        for name in self.dispatch.draft_models:
+            self.toy(name).fed.clear()
+        emitted = [sampled[name] for name in self.batch.req_ids]
+        nothing = torch.empty(0, 1)
+        step = TargetStep(scheduled, emitted, [0] * len(emitted), nothing)
+        return dict(zip(self.batch.req_ids, self.dispatch.propose(plan, step), strict=True))
+
+    def _keep_states(self, request: Request, count: int) -> None:
+        """What the target says of every token that it reads, rejected drafts among them."""
+        positions = np.arange(request.computed, request.computed + count)
+        read = (request.tokens + request.pending)[: request.computed + count]
+        blocks = np.array(request.blocks)[positions // self.block_size]
+        slots = torch.from_numpy(blocks * self.block_size + positions % self.block_size)
+
+        def after(layer: int) -> torch.Tensor:
+            return torch.tensor(target_states(read, layer), dtype=torch.float64)[positions, None]
+
+        auxiliary = [after(layer) for layer in self.dispatch.aux_layers]
+        self.dispatch.keep_states(slots, after(0), auxiliary)
+
+    def _run_target(self, name: str, count: int) -> list[int]:
+        """Verifies what was drafted; the tokens emitted, none in the middle of a prompt."""
+        request = self.requests[name]
+        if request.computed + count < len(request.tokens):
+            request.computed += count
+            return []
+        emitted: list[int] = []
+        for draft in [*request.pending, None]:
+            emitted.append(target_next(request.tokens + emitted))
+            if emitted[-1] != draft or len(request.tokens) + len(emitted) >= self.max_model_len:
+                break
+        request.computed = len(request.tokens) + len(emitted) - 1
+        request.tokens.extend(emitted)
+        return emitted
+
+    def _fill_batch(self, before: Mapping[str, int]) -> None:
+        """The runner's batch after the step: rows in any order, junk wherever nobody may look."""
+        names = list(before)
+        self.rng.shuffle(names)
+        ratio = self.block_size // self.kernel_size
+        width = -(-self.max_model_len // self.block_size)
+        tokens = self.rng.integers(0, VOCAB, (len(names), self.max_model_len)).astype(np.int32)
+        table = self.rng.integers(0, self.num_blocks, (len(names), width)).astype(np.int32)
+        for i, name in enumerate(names):
+            request = self.requests[name]
+            tokens[i, : len(request.tokens)] = request.tokens
+            table[i, : len(request.blocks)] = request.blocks
+        kernel = (table[:, :, None] * ratio + np.arange(ratio)).reshape(len(names), width * ratio)
+        kernel = kernel.astype(np.int32)
+        every = [self.requests[name] for name in names]
+        self.batch = self.runner.input_batch = SimpleNamespace(
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            num_tokens_no_spec=np.array([len(r.tokens) for r in every], np.int32),
+            num_prompt_tokens=np.array([r.prompt for r in every], np.int32),
+            num_computed_tokens_cpu=np.array([before[name] for name in names], np.int32),
+            token_ids_cpu=tokens,
+            block_table=[
+                SimpleNamespace(block_size=self.kernel_size, get_numpy_array=lambda: kernel)
+            ],
+        )

@@ -1,0 +1,40 @@
+"""A scheduler whose plans are drawn: another proposer and another k for each row in each step."""
+
+import random
+from typing import Any
+
+from engine_adapter.interface import SpecMethod
+from engine_adapter.policies.contract import StepPlan, StepView
+from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
+from engine_adapter.vllm_engine.wire import Extension
+
+
+class RandomPolicy:
+    """Draws from all proposers, and plain decoding; the same draws for the same steps.
+
+    Args:
+        choices: proposer -> its k.
+    """
+
+    def __init__(self, choices: dict[str, int]) -> None:
+        self._choices = list(choices.items())
+        self._rng = random.Random(0)
+
+    def plan(self, view: StepView) -> StepPlan:
+        plan = {}
+        for row in view.rows:
+            if self._rng.random() < 0.1:
+                continue
+            name, k = self._rng.choice(self._choices)
+            drawn = self._rng.randint(1, k)
+            plan[row.request_id] = SpecMethod(name, min(drawn, row.room))
+        return plan
+
+
+class RandomPlanScheduler(SpecgateScheduler):
+    """Plans at random for every request that does not decode plainly."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        proposers = Extension.of(vllm_config).proposers
+        self._policy = RandomPolicy({s.name: s.num_speculative_tokens for s in proposers})

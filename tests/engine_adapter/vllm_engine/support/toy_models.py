@@ -1,0 +1,234 @@
+"""Toy draft models and heads: the real paged code but for the weights and the forward pass.
+
+A forward writes what it is given into the KV slots that the attention metadata name, and what it
+predicts depends on all that it reads back from them, so that KV which is missing or stale changes
+the drafts, or is caught where it is read. A model is named `toy/SEED`, a head that combines
+layers of the target `toy/SEED/LAYER,LAYER`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import PassInputs
+from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
+from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
+
+VOCAB = 29
+PADDED_VOCAB = 32
+TWIN_SEED = 1
+"""The toy draft model that mostly agrees with the target."""
+
+_MODULUS = 1 << 31
+
+
+def _next_state(state: int, token: int) -> int:
+    return (state * 1103515245 + token + 12345) % _MODULUS
+
+
+def states(tokens: Sequence[int], seed: int) -> list[int]:
+    """A hash of each prefix of `tokens`."""
+    state, out = seed, []
+    for token in tokens:
+        state = _next_state(state, int(token))
+        out.append(state)
+    return out
+
+
+def predictions(tokens: Sequence[int], seed: int) -> list[int]:
+    """What follows each prefix of `tokens`."""
+    return [(state >> 8) % VOCAB for state in states(tokens, seed)]
+
+
+def target_next(tokens: Sequence[int]) -> int:
+    """The target's greedy token: the twin's in seven of ten contexts."""
+    agreed = predictions(tokens, TWIN_SEED)[-1]
+    other = predictions(tokens, 99)[-1]
+    return agreed if other % 10 < 7 else (agreed + 1) % VOCAB
+
+
+def target_states(tokens: Sequence[int], layer: int = 0) -> list[float]:
+    """The target's hidden state of each position after a layer; after the last one it is 0's."""
+    return [float(state + layer) for state in states(tokens, TWIN_SEED)]
+
+
+def head_outputs(
+    pairs: Sequence[tuple[float, float]], seed: int, layers: Sequence[int]
+) -> list[tuple[int, float]]:
+    """A head's next token and its own state after each of its (token, state) pairs.
+
+    The token is mostly the twin's, if the last state is the target's; now and then it is a hash
+    of all pairs. Its own states are not the target's.
+    """
+    folded, out = seed, []
+    for token, state in pairs:
+        folded = _next_state(folded, int(token) * 31 + int(state) % 1009)
+        target = (int(state) - sum(layers)) // max(len(layers), 1)
+        following = _next_state(target, int(token))
+        hashed = folded >> 8
+        out.append(((following >> 8 if hashed % 4 else hashed) % VOCAB, float(following ^ 1)))
+    return out
+
+
+class _ToyForward(ABC):
+    """Mixed into the real classes in the place of the forward pass."""
+
+    def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
+        super().__init__(spec, vllm_config, device, runner)  # type: ignore[call-arg]
+        seed, *layers = spec.model.split("/")[1:]
+        self.seed = int(seed)
+        self.layers = tuple(map(int, layers[0].split(","))) if layers else ()
+        self.world: Any = runner.world
+        self.store = np.full((self.world.num_blocks * self.world.block_size, 2), -1.0)
+        self.fed: list[tuple[str, int, int]] = []
+        self.passes = 0
+
+    @abstractmethod
+    def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
+        """What it drafts if it was never away: the reference for all drafts."""
+
+    @abstractmethod
+    def _read_in(self, slots: torch.Tensor, own: torch.Tensor | None) -> np.ndarray:
+        """What a position's KV holds besides the token, [T]."""
+
+    @abstractmethod
+    def _committed(self, tokens: Sequence[int]) -> np.ndarray:
+        """What the KV of a row's committed positions must hold, [N, 2]."""
+
+    @abstractmethod
+    def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
+        """Next token and own state after each position."""
+
+    def _forward(
+        self, tokens: torch.Tensor, inputs: PassInputs, states: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total, metadata, slots = len(tokens), inputs.metadata, inputs.slots
+        position = inputs.positions.numpy()
+        assert 0 < total <= self._budget
+        assert (position < self.max_model_len).all(), "the draft model does not know the position"
+        assert metadata.num_actual_tokens == total == len(position) == len(slots)
+        assert metadata.max_seq_len == metadata.seq_lens.max()
+        assert inputs.position.tolist() == position.tolist()
+        assert metadata.max_query_len == metadata.query_start_loc.diff().max()
+        self.store[slots.numpy(), 0] = tokens.numpy()
+        self.store[slots.numpy(), 1] = self._read_in(slots, states)
+        self.passes += 1
+        outputs = np.zeros((total, 2))
+        starts, table = metadata.query_start_loc.numpy(), metadata.block_table_tensor.numpy()
+        for i, row in enumerate(inputs.rows):
+            begin, end, seq_len = starts[i], starts[i + 1], int(metadata.seq_lens[i])
+            known = self._read(table[i], seq_len)
+            request_id = self.world.batch.req_ids[row]
+            committed = self._committed(self.world.requests[request_id].tokens)[:seq_len]
+            assert np.array_equal(known[: len(committed)], committed), (
+                f"{request_id} reads stale KV"
+            )
+            outputs[begin:end] = self._outputs(known)[seq_len - (end - begin) :]
+            assert position[begin:end].tolist() == list(range(seq_len - (end - begin), seq_len))
+            self.fed += [(request_id, int(position[t]), int(tokens[t])) for t in range(begin, end)]
+        made = torch.from_numpy(outputs)
+        return made[:, :1], made[:, 1:]
+
+    def _read(self, table: np.ndarray, seq_len: int) -> np.ndarray:
+        positions = np.arange(seq_len)
+        size = self.world.kernel_size
+        read: np.ndarray = self.store[table[positions // size] * size + positions % size]
+        return read
+
+
+class ToyDraft(_ToyForward, PagedDraftModel):
+    """A toy draft model: its KV holds the tokens."""
+
+    def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
+        row = list(tokens)
+        for _ in range(k):
+            row.append(predictions(row, self.seed)[-1])
+        return row[len(tokens) :]
+
+    def _read_in(self, slots: torch.Tensor, own: torch.Tensor | None) -> np.ndarray:
+        return np.zeros(len(slots))
+
+    def _committed(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.stack([np.array(tokens), np.zeros(len(tokens))], axis=1)
+
+    def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
+        return [(token, 0.0) for token in predictions(known[:, 0].tolist(), self.seed)]
+
+
+class ToyHead(_ToyForward, PagedHead):
+    """A toy head: its KV holds each position's next token and the target's state."""
+
+    def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
+        pairs = [tuple(pair) for pair in self._committed(tokens).tolist()]
+        drafts: list[int] = []
+        for _ in range(k):
+            token, own = head_outputs(pairs, self.seed, self.layers)[-1]
+            drafts.append(token)
+            pairs.append((token, own))
+        return drafts
+
+    def _read_in(self, slots: torch.Tensor, own: torch.Tensor | None) -> np.ndarray:
+        assert self._states is not None
+        given = self._states.read(slots) if own is None else own
+        read: np.ndarray = given[:, 0].numpy()
+        return read
+
+    def _committed(self, tokens: Sequence[int]) -> np.ndarray:
+        of_layers = [target_states(tokens[:-1], layer) for layer in self.layers or (0,)]
+        return np.stack([np.array(tokens[1:]), np.sum(of_layers, axis=0)], axis=1)
+
+    def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
+        return head_outputs([tuple(pair) for pair in known.tolist()], self.seed, self.layers)
+
+
+class ToyLoaded:
+    """Stands where vLLM's loaders of draft models and heads do."""
+
+    kv_cache_gid = 0
+    hidden_size = 1
+    dtype = torch.float64
+    draft_attn_groups: tuple[Any, ...] = ()
+    layer_names: frozenset[str] = frozenset()
+
+    def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
+        world = runner.world
+        self.max_num_tokens = world.budget
+        self.max_model_len = world.max_model_len  # the target's, as vLLM's drafter has it
+        self.weights_bytes = 0
+        self.prefix = f"draft:{spec.name}"
+        layers = spec.model.split("/")[2:]
+        self.eagle3_use_aux_hidden_state = bool(layers)
+        self.draft_model_config = SimpleNamespace(
+            max_model_len=world.draft_contexts.get(spec.name, world.max_model_len),
+            hf_config=SimpleNamespace(
+                eagle_aux_hidden_state_layer_ids=[
+                    int(n) for part in layers for n in part.split(",")
+                ]
+            ),
+        )
+        self.model = self
+
+    def load_model(self, target: Any) -> None:
+        """There are no weights."""
+
+    def parallel(self) -> AbstractContextManager[None]:
+        """There is one rank."""
+        return nullcontext()
+
+    def initialize_attn_backend(self, kv_cache_config: Any, sizes: Any) -> None:
+        """There is no backend."""
+
+    def combine_hidden_states(self, joined: torch.Tensor) -> torch.Tensor:
+        """The sum over the layers."""
+        return joined.sum(dim=-1, keepdim=True)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """One-hot, with padding beyond the vocabulary that must not be chosen."""
+        logits = torch.nn.functional.one_hot(hidden[:, 0].long(), PADDED_VOCAB).float()
+        logits[:, VOCAB:] = 5.0
+        return logits

@@ -1,0 +1,144 @@
+"""Progress lines through the pipe: whole, in order, and never in the way of loading."""
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine_adapter.vllm_engine.load_progress import ProgressWriter, progress_pipe
+
+ROOT = Path(__file__).parents[3]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what the event loop is about to do."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (the reader has no event to wait for)
+            await asyncio.sleep(0.005)
+
+
+async def write_in_another_process(pipe: str, program: str) -> None:
+    code = (
+        "import sys\n"
+        "from engine_adapter.vllm_engine.load_progress import ProgressWriter\n"
+        f"writer = ProgressWriter(sys.argv[1])\n{program}"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, pipe, cwd=ROOT)
+    assert await process.wait() == 0
+
+
+async def test_lines_of_another_process_arrive_whole_and_in_order() -> None:
+    lines: list[str] = []
+    said = [f"line {i} of the loading: {'é' * (i % 40)}" for i in range(300)]
+    async with progress_pipe(lines.append) as pipe:
+        program = "for i in range(300): writer.say(f\"line {i} of the loading: {'é' * (i % 40)}\")"
+        await write_in_another_process(pipe, program)
+        await until(lambda: len(lines) >= len(said))
+    assert lines == said
+
+
+async def test_a_writer_that_closes_does_not_end_the_pipe() -> None:
+    lines: list[str] = []
+    async with progress_pipe(lines.append) as pipe:
+        await write_in_another_process(pipe, "writer.say('first')")
+        await until(lambda: lines == ["first"])
+        await write_in_another_process(pipe, "writer.say('second')")
+        await until(lambda: lines == ["first", "second"])
+
+
+async def test_a_line_that_arrives_in_pieces_is_handed_over_whole() -> None:
+    lines: list[str] = []
+    async with progress_pipe(lines.append) as pipe:
+        descriptor = os.open(pipe, os.O_WRONLY)
+        for piece in (b"load", "ing é".encode()[:-1], "é\nnext".encode()[1:]):
+            os.write(descriptor, piece)
+            await asyncio.sleep(0.01)
+        os.close(descriptor)
+        await until(lambda: bool(lines))
+        assert lines == ["loading é"]
+
+
+async def test_two_writers_at_once_do_not_mix_their_lines() -> None:
+    lines: list[str] = []
+    async with progress_pipe(lines.append) as pipe:
+        for i in range(50):
+            ProgressWriter(pipe).say(f"a{i}")
+            ProgressWriter(pipe).say(f"b{i}")
+        await until(lambda: len(lines) >= 100)
+    assert lines == [f"{who}{i}" for i in range(50) for who in "ab"]
+
+
+async def test_what_was_said_just_before_the_end_is_still_delivered() -> None:
+    lines: list[str] = []
+    async with progress_pipe(lines.append) as pipe:
+        ProgressWriter(pipe).say("allocating KV cache: 1.2 s")
+    assert lines == ["allocating KV cache: 1.2 s"]
+
+
+async def test_only_the_pipes_owner_may_write_to_it() -> None:
+    async with progress_pipe(lambda line: None) as pipe:
+        mode = os.stat(pipe).st_mode
+        assert stat.S_ISFIFO(mode)
+        assert not mode & 0o077
+
+
+async def test_the_pipe_is_gone_at_the_end_and_writing_then_is_harmless() -> None:
+    async with progress_pipe(lambda line: None) as pipe:
+        pass
+    assert not os.path.exists(os.path.dirname(pipe))  # noqa: ASYNC240
+    ProgressWriter(pipe).say("nobody listens")
+
+
+def test_without_a_pipe_nothing_is_said() -> None:
+    ProgressWriter(None).say("nothing")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_nobody_reads_neither_blocks_nor_raises(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    ProgressWriter(str(tmp_path / "pipe")).say("line")
+
+
+@pytest.mark.timeout(20)
+def test_a_full_pipe_neither_blocks_nor_raises(tmp_path: Path) -> None:
+    """A gateway too busy to read must not end the engine that is loading."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for _ in range(200):
+            ProgressWriter(str(tmp_path / "pipe")).say("x" * 1000)
+    finally:
+        os.close(reader)
+
+
+async def test_a_stage_says_what_begins_and_how_long_it_took() -> None:
+    lines: list[str] = []
+    async with progress_pipe(lines.append) as pipe:
+        with ProgressWriter(pipe).stage("loading target"):
+            await until(lambda: lines == ["loading target"])
+        await until(lambda: len(lines) == 2)
+    assert lines[1].startswith("loading target: ")
+    assert lines[1].endswith(" s")
+
+
+async def test_a_stage_that_fails_does_not_say_that_it_ended() -> None:
+    lines: list[str] = []
+    async with progress_pipe(lines.append) as pipe:
+        with pytest.raises(OSError, match="no weights"), ProgressWriter(pipe).stage("loading"):
+            raise OSError("no weights")
+        ProgressWriter(pipe).say("end")
+        await until(lambda: "end" in lines)
+    assert lines == ["loading", "end"]
+
+
+def test_the_writer_needs_no_heavy_imports() -> None:
+    program = (
+        "import sys, engine_adapter.vllm_engine.load_progress\n"
+        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -1,0 +1,65 @@
+"""What Specgate puts into vLLM's dictionaries comes back as it was."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_adapter.interface import PLAIN, SpecDecodeParams, SpecMethod
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine.wire import Extension, from_extra_args, to_extra_args
+
+LOOKUP = {"name": "lookup", "method": "ngram", "num_speculative_tokens": 3}
+TREE = {"name": "suffix", "suffix_decoding_min_token_prob": 0.2}
+SMALL = {"name": "small", "method": "draft_model", "model": "a/b"}
+
+
+def through_vllm(extension: Extension) -> Extension:
+    """To an engine process and back; the configuration must be plain enough for JSON too."""
+    carried = json.loads(json.dumps(extension.to_additional_config()))
+    return Extension.of(SimpleNamespace(additional_config=carried))
+
+
+def read_back(extra_args: Any) -> SpecDecodeParams:
+    return from_extra_args(SimpleNamespace(extra_args=extra_args))
+
+
+@pytest.mark.parametrize("pipe", [None, "/tmp/pipe"])
+@pytest.mark.parametrize("fields", [[], [LOOKUP], [LOOKUP, TREE, SMALL]])
+def test_proposers_and_pipe_reach_the_engine(fields: list[Any], pipe: str | None) -> None:
+    extension = Extension(parse_specs(fields), pipe)
+    assert through_vllm(extension) == extension
+
+
+@pytest.mark.parametrize(
+    ("fields", "needs"), [([], False), ([LOOKUP, TREE], False), ([LOOKUP, SMALL], True)]
+)
+def test_draft_kv_is_needed_by_those_that_keep_some(fields: list[Any], needs: bool) -> None:
+    assert Extension(parse_specs(fields)).needs_draft_kv is needs
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SpecDecodeParams(),
+        SpecDecodeParams(SpecMethod("small", 4), pinned=True, generation=7),
+        SpecDecodeParams(PLAIN, pinned=True, generation=1),
+    ],
+)
+def test_a_requests_choice_reaches_the_scheduler(params: SpecDecodeParams) -> None:
+    assert read_back(json.loads(json.dumps(to_extra_args(params)))) == params
+
+
+@pytest.mark.parametrize("extra_args", [None, {}, {"another": 1}])
+def test_a_request_that_is_not_the_gateways_decodes_plainly(extra_args: Any) -> None:
+    assert read_back(extra_args) == SpecDecodeParams()
+
+
+def test_a_request_without_sampling_parameters_decodes_plainly() -> None:
+    assert from_extra_args(None) == SpecDecodeParams()
+
+
+def test_other_extra_arguments_do_not_disturb() -> None:
+    params = SpecDecodeParams(SpecMethod("ngram", 2))
+    assert read_back({"another": 1, **to_extra_args(params)}) == params

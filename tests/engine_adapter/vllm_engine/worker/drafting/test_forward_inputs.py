@@ -1,0 +1,74 @@
+"""What forward passes are told, against positions and slots counted one by one."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Passes, PassInputs
+
+SIZE = 4
+TABLE = np.array([[7, 3, 9], [2, 5, 0], [8, 1, 6]], np.int32)
+
+
+@pytest.fixture
+def passes() -> Passes:
+    table = SimpleNamespace(block_size=SIZE, get_numpy_array=lambda: TABLE)
+    return Passes(table, torch.device("cpu"))
+
+
+def told(inputs: PassInputs) -> list[tuple[int, list[int], list[int]]]:
+    """Of each row its index, positions and slots, as the metadata cut them."""
+    starts = inputs.metadata.query_start_loc.tolist()
+    return [
+        (int(row), inputs.positions[a:b].tolist(), inputs.slots[a:b].tolist())
+        for row, a, b in zip(inputs.rows, starts, starts[1:], strict=False)
+    ]
+
+
+def slot(row: int, position: int) -> int:
+    return int(TABLE[row, position // SIZE]) * SIZE + position % SIZE
+
+
+def expected(row: int, positions: range) -> tuple[int, list[int], list[int]]:
+    return row, list(positions), [slot(row, position) for position in positions]
+
+
+def test_one_pass_over_several_tokens_of_some_rows(passes: Passes) -> None:
+    inputs = passes.over(np.array([2, 0]), np.array([3, 0]), np.array([6, 1]))
+    assert told(inputs) == [expected(2, range(3, 9)), expected(0, range(1))]
+    metadata = inputs.metadata
+    assert metadata.seq_lens.tolist() == [9, 1]
+    assert (metadata.max_query_len, metadata.max_seq_len) == (6, 9)
+    assert (metadata.num_reqs, metadata.num_actual_tokens) == (2, 7)
+    assert metadata.block_table_tensor.tolist() == TABLE[[2, 0]].tolist()
+    assert metadata.slot_mapping is inputs.slots
+
+
+def test_onward_every_pass_is_one_position_further_and_loses_the_last_rows(passes: Passes) -> None:
+    made = list(passes.onward(np.array([1, 2, 0]), np.array([2, 7, 3]), [2, 2, 1]))
+    assert [told(inputs) for inputs in made] == [
+        [expected(1, range(2, 3)), expected(2, range(7, 8))],
+        [expected(1, range(3, 4)), expected(2, range(8, 9))],
+        [expected(1, range(4, 5))],
+    ]
+    assert [inputs.metadata.seq_lens.tolist() for inputs in made] == [[3, 8], [4, 9], [5]]
+    for inputs in made:
+        assert inputs.metadata.max_query_len == 1
+        assert inputs.metadata.max_seq_len == inputs.metadata.seq_lens.max()
+        assert inputs.metadata.num_reqs == inputs.metadata.num_actual_tokens == len(inputs.rows)
+
+
+def test_a_row_that_ends_early_may_stand_at_the_end_of_the_table(passes: Passes) -> None:
+    last = TABLE.shape[1] * SIZE - 1
+    made = list(passes.onward(np.array([1, 0]), np.array([0, last]), [2, 1, 1]))
+    assert told(made[0])[1] == expected(0, range(last, last + 1))
+    assert [told(inputs)[0] for inputs in made[1:]] == [
+        expected(1, range(1, 2)),
+        expected(1, range(2, 3)),
+    ]
+
+
+def test_nothing_to_draft_makes_no_pass(passes: Passes) -> None:
+    assert list(passes.onward(np.array([0]), np.array([3]), [])) == []

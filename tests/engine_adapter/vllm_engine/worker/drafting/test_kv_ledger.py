@@ -1,0 +1,205 @@
+"""The ledger of valid draft KV, against a model that remembers every single position."""
+
+import numpy as np
+import pytest
+
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
+
+SIZE = 4
+
+
+class PositionModel:
+    """For each block the set of valid slots; what the ledger keeps as one number."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.valid: list[set[int]] = [set() for _ in range(num_blocks)]
+
+    def reset(self, block_ids: list[int]) -> None:
+        for block in block_ids:
+            self.valid[block] = set()
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        held = {source: set(self.valid[source]) for source, _ in pairs}
+        for source, destination in pairs:
+            self.valid[destination] = held[source]
+
+    def first_missing(self, blocks: list[int], length: int) -> int:
+        for position in range(length):
+            if position % SIZE not in self.valid[blocks[position // SIZE]]:
+                return position
+        return length
+
+    def write(self, blocks: list[int], start: int, stop: int) -> None:
+        for position in range(start, stop):
+            self.valid[blocks[position // SIZE]].add(position % SIZE)
+
+
+def table(rows: list[list[int]], width: int, junk: int = 0) -> np.ndarray:
+    """Block tables as vLLM keeps them: rows of one width, anything behind a row's blocks."""
+    padded = np.full((len(rows), width), junk, np.int32)
+    for i, blocks in enumerate(rows):
+        padded[i, : len(blocks)] = blocks
+    return padded
+
+
+def lengths(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+class RandomWalk:
+    """Rows that come, grow and go at random, in a ledger and in the model beside it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.ledger, self.model = DraftKVLedger(40, SIZE), PositionModel(40)
+        self.free = list(range(1, 40))
+        self.rows: dict[int, tuple[list[int], int]] = {}
+        """Row -> its blocks and its length."""
+        self.shared: list[int] = []
+        """Full blocks of the prefix cache."""
+
+    def act(self, step: int) -> None:
+        """Lets one thing happen to one row, or nothing."""
+        action = self.rng.random()
+        if action < 0.15 and len(self.rows) < 4:
+            self.start(step)
+        elif action < 0.25 and self.rows:
+            self.end(self.any_row())
+        elif action < 0.32 and self.rows and self.free:
+            self.move_last_block(self.any_row())
+        elif action < 0.7 and self.rows:
+            row = self.any_row()
+            if len(self.free) > 3:
+                self.grow(row, int(self.rng.integers(1, 7)))
+
+    def any_row(self) -> int:
+        return int(self.rng.choice(list(self.rows)))
+
+    def start(self, row: int) -> None:
+        """A prefix hit: the row's first full blocks are another row's, valid or not."""
+        hit = self.shared[: int(self.rng.integers(0, len(self.shared) + 1))]
+        self.rows[row] = (list(hit), len(hit) * SIZE)
+        self.grow(row, int(self.rng.integers(1, 8)))
+
+    def grow(self, row: int, more: int) -> None:
+        """Makes the row longer; the blocks that this takes are fresh and hold nothing."""
+        blocks, length = self.rows[row]
+        length += more
+        fresh = [self.free.pop() for _ in range(len(blocks), -(-length // SIZE))]
+        self.ledger.reset(fresh)
+        self.model.reset(fresh)
+        self.rows[row] = (blocks + fresh, length)
+
+    def end(self, row: int) -> None:
+        """The row gives its blocks back; the first two that are full are shared from now on."""
+        blocks, length = self.rows.pop(row)
+        if not self.shared and length >= 2 * SIZE:
+            self.shared = blocks[:2]
+        self.free.extend(block for block in blocks if block not in self.shared)
+
+    def move_last_block(self, row: int) -> None:
+        """Copy on write."""
+        blocks, length = self.rows[row]
+        last, moved = blocks[-1], self.free.pop()
+        self.ledger.copy([(last, moved)])
+        self.model.copy([(last, moved)])
+        if last not in self.shared:
+            self.free.append(last)
+        self.rows[row] = ([*blocks[:-1], moved], length)
+
+    def compare(self, rows: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Checks what the rows miss; their table, what they miss, and their ends."""
+        blocks = table([self.rows[row][0] for row in rows], 40, int(self.rng.integers(0, 40)))
+        ends = lengths(*(self.rows[row][1] for row in rows))
+        missing = self.ledger.first_missing(blocks, ends)
+        assert missing.tolist() == [self.model.first_missing(*self.rows[row]) for row in rows]
+        return blocks, missing, ends
+
+    def read(self, rows: list[int]) -> None:
+        """What the rows miss is read and becomes valid."""
+        blocks, missing, ends = self.compare(rows)
+        self.ledger.mark(blocks, missing, ends)
+        for row, start in zip(rows, missing.tolist(), strict=True):
+            self.model.write(self.rows[row][0], start, self.rows[row][1])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_ledger_agrees_with_a_model_of_every_position(seed: int) -> None:
+    """Rows grow, share full blocks, lose and regain blocks; some are read and some are not."""
+    walk = RandomWalk(seed)
+    for step in range(120):
+        walk.act(step)
+        some = [row for row in walk.rows if walk.rng.random() < 0.5]
+        if walk.rows:
+            walk.compare(list(walk.rows))
+        if some:
+            walk.read(some)
+
+
+def test_a_new_ledger_misses_everything() -> None:
+    missing = DraftKVLedger(8, SIZE).first_missing(table([[1, 2], [3]], 4), lengths(7, 2))
+    assert missing.tolist() == [0, 0]
+
+
+def test_a_row_without_tokens_misses_nothing() -> None:
+    assert DraftKVLedger(8, SIZE).first_missing(table([[1]], 2), lengths(0)).tolist() == [0]
+
+
+@pytest.mark.parametrize("length", [1, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE])
+def test_what_was_marked_is_missed_no_more(length: int) -> None:
+    ledger, blocks = DraftKVLedger(8, SIZE), table([[5, 2, 7]], 3)
+    ledger.mark(blocks, lengths(0), lengths(length))
+    assert ledger.first_missing(blocks, lengths(length)).tolist() == [length]
+    if length < 3 * SIZE:
+        assert ledger.first_missing(blocks, lengths(length + 1)).tolist() == [length]
+
+
+def test_rows_of_a_shared_prefix_are_read_by_one_for_both() -> None:
+    ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3], [1, 2, 4]], 3)
+    ledger.mark(blocks[:1], lengths(0), lengths(9))
+    assert ledger.first_missing(blocks, lengths(9, 9)).tolist() == [9, 8]
+
+
+def test_a_hole_in_the_middle_is_where_reading_starts() -> None:
+    ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3]], 3)
+    ledger.mark(blocks, lengths(0), lengths(12))
+    ledger.reset([2])
+    assert ledger.first_missing(blocks, lengths(12)).tolist() == [4]
+    assert ledger.first_missing(blocks, lengths(4)).tolist() == [4]
+
+
+def test_marking_leaves_blocks_before_the_start_and_behind_the_stop_alone() -> None:
+    ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3]], 3)
+    ledger.mark(table([[3]], 1), lengths(0), lengths(4))
+    ledger.mark(blocks, lengths(0), lengths(2))
+    ledger.mark(blocks, lengths(4), lengths(8))
+    # Block 1 keeps its two slots, block 2 is full, block 3 was not touched.
+    assert ledger.first_missing(blocks, lengths(12)).tolist() == [2]
+    ledger.mark(blocks, lengths(2), lengths(4))
+    assert ledger.first_missing(blocks, lengths(8)).tolist() == [8]
+    assert ledger.first_missing(table([[3]], 1), lengths(4)).tolist() == [4]
+
+
+def test_slots_behind_the_stop_are_forgotten() -> None:
+    ledger, blocks = DraftKVLedger(8, SIZE), table([[1]], 1)
+    ledger.mark(blocks, lengths(0), lengths(4))
+    ledger.mark(blocks, lengths(1), lengths(2))
+    assert ledger.first_missing(blocks, lengths(4)).tolist() == [2]
+
+
+def test_a_copy_is_as_valid_as_its_source() -> None:
+    ledger = DraftKVLedger(8, SIZE)
+    ledger.mark(table([[1]], 1), lengths(0), lengths(3))
+    ledger.mark(table([[2]], 1), lengths(0), lengths(4))
+    ledger.copy([(1, 2), (3, 1)])
+    assert ledger.first_missing(table([[2], [1]], 1), lengths(4, 4)).tolist() == [3, 0]
+
+
+def test_the_width_of_the_table_and_what_pads_it_do_not_matter() -> None:
+    ledger = DraftKVLedger(8, SIZE)
+    for width in (2, 3, 9):
+        ledger.reset(list(range(8)))
+        ledger.mark(table([[1, 2], [3]], width, junk=5), lengths(0, 0), lengths(6, 3))
+        missing = ledger.first_missing(table([[1, 2], [3]], width, junk=6), lengths(8, 4))
+        assert missing.tolist() == [6, 3]
+        assert ledger.first_missing(table([[5]], 1), lengths(1)).tolist() == [0]

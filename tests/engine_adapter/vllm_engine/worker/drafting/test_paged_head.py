@@ -1,0 +1,221 @@
+"""Heads over paged KV: whatever happened to a row, they draft as if never left.
+
+The world is that of `test_draft_model`, with three heads in the place of its draft models. Its
+every step checks each draft against a never-switched run, and each KV slot that is read against
+the committed tokens and the target's hidden states.
+"""
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_adapter.interface import PLAIN, SpecMethod
+
+pytestmark = pytest.mark.vllm
+
+TWIN, STRANGER, THIRD = SpecMethod("twin", 4), SpecMethod("stranger", 3), SpecMethod("third", 5)
+NGRAM = SpecMethod("ngram", 4)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a world with heads; its import takes vLLM's."""
+    paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
+    return lambda **how: paged.World(monkeypatch, proposers=paged.HEADS, **how)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, 29, length).tolist()
+    return tokens
+
+
+# -- anything goes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "pressure"),
+    [
+        ({}, False),
+        ({"chunk": 7}, False),
+        ({"budget": 9, "chunk": 16}, False),
+        ({"block_size": 8, "kernel_size": 4, "chunk": 11, "budget": 16}, False),
+        ({"num_blocks": 36, "chunk": 9, "budget": 12}, True),
+        ({"num_blocks": 30, "block_size": 8, "kernel_size": 2, "chunk": 20}, True),
+        ({"num_blocks": 40, "draft_contexts": {"twin": 50}}, True),
+    ],
+    ids=["roomy", "chunked", "small budget", "kernel blocks", "tight", "tight kernel", "short"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_switching_preemption_chunks_and_prefix_hits_never_show_in_the_drafts(
+    make: Any, how: dict[str, Any], pressure: bool, seed: int
+) -> None:
+    world = make(**how, seed=seed)
+    counts = world.anything_goes([TWIN, STRANGER, THIRD, NGRAM, PLAIN], seed + 200)
+    assert counts["drafted"] > 300
+    assert counts["accepted"] > 50
+    assert counts["caught up"] > 300
+    assert counts["hits"] > 100
+    assert counts["preempted"] > 5 or not pressure
+
+
+# -- what is read ----------------------------------------------------------------------------
+
+
+def test_the_first_pass_reads_all_positions_whose_next_token_is_known(make: Any) -> None:
+    world = make()
+    world.add("r", prompt(10), TWIN)
+    result = world.step()
+    assert result.fed["twin"]["r"] == list(range(10))
+    assert result.report.catchup == {}
+    assert result.report.drafted == {"twin": 4}
+
+
+def test_a_chunked_prompt_is_read_along_chunk_by_chunk(make: Any) -> None:
+    world = make(chunk=4)
+    world.add("r", prompt(10), STRANGER)
+    steps = [world.step() for _ in range(3)]
+    assert [result.fed["stranger"]["r"] for result in steps] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    assert all(not result.report.catchup for result in steps)
+
+
+def test_a_prompt_of_one_token_is_drafted_for(make: Any) -> None:
+    world = make()
+    world.add("r", [7], TWIN)
+    assert world.step().fed["twin"]["r"] == [0]
+
+
+def test_what_drafting_wrote_is_read_again_with_the_targets_states(make: Any) -> None:
+    world = make()
+    request = world.add("r", prompt(6), TWIN)
+    world.step()
+    accepted = 0
+    for _ in range(20):
+        before = len(request.tokens)
+        result = world.step()
+        assert result.fed["twin"]["r"] == list(range(before - 1, len(request.tokens) - 1))
+        assert result.report.catchup == {}
+        accepted += result.emitted["r"] - 1
+    assert accepted > 5
+
+
+@pytest.mark.parametrize("method", [TWIN, STRANGER], ids=["final state", "two layers"])
+def test_what_was_missed_is_read_once_on_return(make: Any, method: SpecMethod) -> None:
+    world = make()
+    request = world.add("r", prompt(6), method)
+    world.step()
+    held = len(request.tokens) - 1
+    request.method = PLAIN
+    for _ in range(5):
+        assert world.step().fed[method.proposer] == {}
+    request.method = method
+    result = world.step()
+    assert result.fed[method.proposer]["r"] == list(range(held, len(request.tokens) - 1))
+    assert result.report.catchup == {method.proposer: 5}
+    assert world.step().report.catchup == {}
+
+
+def test_cached_blocks_that_were_filled_while_idle_are_caught_up(make: Any) -> None:
+    world = make()
+    world.add("first", prompt(14), NGRAM, max_tokens=1)
+    world.step()
+    world.add("second", prompt(14), TWIN)
+    result = world.step()
+    assert result.hits == {"second": 12}
+    assert result.report.catchup == {"twin": 12}
+    world.add("third", prompt(14), TWIN)
+    assert world.step().fed["twin"]["third"] == [12, 13], "caught up once for all"
+
+
+def test_the_target_is_asked_for_the_layers_of_all_heads_once(make: Any) -> None:
+    assert make().dispatch.aux_layers == (0, 2, 4)
+
+
+# -- the last slot of a shared block ---------------------------------------------------------
+
+
+def diverging(make: Any) -> Any:
+    """Two rows that share two blocks and part exactly behind them."""
+    world = make()
+    stem = prompt(8)
+    world.add("a", [*stem, 1, 2, 3], TWIN)
+    world.step()
+    world.add("b", [*stem, 4, 5, 6], TWIN)
+    return world
+
+
+def test_a_row_that_parts_at_the_end_of_a_block_reads_its_last_slot_again(make: Any) -> None:
+    world = diverging(make)
+    world.requests["a"].method = PLAIN
+    result = world.step()
+    assert result.hits == {"b": 8}
+    assert result.fed["twin"]["b"] == [7, 8, 9, 10]
+    assert result.report.catchup == {"twin": 1}
+
+
+def test_rows_that_need_one_slot_differently_are_each_drafted_for_exactly(make: Any) -> None:
+    world = diverging(make)
+    world.step()
+    for _ in range(10):
+        result = world.step()  # checks the drafts and the KV of both
+        taken = [fed for fed in result.fed["twin"].values() if fed[0] == 7]
+        assert len(taken) == 2, "they rewrite the slot in turn"
+    assert all(len(drafts) == 4 for drafts in result.drafts.values())
+
+
+def test_rows_that_part_within_a_block_do_not_wait_for_each_other(make: Any) -> None:
+    world = make()
+    world.add("a", [*prompt(10), 1, 2], TWIN)
+    world.step()
+    world.add("b", [*prompt(10), 3, 4], TWIN)
+    before = world.toy("twin").passes
+    result = world.step()
+    assert result.hits == {"b": 8}
+    assert world.toy("twin").passes - before == 4, "one pass to read, three to draft on"
+
+
+# -- depth -----------------------------------------------------------------------------------
+
+
+def test_a_row_is_fed_no_deeper_than_its_own_k(make: Any) -> None:
+    world = make()
+    world.add("deep", prompt(9), SpecMethod("twin", 6))
+    world.add("shallow", prompt(9, seed=3), SpecMethod("twin", 2))
+    result = world.step()
+    assert {name: len(drafts) for name, drafts in result.drafts.items()} == {
+        "deep": 6,
+        "shallow": 2,
+    }
+    fed = [request_id for request_id, position, _ in world.toy("twin").fed if position >= 9]
+    assert (fed.count("deep"), fed.count("shallow")) == (5, 1)
+
+
+@pytest.mark.parametrize("length", range(90, 96))
+def test_a_row_near_the_context_limit_leaves_its_neighbour_alone(make: Any, length: int) -> None:
+    world = make()
+    world.add("near", prompt(length, seed=4), TWIN)
+    world.add("far", prompt(8), SpecMethod("twin", 6))
+    for _ in range(4):
+        assert len(world.step().drafts["far"]) == 6
+
+
+# -- blocks ----------------------------------------------------------------------------------
+
+
+def test_blocks_moved_by_a_copy_stay_valid(make: Any) -> None:
+    world = make()
+    request = world.add("r", prompt(10), TWIN)
+    world.step()
+    head, moved, last = world.toy("twin"), world.free.pop(), request.blocks[1]
+    head.store[moved * 4 : moved * 4 + 4] = head.store[last * 4 : last * 4 + 4]
+    cache = head._states.kv_cache  # vLLM copies the blocks of all layers
+    cache[moved] = cache[last]
+    head.blocks_changed([], [(last, moved)])
+    request.blocks[1] = moved
+    result = world.step()
+    assert len(result.fed["twin"]["r"]) == result.emitted["r"]

@@ -1,0 +1,76 @@
+"""A target on two ranks, with drafts on one and on two: exact outputs, and nothing rejected."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.engine_adapter.vllm_engine.conftest import TARGET, start
+from tests.engine_adapter.vllm_engine.support.live import (
+    Live,
+    Prompt,
+    Stock,
+    generate,
+    greedy,
+    pinned,
+)
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(900),
+]
+
+ENVIRONMENT = {
+    # One core each; without it vLLM wants a NUMA node for each rank.
+    "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+    # Engines on one rank have set it to 0 in this process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two_ranks() -> AsyncIterator[Live]:
+    """The target as its own draft: whole on each rank, and split as the target is."""
+    draft = {"method": "draft_model", "model": TARGET, "num_speculative_tokens": 4}
+    proposers = [
+        {**draft, "name": "whole", "draft_tensor_parallel_size": 1},
+        {**draft, "name": "split"},
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        started = await start(proposers, tensor_parallel_size=2, kv_cache_memory_bytes=256 << 20)
+    yield started
+    await started.engine.stop()
+
+
+@pytest.mark.parametrize("name", ["whole", "split"])
+async def test_every_draft_is_accepted_and_the_text_is_the_targets(
+    two_ranks: Live, stock: Stock, prompts: list[Prompt], name: str
+) -> None:
+    for prompt in prompts[8:10]:
+        result = await generate(two_ranks, prompt, greedy(48), pinned(name, 4))
+        await stock.check(prompt, result.tokens)
+        counts = result.counts(name)
+        assert counts.drafted >= 36
+        assert counts.accepted == counts.drafted
+
+
+async def test_a_switch_between_the_sizes_loses_nothing(
+    two_ranks: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    prompt = prompts[10]
+    first = await generate(two_ranks, prompt, greedy(8), pinned("split", 4))
+    second = await generate(two_ranks, prompt + first.tokens, greedy(24), pinned("whole", 4))
+    await stock.check(prompt, first.tokens + second.tokens)
+    assert second.counts("whole").accepted == second.counts("whole").drafted
+
+
+async def test_each_says_its_size_and_what_the_ranks_hold(two_ranks: Live) -> None:
+    infos = {info.name: info for info in await two_ranks.engine.proposers()}
+    whole, split = infos["whole"], infos["split"]
+    assert (whole.tensor_parallel_size, split.tensor_parallel_size) == (1, 2)
+    assert whole.kv_bytes == 2 * split.kv_bytes
+    # Norms are on every rank of a split model too.
+    assert whole.weights_bytes == pytest.approx(2 * split.weights_bytes, rel=0.01)

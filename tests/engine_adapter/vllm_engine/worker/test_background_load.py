@@ -1,0 +1,83 @@
+"""A proposer that is created in a thread: how far it is, and what it leaves behind."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.methods import parse_spec
+from engine_adapter.vllm_engine.wire import FAILED, READING, READY, REFUSED
+from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
+
+SPEC = parse_spec({"name": "ngram"})
+
+
+def ended(load: BackgroundLoad) -> tuple[str, str]:
+    """The state in which it ends."""
+    deadline = time.monotonic() + 60
+    while load.state[0] == READING:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return load.state
+
+
+def test_it_says_how_far_it_is_and_hands_over_what_it_made() -> None:
+    gate, made = threading.Event(), object()
+
+    def create(spec: ProposerSpec) -> Any:
+        assert spec is SPEC
+        gate.wait(60)
+        return made
+
+    load = BackgroundLoad(SPEC, create)
+    assert load.state == (READING, "")
+    gate.set()
+    assert ended(load) == (READY, "")
+    assert load.take() is made
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (ValueError("config.json: hidden_size must be 64"), REFUSED),
+        (OSError("model.safetensors"), REFUSED),
+        (RuntimeError("mistake"), FAILED),
+        (MemoryError(), FAILED),
+    ],
+)
+def test_what_ends_it_is_told(error: Exception, state: str) -> None:
+    def create(spec: ProposerSpec) -> Any:
+        raise error
+
+    found, why = ended(BackgroundLoad(SPEC, create))
+    assert found == state
+    assert str(error) in why
+
+
+def test_it_computes_on_one_core_and_leaves_the_others_their_number() -> None:
+    threads: list[int] = []
+
+    def count(spec: ProposerSpec | None = None) -> Any:
+        torch.zeros(1)
+        threads.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    ended(BackgroundLoad(SPEC, count))
+    later = threading.Thread(target=count)
+    later.start()
+    later.join()
+    assert threads[0] == 1
+    assert threads[1] == torch.get_num_threads() == before
+
+
+def test_memory_is_returned_without_a_wait() -> None:
+    began = time.perf_counter()
+    return_memory()
+    assert time.perf_counter() - began < 5
+    for thread in threading.enumerate():
+        if thread.name == "malloc-trim":
+            thread.join(60)
+            assert not thread.is_alive()

@@ -1,0 +1,195 @@
+"""Every path is closed unless it is on a list; the admin paths more than the others."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from server.http.auth import ADMIN_PATHS, is_loopback
+from server.routes import admin
+from tests.server.conftest import StartGateway
+from tests.server.gateway import BASE_URL, Gateway, build
+
+INFERENCE, ADMIN = "sk-inference", "sk-admin"
+SWITCH = {"speculative_model": "ngram"}
+
+
+def make_app(**settings: Any) -> FastAPI:
+    """A gateway that has not started: authentication comes before everything else."""
+    return build(**settings)[0]
+
+
+def client_of(app: FastAPI, peer: str = "127.0.0.1", base_url: str = BASE_URL) -> httpx.AsyncClient:
+    """A client at the address `peer` that asks for `base_url`."""
+    transport = httpx.ASGITransport(app, client=(peer, 5000), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url=base_url)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """Every method and path that the application answers."""
+    for route in app.routes:
+        assert isinstance(route, Route), f"{route} is checked by no test here"
+        for method in sorted(route.methods or ()):
+            yield method, route.path.replace("{", "").replace("}", "").replace(":path", "")
+
+
+async def ask(app: FastAPI, method: str, path: str, **headers: str) -> httpx.Response:
+    async with client_of(app) as client:
+        return await client.request(method, path, headers=headers)
+
+
+async def test_every_route_but_the_probes_refuses_a_stranger() -> None:
+    app = make_app(api_key=[INFERENCE], admin_key=[ADMIN])
+    seen = set()
+    for method, path in routes(app):
+        response = await ask(app, method, path)
+        seen.add(path)
+        if path in ("/health", "/ready"):
+            assert response.status_code != 401, path
+        else:
+            assert response.status_code == 401, f"{method} {path} let a stranger in"
+            assert response.headers["www-authenticate"] == "Bearer"
+            if method != "HEAD":
+                error = response.json()["error"]
+                assert (error["code"], error["param"]) == ("invalid_api_key", None)
+    assert seen >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"}
+    assert seen >= {"/health", "/ready"}
+
+
+async def test_a_path_that_does_not_exist_is_closed_too() -> None:
+    app = make_app(api_key=[INFERENCE])
+    assert (await ask(app, "GET", "/nothing")).status_code == 401
+    assert (await ask(app, "GET", "/nothing", **bearer(INFERENCE))).status_code == 404
+
+
+async def test_every_admin_route_refuses_an_inference_key() -> None:
+    app = make_app(api_key=[INFERENCE], admin_key=[ADMIN])
+    for method, path in routes(app):
+        status = (await ask(app, method, path, **bearer(INFERENCE))).status_code
+        assert (status == 401) == (path in ADMIN_PATHS), f"{method} {path}"
+
+
+def test_every_admin_route_is_on_the_list() -> None:
+    assert {route.path for route in admin.router.routes} <= ADMIN_PATHS  # type: ignore[attr-defined]
+
+
+async def test_an_admin_key_opens_everything() -> None:
+    app = make_app(api_key=[INFERENCE], admin_key=[ADMIN, "sk-second"])
+    for method, path in routes(app):
+        for key in (ADMIN, "sk-second"):
+            assert (await ask(app, method, path, **bearer(key))).status_code not in (401, 403)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Basic {ADMIN}",
+        ADMIN,
+        f"Bearer {ADMIN}x",
+        "Bearer ü",
+    ],
+)
+async def test_what_is_no_key_opens_nothing(header: str) -> None:
+    app = make_app(api_key=[INFERENCE], admin_key=[ADMIN])
+    for path in ("/v1/models", "/v1/proposers"):
+        async with client_of(app) as client:
+            response = await client.get(path, headers={b"Authorization": header.encode()})
+        assert response.status_code == 401
+        assert "What was sent is none" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("header", [f"bearer {INFERENCE}", f"Bearer  {INFERENCE} "])
+async def test_a_key_may_be_written_as_http_allows(header: str) -> None:
+    app = make_app(api_key=[INFERENCE])
+    assert (await ask(app, "GET", "/v1/models", Authorization=header)).status_code != 401
+
+
+async def test_a_key_need_not_be_ascii() -> None:
+    app = make_app(api_key=["schlüssel"])
+    async with client_of(app) as client:
+        headers = {b"Authorization": "Bearer schlüssel".encode()}
+        assert (await client.get("/v1/models", headers=headers)).status_code != 401
+
+
+async def test_without_api_keys_inference_is_open_and_admin_is_not(start: StartGateway) -> None:
+    client = (await start(admin_key=[ADMIN])).client
+    assert (await client.get("/v1/models")).status_code == 200
+    assert (await client.get("/v1/proposers")).status_code == 401
+    assert (await client.get("/v1/proposers", headers=bearer(ADMIN))).status_code == 200
+
+
+async def test_without_an_admin_key_a_direct_local_request_may_switch(gateway: Gateway) -> None:
+    response = await gateway.client.post("/v1/switch_spec_method", json=SWITCH)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("base_url", ["http://localhost:8000", "http://[::1]:8000"])
+async def test_loopback_has_several_names(base_url: str) -> None:
+    async with client_of(make_app(), base_url=base_url) as client:
+        assert (await client.get("/v1/proposers")).status_code != 403
+
+
+@pytest.mark.parametrize(
+    ("peer", "base_url", "headers"),
+    [
+        ("10.0.0.7", "http://127.0.0.1:8000", {}),
+        ("127.0.0.1", "http://specgate.example", {}),
+        ("127.0.0.1", "http://127.0.0.1.example.org", {}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"X-Forwarded-For": "127.0.0.1"}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"X-Forwarded-Host": "localhost"}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"Forwarded": "for=127.0.0.1"}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"Via": "1.1 proxy"}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"X-Real-IP": "127.0.0.1"}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"Origin": "https://evil.example"}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"Origin": "null"}),
+        ("127.0.0.1", "http://127.0.0.1:8000", {"Host": "["}),
+    ],
+)
+async def test_without_an_admin_key_anybody_else_may_not(
+    gateway: Gateway, peer: str, base_url: str, headers: dict[str, str]
+) -> None:
+    async with client_of(gateway.app, peer, base_url) as client:
+        response = await client.post("/v1/switch_spec_method", json=SWITCH, headers=headers)
+    assert gateway.state.switcher.active.generation == 0
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "admin_disabled"
+
+
+async def test_a_server_that_others_can_reach_needs_an_admin_key() -> None:
+    assert (await ask(make_app(host="0.0.0.0"), "GET", "/v1/proposers")).status_code == 403
+
+
+async def test_a_refused_request_is_counted_under_its_route() -> None:
+    app, _, registry = build(api_key=[INFERENCE])
+    await ask(app, "POST", "/v1/completions")
+    labels = {"route": "/v1/completions", "method": "POST", "status": "401"}
+    assert registry.get_sample_value("specgate_http_requests_total", labels) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example", False),
+        ("", False),
+    ],
+)
+def test_what_is_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) == expected

@@ -1,0 +1,183 @@
+"""Framing and the life of a stream, without an application."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine_adapter.errors import EngineDead
+from server.errors import ClientDisconnected
+from server.http.event_stream import DONE, EventStream, event, until_disconnect
+
+
+class Wire:
+    """The two ASGI callables of one exchange."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    async def run(self, events: AsyncGenerator[bytes, None], keepalive_s: float = 0) -> None:
+        response = EventStream(events, keepalive_s=keepalive_s)
+        await response({"type": "http"}, self.receive, self.send)
+
+
+@pytest.mark.parametrize("text", ["a\nb\r\nc", "\x85 \u2028 \u2029", "漢字 🙂", '"\\'])
+def test_event_is_one_line_however_lines_are_split(text: str) -> None:
+    encoded = event({"text": text})
+    decoded = encoded.decode()
+    assert decoded.endswith("\n\n")
+    assert len(decoded.splitlines()) == 2
+    assert json.loads(decoded.removeprefix("data: ")) == {"text": text}
+
+
+def test_event_refuses_what_json_has_not() -> None:
+    with pytest.raises(ValueError, match="float"):
+        event({"logprob": float("-inf")})
+
+
+async def test_events_are_sent_as_they_come_and_the_body_ends() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        assert wire.body == b"one"
+        yield b"two"
+
+    wire = Wire()
+    await wire.run(events())
+    assert wire.body == b"onetwo"
+    assert [message.get("more_body") for message in wire.sent[1:]] == [True, True, False]
+    headers = dict(wire.sent[0]["headers"])
+    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+    assert b"content-length" not in headers
+
+
+async def test_failure_before_the_first_event_is_raised() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        raise EngineDead("gone")
+        yield b""
+
+    wire = Wire()
+    with pytest.raises(EngineDead):
+        await wire.run(events())
+    assert wire.sent == []
+
+
+async def test_failure_after_it_is_an_event_and_done() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        raise RuntimeError("a secret of the server")
+
+    wire = Wire()
+    await wire.run(events())
+    assert wire.body.endswith(DONE)
+    error = json.loads(wire.body.split(b"\n\n")[0].removeprefix(b"onedata: "))["error"]
+    assert (error["code"], error["type"]) == ("internal_error", "server_error")
+    assert b"secret" not in wire.body
+    assert wire.sent[-1]["more_body"] is False
+
+
+async def test_comments_fill_silence_only() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            yield b"."
+        await asyncio.sleep(0.25)
+        yield b"!"
+
+    wire = Wire()
+    await wire.run(events(), keepalive_s=0.1)
+    before, after = wire.body.split(b"..........")
+    assert before == b""
+    assert after == b": keep-alive\n\n" * 2 + b"!"
+
+
+@pytest.mark.parametrize("at_yield", [False, True])
+async def test_disconnect_closes_the_generator(at_yield: bool) -> None:
+    closed = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"one"
+            await asyncio.sleep(60)
+        finally:
+            closed.set()
+
+    wire = Wire()
+    if at_yield:
+        # The client reads nothing more: the server waits in `send`.
+        async def stuck(message: Any) -> None:
+            wire.sent.append(message)
+            if len(wire.sent) > 1:
+                await asyncio.sleep(60)
+
+        wire.send = stuck  # type: ignore[method-assign]
+    task = asyncio.create_task(wire.run(events()))
+    await asyncio.sleep(0.01)
+    assert not closed.is_set()
+    wire.gone.set()
+    await asyncio.wait_for(task, 1)
+    assert closed.is_set()
+
+
+async def test_a_stopping_server_closes_the_generator_and_says_so() -> None:
+    closed = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"one"
+            await asyncio.sleep(60)
+        finally:
+            closed.set()
+
+    wire = Wire()
+    task = asyncio.create_task(wire.run(events()))
+    await asyncio.sleep(0.01)
+    with capture_logs() as logs:
+        task.cancel()
+        await task
+    assert closed.is_set()
+    assert wire.body.startswith(b"one")
+    assert b'"code":"stopping"' in wire.body
+    assert [(entry["event"], entry["code"]) for entry in logs] == [("stream_failed", "stopping")]
+    assert wire.body.endswith(b"data: [DONE]\n\n")
+    assert wire.sent[-1]["more_body"] is False
+
+
+async def test_a_cancellation_that_nobody_here_asked_for_is_an_error_and_no_stop() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        raise asyncio.CancelledError
+
+    wire = Wire()
+    await wire.run(events())
+    assert b'"code":"internal_error"' in wire.body
+    assert wire.body.endswith(DONE)
+
+    async def silent() -> AsyncGenerator[bytes, None]:
+        raise asyncio.CancelledError
+        yield b""
+
+    with pytest.raises(RuntimeError, match="cancelled from within"):
+        await Wire().run(silent())
+
+
+async def test_until_disconnect_gives_the_result_or_cancels() -> None:
+    wire = Wire()
+    assert await until_disconnect(wire.receive, asyncio.sleep(0, "done")) == "done"
+    wire.gone.set()
+    with pytest.raises(ClientDisconnected):
+        await until_disconnect(wire.receive, asyncio.sleep(60))

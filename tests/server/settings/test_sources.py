@@ -1,0 +1,194 @@
+"""Flags over variables over YAML, and errors in the words of whoever wrote the setting."""
+
+from pathlib import Path
+
+import pytest
+
+from server.settings.sources import SettingsError, load_settings, unknown_variables
+
+
+def complaint(*argv: str, **environ: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(argv, environ)
+    (line,) = caught.value.lines
+    return line
+
+
+def config(folder: Path, text: str) -> str:
+    file = folder / "specgate.yaml"
+    file.write_text(text, "utf-8")
+    return str(file)
+
+
+def test_flags_win_over_variables_and_those_over_the_file(tmp_path: Path) -> None:
+    file = config(tmp_path, "host: 10.0.0.1\nport: 1\nlog-level: error\nmodel: org/file\n")
+    settings = load_settings(
+        ["--config", file, "--host", "10.0.0.3"],
+        {"SPECGATE_HOST": "10.0.0.2", "SPECGATE_PORT": "2"},
+    )
+    assert (settings.host, settings.port, settings.log_level) == ("10.0.0.3", 2, "error")
+    assert settings.model == "org/file"
+
+
+def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    file = config(tmp_path, "port: 7")
+    assert load_settings([], {"SPECGATE_CONFIG": file}).port == 7
+
+
+def test_an_empty_variable_and_an_empty_file_set_nothing(tmp_path: Path) -> None:
+    file = config(tmp_path, "")
+    assert load_settings(["--config", file], {"SPECGATE_PORT": ""}).port == 8000
+
+
+@pytest.mark.parametrize("argv", [["org/m", "--seed", "1"], ["--seed", "1", "org/m"]])
+def test_the_model_may_stand_before_or_after_the_flags(argv: list[str]) -> None:
+    settings = load_settings(argv, {})
+    assert (settings.model, settings.seed) == ("org/m", 1)
+
+
+def test_what_repeats_is_collected() -> None:
+    settings = load_settings(
+        [
+            "org/m",
+            *("--proposer", '{"name": "ngram"}'),
+            *("--proposer", '{"name": "suffix"}'),
+            *("--api-key", "a"),
+            *("--api-key", "b"),
+        ],
+        {"SPECGATE_ADMIN_KEY": "c,d"},
+    )
+    assert settings.proposer_names == ("ngram", "suffix")
+    assert len(settings.api_key) == len(settings.admin_key) == 2
+
+
+def test_lora_modules_come_in_vllms_forms(tmp_path: Path) -> None:
+    given = ["a=x", "b=y/z=1", '{"name": "c", "path": "p"}']
+    known = {"a": "x", "b": "y/z=1", "c": "p"}
+    argv = ["org/m", "--enable-lora", "--lora-modules"]
+    assert load_settings([*argv, *given], {}).lora_modules == known
+    repeated = [*argv, given[0], "--lora-modules", *given[1:]]
+    assert load_settings(repeated, {}).lora_modules == known
+    environ = {"SPECGATE_MODEL": "org/m", "SPECGATE_ENABLE_LORA": "true"}
+    for text in ("a=x,d=q", '[{"name": "a", "path": "x"}, "d=q"]', '{"a": "x", "d": "q"}'):
+        settings = load_settings([], environ | {"SPECGATE_LORA_MODULES": text})
+        assert settings.lora_modules == {"a": "x", "d": "q"}
+    text = "model: org/m\nenable_lora: true\nlora_modules:\n  a: x\n"
+    settings = load_settings(["--config", config(tmp_path, text)], {})
+    assert settings.engine_config().adapters == {"a": "x"}
+    assert settings.engine_config().arguments["enable_lora"] is True
+
+
+@pytest.mark.parametrize(
+    ("modules", "reason"),
+    [
+        (["a"], "must be name=path, got 'a'"),
+        (["=x"], "must be name=path"),
+        (["a=x", "a=y"], "'a' is given twice"),
+        (['{"name": "a"}'], 'must be {"name": ..., "path": ...}'),
+        (["org/m=x"], "'org/m' is the name of the model itself"),
+    ],
+)
+def test_a_lora_module_that_cannot_be_meant_is_refused(modules: list[str], reason: str) -> None:
+    said = complaint("org/m", "--enable-lora", "--lora-modules", *modules)
+    assert said.startswith(f"--lora-modules: {reason}")
+
+
+def test_lora_modules_need_lora() -> None:
+    assert complaint("org/m", "--lora-modules", "a=x") == "--lora-modules: needs --enable-lora"
+
+
+def test_proposers_may_be_mappings_in_the_file_and_json_in_a_variable(tmp_path: Path) -> None:
+    file = config(tmp_path, "model: org/m\nproposer:\n- name: ngram\n  num_speculative_tokens: 3\n")
+    assert load_settings(["--config", file], {}).proposer[0].num_speculative_tokens == 3
+    environ = {"SPECGATE_MODEL": "org/m", "SPECGATE_PROPOSER": '[{"name": "ngram"}]'}
+    assert load_settings([], environ).proposer_names == ("ngram",)
+
+
+def test_switches_have_a_negative() -> None:
+    settings = load_settings(["--strict-fields", "--no-access-log"], {"SPECGATE_LOG_JSON": "1"})
+    assert (settings.strict_fields, settings.access_log, settings.log_json) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--prot", "1"], "--prot: there is no such flag; did you mean --port?"),
+        (["--port"], "--port: expected one argument"),
+        (["--port", "x"], "--port: input should be a valid integer"),
+        (["--port=70000"], "--port: input should be less than or equal to 65535, got '70000'"),
+        (["--engine", "sglang"], "--engine: input should be 'vllm' or 'fake', got 'sglang'"),
+        (["--max-model-len", "0"], "--max-model-len: input should be greater than or equal to 1"),
+        (["--primary", "x"], "--primary: there is no proposer 'x' (proposers: ngram, suffix,"),
+        (["--spec-method", "x"], "--spec-method: there is no proposer 'x'"),
+        (["--proposer", "{"], "--proposer: not valid JSON"),
+        (["--proposer", '{"name": "none", "method": "ngram"}'], "--proposer: name: 'none' is res"),
+        (["--engine-args", '{"worker_cls": "x"}'], "--engine-args: worker_cls is set by Specgate"),
+        (["/no/such/folder"], "MODEL: there is no folder '/no/such/folder'"),
+        (["org/m", "other"], "unexpected argument 'other'"),
+        (["--model", "org/m"], "--model: give the model without a flag"),
+        (["--config", "/no/file.yaml"], "--config: cannot read /no/file.yaml"),
+    ],
+)
+def test_a_bad_flag_is_named_as_it_was_written(argv: list[str], expected: str) -> None:
+    assert complaint(*argv).startswith(expected)
+
+
+def test_a_bad_variable_is_named_as_it_was_written() -> None:
+    assert complaint(SPECGATE_PORT="http").startswith("SPECGATE_PORT: input should be a valid int")
+    assert complaint(SPECGATE_BACKUP="x").startswith("SPECGATE_BACKUP: there is no proposer 'x'")
+
+
+def test_a_variable_that_kubernetes_made_is_explained() -> None:
+    assert "enableServiceLinks" in complaint(SPECGATE_PORT="tcp://10.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("port: http", "port in {file}: input should be a valid integer"),
+        ("prot: 1", "prot in {file}: there is no such setting; did you mean port?"),
+        ("- port", "--config: {file} must hold a mapping"),
+        ("port: [", "--config: {file} is not valid YAML"),
+        ("config: other.yaml", "config in {file}: there is no such setting"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_setting(tmp_path: Path, text: str, expected: str) -> None:
+    file = config(tmp_path, text)
+    assert complaint("--config", file).startswith(expected.format(file=file))
+
+
+def test_a_flag_that_overrides_a_bad_variable_mends_it() -> None:
+    assert load_settings(["--port", "1"], {"SPECGATE_PORT": "http"}).port == 1
+
+
+def test_several_bad_settings_have_a_line_each() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(["--port", "x", "--max-num-seqs", "0"], {"SPECGATE_DTYPE": "int3"})
+    assert sorted(line.partition(":")[0] for line in caught.value.lines) == [
+        "--max-num-seqs",
+        "--port",
+        "SPECGATE_DTYPE",
+    ]
+
+
+def test_a_key_is_never_repeated() -> None:
+    assert "sk-secret" not in complaint("--api-key", "sk-secret", "--api-key", "")
+
+
+def test_a_long_value_is_not_repeated_in_full() -> None:
+    assert len(complaint("--port", "x" * 5000)) < 300
+
+
+def test_variables_that_nothing_reads_are_found() -> None:
+    known = {"SPECGATE_PORT": "1", "SPECGATE_URL": "http://a", "PATH": "/"}
+    (line,) = unknown_variables({"SPECGATE_PROT": "1", **known})
+    assert line == "SPECGATE_PROT: no setting reads this variable; did you mean SPECGATE_PORT?"
+
+
+def test_the_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_settings(["--help"], {})
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for expected in ("MODEL", "--config", "--max-model-len", "--no-access-log", "--proposer"):
+        assert expected in text

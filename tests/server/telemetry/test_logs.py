@@ -1,0 +1,89 @@
+"""Which lines are logged, and as what."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from server.telemetry.logs import ACCESS_LOGGER, OWN_LOGGERS, configure_logs
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Puts the process's logging back."""
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, (*OWN_LOGGERS, ACCESS_LOGGER))]
+    levels, handlers, config = [one.level for one in loggers], root.handlers, structlog.get_config()
+    yield
+    for one, level in zip(loggers, levels, strict=True):
+        one.setLevel(level)
+    root.handlers = handlers
+    structlog.configure(**config)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What each of four loggers had to say, one word each."""
+    structlog.get_logger("server.control.switcher").info("ours")
+    structlog.get_logger("server.control.switcher").debug("detail")
+    structlog.get_logger(ACCESS_LOGGER).info("access")
+    logging.getLogger("some.library").info("chatter")
+    logging.getLogger("some.library").warning("worry")
+    err = capsys.readouterr().err
+    words = ("ours", "detail", "access", "chatter", "worry")
+    return [word for word in words if word in err]
+
+
+@pytest.mark.parametrize(
+    ("level", "access", "expected"),
+    [
+        ("info", True, ["ours", "access", "worry"]),
+        ("info", False, ["ours", "worry"]),
+        ("debug", True, ["ours", "detail", "access", "worry"]),
+        ("warning", True, ["worry"]),
+        ("error", True, []),
+    ],
+)
+def test_the_level_is_ours_and_libraries_speak_of_worries_only(
+    capsys: pytest.CaptureFixture[str], level: str, access: bool, expected: list[str]
+) -> None:
+    configure_logs(level, json=False, access=access)
+    assert lines(capsys) == expected
+
+
+def test_every_line_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", json=True, access=True)
+    with structlog.contextvars.bound_contextvars(request_id="r-1"):
+        structlog.get_logger("server.x").info("ours", number=3)
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        logging.getLogger("some.library").error("broken %s", "pipe", exc_info=error)
+    ours, theirs = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (ours["event"], ours["number"], ours["request_id"]) == ("ours", 3, "r-1")
+    assert (theirs["event"], theirs["level"], theirs["logger"]) == (
+        "broken pipe",
+        "error",
+        "some.library",
+    )
+    assert theirs["exception"][0]["exc_type"] == "ValueError"
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_a_logged_exception_shows_no_local_variables(
+    capsys: pytest.CaptureFixture[str], json_lines: bool
+) -> None:
+    configure_logs("info", json=json_lines, access=True)
+
+    def fail(authorization: str) -> None:
+        raise ValueError("boom")
+
+    try:
+        fail("Bearer sk-" + "secret")
+    except ValueError as error:
+        structlog.get_logger("server.http.middleware").error("unhandled_exception", exc_info=error)
+        logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=error)
+    err = capsys.readouterr().err
+    assert err.count("boom") >= 2
+    assert "sk-secret" not in err

@@ -1,0 +1,124 @@
+"""What the gateway counts, under which names."""
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from engine_adapter.interface import ProposerCounts, StepReport
+from server.telemetry import metrics as module
+from server.telemetry.metrics import Metrics
+
+STEP = StepReport(
+    kind="verify",
+    seconds=0.02,
+    verified={
+        "ngram": ProposerCounts(2, 6, 4, (2, 1, 1), 6),
+        "draft": ProposerCounts(1, 4, 0, (0, 0, 0, 0), 1),
+        "none": ProposerCounts(emitted=3),
+    },
+    draft_seconds={"draft": 0.004},
+    catchup_tokens={"draft": 17},
+)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> Metrics:
+    metrics = Metrics(registry)
+    metrics.proposers(["ngram", "draft"])
+    return metrics
+
+
+def test_each_proposers_series_exist_at_zero_from_the_start(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    for name in ("drafts", "draft_tokens", "accepted_tokens", "emitted_tokens"):
+        for proposer in ("ngram", "draft"):
+            sample = f"specgate_spec_decode_{name}_total"
+            assert registry.get_sample_value(sample, {"proposer": proposer}) == 0
+    for proposer in ("ngram", "draft", "none"):
+        for selected_by in ("request", "active"):
+            labels = {"proposer": proposer, "selected_by": selected_by}
+            assert registry.get_sample_value("specgate_requests_total", labels) == 0
+
+
+def test_a_step_is_counted_by_proposer(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.on_step(STEP)
+    metrics.on_step(STEP)
+
+    def value(name: str, proposer: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"proposer": proposer, **labels})
+
+    assert value("specgate_spec_decode_drafts_total", "ngram") == 4
+    assert value("specgate_spec_decode_draft_tokens_total", "ngram") == 12
+    assert value("specgate_spec_decode_accepted_tokens_total", "ngram") == 8
+    assert value("specgate_spec_decode_accepted_tokens_total", "draft") == 0
+    position = "specgate_spec_decode_accepted_tokens_per_position_total"
+    assert [value(position, "ngram", position=str(i)) for i in range(3)] == [4, 2, 2]
+    assert value("specgate_spec_decode_emitted_tokens_total", "none") == 6
+    assert value("specgate_proposer_draft_seconds_sum", "draft") == pytest.approx(0.008)
+    assert value("specgate_proposer_draft_seconds_count", "ngram") == 0
+    assert value("specgate_proposer_catchup_tokens_total", "draft") == 34
+    assert registry.get_sample_value("specgate_step_seconds_count", {"kind": "verify"}) == 2
+
+
+def test_plain_decoding_has_no_drafts_to_count(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    metrics.on_step(STEP)
+    labels = {"proposer": "none"}
+    assert registry.get_sample_value("specgate_spec_decode_drafts_total", labels) is None
+    assert "none" not in metrics.rolling()
+
+
+def test_the_rolling_figures_are_those_of_the_steps(metrics: Metrics) -> None:
+    metrics.on_step(STEP)
+    ngram = metrics.rolling()["ngram"]
+    assert ngram.acceptance_rate == pytest.approx(4 / 6)
+    assert ngram.mean_acceptance_length == pytest.approx(1 + 4 / 2)
+    assert ngram.system_efficiency == pytest.approx((4 + 2) / (6 + 2))
+
+
+def test_a_proposer_that_has_not_drafted_has_no_ratios(metrics: Metrics) -> None:
+    figures = metrics.rolling()["draft"]
+    assert (figures.drafts, figures.acceptance_rate, figures.system_efficiency) == (0, None, None)
+
+
+def test_requests_and_exchanges_are_counted(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.request("ngram", "request")
+    metrics.http("/v1/completions", "POST", 200, 0.3)
+    labels = {"proposer": "ngram", "selected_by": "request"}
+    assert registry.get_sample_value("specgate_requests_total", labels) == 1
+    labels = {"route": "/v1/completions", "method": "POST", "status": "200"}
+    assert registry.get_sample_value("specgate_http_requests_total", labels) == 1
+    route = {"route": "/v1/completions"}
+    assert registry.get_sample_value("specgate_http_request_seconds_sum", route) == 0.3
+
+
+def test_one_method_is_active_at_a_time(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.spec_method("ngram")
+    metrics.spec_method("draft")
+    lines = [
+        line
+        for line in generate_latest(registry).decode().splitlines()
+        if line.startswith("specgate_spec_method_info")
+    ]
+    assert lines == ['specgate_spec_method_info{spec_method="draft"} 1.0']
+
+
+def test_two_servers_in_one_process_share_nothing() -> None:
+    one, other = CollectorRegistry(), CollectorRegistry()
+    Metrics(one).request("ngram", "active")
+    Metrics(other)
+    labels = {"proposer": "ngram", "selected_by": "active"}
+    assert one.get_sample_value("specgate_requests_total", labels) == 1
+    assert other.get_sample_value("specgate_requests_total", labels) is None
+
+
+def test_every_name_has_its_promql(registry: CollectorRegistry, metrics: Metrics) -> None:
+    documentation = module.__doc__ or ""
+    for family in registry.collect():
+        assert family.name in documentation, family.name

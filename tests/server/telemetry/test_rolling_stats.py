@@ -1,0 +1,42 @@
+"""Sums over a window that moves."""
+
+import pytest
+
+from engine_adapter.interface import ProposerCounts
+from server.telemetry.rolling_stats import RollingCounts
+
+COUNTS = ProposerCounts(drafts=1, drafted=4, accepted=2, accepted_per_position=(1, 1), emitted=3)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_left_the_window_no_longer_counts() -> None:
+    clock = Clock()
+    rolling = RollingCounts(10, clock)
+    rolling.add(COUNTS)
+    clock.now += 9
+    rolling.add(COUNTS)
+    assert rolling.figures().drafts == 2
+    clock.now += 1
+    assert rolling.figures().drafts == 1
+    clock.now += 100
+    assert rolling.figures().acceptance_rate is None
+
+
+def test_steps_of_one_second_add_up() -> None:
+    clock = Clock()
+    rolling = RollingCounts(10, clock)
+    for _ in range(1000):
+        clock.now += 0.0001
+        rolling.add(COUNTS)
+    figures = rolling.figures()
+    assert (figures.drafts, figures.drafted, figures.accepted) == (1000, 4000, 2000)
+    assert figures.acceptance_rate == pytest.approx(0.5)
+    assert figures.mean_acceptance_length == pytest.approx(3.0)
+    assert figures.system_efficiency == pytest.approx(3 / 5)
