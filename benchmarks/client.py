@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from benchmarks.timeline import DATA, Timeline, read_events
 from benchmarks.workload import Request
-from engine_adapter.interface import NONE
+from engine_adapter.types import NONE
 
 PATH = "/v1/chat/completions"
 TIMEOUT_S = 600.0

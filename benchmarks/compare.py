@@ -15,8 +15,8 @@ from benchmarks.estimate import Estimate, median_interval, paired_difference, pa
 from benchmarks.side import Host, Side, measure
 from benchmarks.timeline import Decoding
 from benchmarks.workload import KINDS, Messages, Request, chats
-from engine_adapter.interface import NONE
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import NONE
 
 STOCK_METHODS = frozenset({"ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"})
 """Methods that vLLM 0.32 has too."""

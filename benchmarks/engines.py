@@ -21,17 +21,18 @@ from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_argum
 from benchmarks.side import Side
 from benchmarks.timeline import Timeline
 from benchmarks.workload import SEED, Request
-from engine_adapter.factory import EngineConfig, create_engine
-from engine_adapter.interface import (
+from engine_adapter.config import EngineConfig
+from engine_adapter.counts import StepReport
+from engine_adapter.factory import create_engine
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import (
     NONE,
     PLAIN,
     GenerationRequest,
     SamplingOptions,
     SpecDecodeParams,
     SpecMethod,
-    StepReport,
 )
-from engine_adapter.proposers.contract import ProposerSpec
 
 Steps = AsyncGenerator[tuple[int, float | None], None]
 """The new tokens of each step, and the tokens per decode step once they are known."""

@@ -15,8 +15,8 @@ from benchmarks.side import Host, Side, measure
 from benchmarks.timeline import Decoding
 from benchmarks.workload import KINDS, Messages, Request, chats, waves
 from demo.prompts import PromptKind
-from engine_adapter.interface import NONE
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import NONE
 
 TEMPERATURES = (0.0, 0.7)
 LEVELS = (1, 2, 4, 8, 16)

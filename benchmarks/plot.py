@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.gain import Gain
-from engine_adapter.interface import NONE
+from engine_adapter.types import NONE
 
 
 def check() -> None:

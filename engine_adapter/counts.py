@@ -1,7 +1,9 @@
-"""What speculation did, counted: for one request, and for one step. Plain types of the seam."""
+"""Statistics of speculative decoding: of a request and of an engine step. Plain seam types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import zip_longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,17 @@ class ProposerCounts:
     accepted_per_position: tuple[int, ...] = ()
     emitted: int = 0
 
+    def __add__(self, other: "ProposerCounts") -> "ProposerCounts":
+        """The counts of both together."""
+        mine, theirs = self.accepted_per_position, other.accepted_per_position
+        return ProposerCounts(
+            drafts=self.drafts + other.drafts,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            accepted_per_position=tuple(a + b for a, b in zip_longest(mine, theirs, fillvalue=0)),
+            emitted=self.emitted + other.emitted,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
@@ -38,26 +51,48 @@ class SpecStats:
     decode_tokens: int = 0
     by_proposer: Mapping[str, ProposerCounts] = field(default_factory=dict)
 
+    def __add__(self, other: "SpecStats") -> "SpecStats":
+        """The statistics of both together."""
+        by_proposer = dict(self.by_proposer)
+        for name, counts in other.by_proposer.items():
+            by_proposer[name] = by_proposer.get(name, ProposerCounts()) + counts
+        return SpecStats(
+            self.decode_steps + other.decode_steps,
+            self.decode_tokens + other.decode_tokens,
+            by_proposer,
+        )
+
+
+class StepKind(StrEnum):
+    """The work of an engine step.
+
+    `prefill`: at least one row read its prompt. `verify`: drafts were verified. `decode`: neither.
+    """
+
+    PREFILL = "prefill"
+    VERIFY = "verify"
+    DECODE = "decode"
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One engine step, for the metrics.
 
     Attributes:
-        kind: `prefill` (at least one row read its prompt), `verify` (drafts were verified) or
-            `decode`.
         seconds: from the step's scheduling to its outputs.
         verified: counts of this step by proposer; `none` holds what was emitted without drafts.
         draft_seconds: time in each proposer that drafted.
+        drafted: tokens that each of them drafted in this step, to be verified in the next.
         catchup_tokens: positions each proposer caught up before it drafted.
         faults: proposers that failed in this step, and why.
-        quarantined: those of them that are not asked any more.
+        quarantined: proposers that this step quarantined.
     """
 
-    kind: str
+    kind: StepKind
     seconds: float
     verified: Mapping[str, ProposerCounts]
     draft_seconds: Mapping[str, float]
+    drafted: Mapping[str, int]
     catchup_tokens: Mapping[str, int]
     faults: Mapping[str, str] = field(default_factory=dict)
     quarantined: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ EngineError
 ├── EngineNotReady      asked before the start has ended
 ├── EngineDead          the engine process is gone
 ├── ProposerRefused     a proposer cannot be loaded or unloaded as things are
-├── AdapterRefused      a LoRA adapter cannot be loaded or unloaded as things are
+├── LoraRefused      a LoRA adapter cannot be loaded or unloaded as things are
 └── InvalidRequest      one request cannot be honoured; `param` names its field
 """
 
@@ -69,7 +69,7 @@ class ProposerRefused(EngineError):
         self.code = code
 
 
-class AdapterRefused(EngineError):
+class LoraRefused(EngineError):
     """A LoRA adapter cannot be loaded or unloaded as things are; nothing changed.
 
     Attributes:

@@ -11,16 +11,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.errors import AdapterRefused, EngineConfigError, InvalidRequest
-from engine_adapter.interface import LoraAdapter
+from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused
+from engine_adapter.types import LoraAdapter
 
-DEFAULT_ROOM = 16
-"""How many adapters are held where `max_cpu_loras` says nothing."""
+DEFAULT_MAX_LOADED = 16
+"""The most adapters that are loaded at a time if `max_cpu_loras` is not set."""
 
 CONFIG_FILE = "adapter_config.json"
 
 
-class Adapters:
+class LoraRegistry:
     """An engine's adapters, by name.
 
     Args:
@@ -29,24 +29,24 @@ class Adapters:
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._enabled = bool(arguments.get("enable_lora"))
-        self._room = room(arguments)
+        self._max_loaded = max_loaded(arguments)
         self._loading: set[str] = set()
-        self._held: dict[str, LoraAdapter] = {}
+        self._loaded: dict[str, LoraAdapter] = {}
         self._users: Counter[int] = Counter()
         # An id is never used again, so that nothing of an earlier adapter is taken for a later one.
         self._ids = count(1)
 
     @property
-    def held(self) -> tuple[LoraAdapter, ...]:
+    def loaded(self) -> tuple[LoraAdapter, ...]:
         """The adapters, in the order in which they came."""
-        return tuple(self._held.values())
+        return tuple(self._loaded.values())
 
     @contextmanager
     def loading(self, name: str, path: str) -> Iterator[LoraAdapter]:
         """Gives the adapter that is loaded meanwhile an id, and holds it from the end on.
 
         Raises:
-            AdapterRefused: not as things are.
+            LoraRefused: not as things are.
             EngineConfigError: the folder holds no adapter.
         """
         self._check(name, path)
@@ -54,18 +54,18 @@ class Adapters:
         try:
             adapter = LoraAdapter(name, path, next(self._ids))
             yield adapter
-            self._held[name] = adapter
+            self._loaded[name] = adapter
         finally:
             self._loading.discard(name)
 
     def _check(self, name: str, path: str) -> None:
         self._check_enabled()
-        known = {*self._held, *self._loading}
+        known = {*self._loaded, *self._loading}
         if name in known:
-            raise AdapterRefused("adapter_exists", f"There is an adapter {name!r} already.")
-        if len(known) >= self._room:
+            raise LoraRefused("adapter_exists", f"There is an adapter {name!r} already.")
+        if len(known) >= self._max_loaded:
             message = f"{len(known)} adapters are loaded; max_cpu_loras allows no more."
-            raise AdapterRefused("no_room", message)
+            raise LoraRefused("no_room", message)
         folder = Path(path)
         if (folder.exists() or folder.is_absolute()) and not (folder / CONFIG_FILE).is_file():
             message = f"{name}: {path!r} is no folder with a file {CONFIG_FILE}"
@@ -74,25 +74,25 @@ class Adapters:
     def _check_enabled(self) -> None:
         if not self._enabled:
             message = "LoRA is off; the server must be started with --enable-lora."
-            raise AdapterRefused("lora_disabled", message)
+            raise LoraRefused("lora_disabled", message)
 
     def remove(self, name: str) -> LoraAdapter:
         """Gives an adapter up that nobody uses; no request gets it from here on.
 
         Raises:
-            AdapterRefused: LoRA is off, there is none, or requests use it.
+            LoraRefused: LoRA is off, there is none, or requests use it.
         """
         self._check_enabled()
-        adapter = self._held.get(name)
+        adapter = self._loaded.get(name)
         if adapter is None:
-            raise AdapterRefused("adapter_not_found", f"There is no adapter {name!r}.")
+            raise LoraRefused("adapter_not_found", f"There is no adapter {name!r}.")
         if users := self._users[adapter.id]:
-            raise AdapterRefused("adapter_in_use", f"{users} sequences that use it have not ended.")
-        return self._held.pop(name)
+            raise LoraRefused("adapter_in_use", f"{users} sequences that use it have not ended.")
+        return self._loaded.pop(name)
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Gives an adapter up that is not there any more, whoever uses it."""
-        self._held.pop(adapter.name, None)
+        self._loaded.pop(adapter.name, None)
 
     @contextmanager
     def used(self, adapter: LoraAdapter | None) -> Iterator[None]:
@@ -100,7 +100,7 @@ class Adapters:
         if adapter is None:
             yield
             return
-        if adapter not in self._held.values():
+        if adapter not in self._loaded.values():
             message = f"The model {adapter.name!r} was unloaded."
             raise InvalidRequest("model", message, "model_not_found")
         self._users[adapter.id] += 1
@@ -110,7 +110,7 @@ class Adapters:
             self._users[adapter.id] -= 1
 
 
-def room(arguments: Mapping[str, Any]) -> int:
+def max_loaded(arguments: Mapping[str, Any]) -> int:
     """How many adapters an engine with these arguments holds."""
     given = arguments.get("max_cpu_loras")
-    return int(given or max(int(arguments.get("max_loras") or 1), DEFAULT_ROOM))
+    return int(given or max(int(arguments.get("max_loras") or 1), DEFAULT_MAX_LOADED))

@@ -5,19 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine_adapter.counts import StepReport
 from engine_adapter.errors import EngineConfigError, ProposerRefused
-from engine_adapter.interface import ProposerInfo, StepReport
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
-from engine_adapter.proposers.methods import method, parse_spec
+from engine_adapter.proposers.methods import get_method, parse_spec
+from engine_adapter.types import ProposerInfo, ProposerState
 
 _LATENCY_WINDOW = 256
 
-Held = Sequence[Mapping[str, tuple[int, int]]]
+MemoryByRank = Sequence[Mapping[str, tuple[int, int]]]
 """For each rank: proposer -> bytes of weights and of KV."""
 
 
-class Roster:
+class ProposerRegistry:
     """Every proposer that is loaded, or on its way.
 
     Attributes:
@@ -35,7 +36,7 @@ class Roster:
             lambda: deque(maxlen=_LATENCY_WINDOW)
         )
 
-    def adopt(self, held: Held) -> None:
+    def on_engine_started(self, held: MemoryByRank) -> None:
         """A new process has loaded all of `specs`; whoever was quarantined begins anew."""
         self._latency.clear()
         self.infos = tuple(_info(spec, held) for spec in self.specs)
@@ -64,7 +65,7 @@ class Roster:
                 "engine's capacity; --max-speculative-tokens raises it at the next start",
                 "num_speculative_tokens",
             )
-        if method(spec.method).capabilities.draft_kv:
+        if get_method(spec.method).capabilities.draft_kv:
             raise ProposerRefused(
                 "needs_restart",
                 f"{spec.method} keeps KV of its own, which is reserved when the engine starts: "
@@ -78,7 +79,7 @@ class Roster:
         known = {spec.name: spec for spec in self.specs}
         if name not in known:
             raise ProposerRefused("proposer_not_found", f"There is no proposer {name!r}.")
-        if method(known[name].method).capabilities.draft_kv:
+        if get_method(known[name].method).capabilities.draft_kv:
             raise ProposerRefused(
                 "needs_restart",
                 f"{known[name].method} keeps KV of its own, which stays reserved while the engine "
@@ -96,7 +97,7 @@ class Roster:
                 "load_in_progress", f"{self.loading.name!r} is being loaded; try again later."
             )
 
-    def add(self, spec: ProposerSpec, held: Held) -> ProposerInfo:
+    def add(self, spec: ProposerSpec, held: MemoryByRank) -> ProposerInfo:
         """A proposer was loaded."""
         info = _info(spec, held)
         self.specs += (spec,)
@@ -111,24 +112,28 @@ class Roster:
 
     # -- figures -----------------------------------------------------------------------------
 
-    def note(self, report: StepReport, drafted: Mapping[str, int]) -> None:
-        """Takes a step's report, and the tokens that each proposer drafted in it."""
+    def record_step(self, report: StepReport) -> None:
+        """Updates latencies and states from a step's report."""
         for name, seconds in report.draft_seconds.items():
-            self._latency[name].append((seconds, drafted.get(name, 0)))
+            self._latency[name].append((seconds, report.drafted.get(name, 0)))
         for name in report.quarantined:
             self.infos = tuple(
-                replace(info, state="quarantined", last_error=report.faults[name])
+                replace(info, state=ProposerState.QUARANTINED, last_error=report.faults[name])
                 if info.name == name
                 else info
                 for info in self.infos
             )
 
-    def present(self) -> tuple[ProposerInfo, ...]:
+    def snapshot(self) -> tuple[ProposerInfo, ...]:
         """Every proposer with its latency, the one that is on its way last."""
         loaded = (
             replace(info, draft_latency_ms=self._latency_ms(info.name)) for info in self.infos
         )
-        coming = () if self.loading is None else (replace(_info(self.loading), state="loading"),)
+        coming = (
+            ()
+            if self.loading is None
+            else (replace(_info(self.loading), state=ProposerState.LOADING),)
+        )
         return (*loaded, *coming)
 
     def _latency_ms(self, name: str) -> float | None:
@@ -137,7 +142,7 @@ class Roster:
         return 1e3 * sum(seconds for seconds, _ in steps) / tokens if tokens else None
 
 
-def _info(spec: ProposerSpec, held: Held = ()) -> ProposerInfo:
+def _info(spec: ProposerSpec, held: MemoryByRank = ()) -> ProposerInfo:
     of_ranks = [rank[spec.name] for rank in held if spec.name in rank]
     return ProposerInfo(
         name=spec.name,

@@ -23,11 +23,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from engine_adapter.errors import (
-    AdapterRefused,
     EngineDead,
     EngineError,
     EngineNotReady,
     InvalidRequest,
+    LoraRefused,
     ProposerRefused,
 )
 
@@ -143,7 +143,7 @@ def to_api_error(error: BaseException) -> ApiError:
         case ProposerRefused():
             status = 404 if error.code == "proposer_not_found" else 409
             return ApiError(status, str(error), param="name", code=error.code)
-        case AdapterRefused():
+        case LoraRefused():
             status = 404 if error.code == "adapter_not_found" else 409
             return ApiError(status, str(error), param="lora_name", code=error.code)
         case EngineNotReady():

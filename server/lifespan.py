@@ -13,8 +13,8 @@ import structlog
 from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
-from engine_adapter.interface import EngineInfo
-from server.control.lora_admin import AdapterAdmin
+from engine_adapter.types import EngineInfo
+from server.control.lora_admin import LoraAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.switcher import Switcher
 from server.rendering import Renderer
@@ -93,6 +93,6 @@ async def _load(state: State) -> Loaded:
         info=info,
         switcher=switcher,
         proposers=ProposerAdmin(engine, switcher, metrics, audit),
-        adapters=AdapterAdmin(engine, settings.served_model_name, audit),
+        adapters=LoraAdmin(engine, settings.served_model_name, audit),
         renderer=renderer,
     )

@@ -9,11 +9,12 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.errors import EngineNotReady
-from engine_adapter.interface import Engine, EngineInfo
+from engine_adapter.interface import Engine
+from engine_adapter.types import EngineInfo
 from server.control.audit import Audit
-from server.control.lora_admin import AdapterAdmin
+from server.control.lora_admin import LoraAdmin
 from server.control.proposer_admin import ProposerAdmin
-from server.control.selection import ProposerCatalog
+from server.control.selection import LoadedProposers
 from server.control.switcher import Switcher
 from server.rendering import Renderer
 from server.settings import Settings
@@ -31,7 +32,7 @@ class Loaded:
     info: EngineInfo
     switcher: Switcher
     proposers: ProposerAdmin
-    adapters: AdapterAdmin
+    adapters: LoraAdmin
     renderer: Renderer
     at: float = field(default_factory=time.time)
 
@@ -68,10 +69,10 @@ class State:
         return self._require().info
 
     @property
-    def catalog(self) -> ProposerCatalog:
+    def catalog(self) -> LoadedProposers:
         """The loaded proposers. Raises `EngineNotReady`, which is a 503, before the start."""
         settings = self.settings
-        return ProposerCatalog.of(self.engine.info, settings.primary, settings.backup)
+        return LoadedProposers.of(self.engine.info, settings.primary, settings.backup)
 
     @property
     def switcher(self) -> Switcher:
@@ -84,7 +85,7 @@ class State:
         return self._require().proposers
 
     @property
-    def adapters(self) -> AdapterAdmin:
+    def adapters(self) -> LoraAdmin:
         """Raises `EngineNotReady`, which is a 503, before the engine has started."""
         return self._require().adapters
 

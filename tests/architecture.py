@@ -19,6 +19,7 @@ WEB = frozenset({"fastapi", "pydantic", "pydantic_settings", "starlette", "uvico
 ENGINE_LIBRARIES = frozenset({"torch", "vllm"})
 PLAIN_PARTS = (
     "engine_adapter.interface",
+    "engine_adapter.types",
     "engine_adapter.lora_registry",
     "engine_adapter.counts",
     "engine_adapter.sampling",
@@ -41,6 +42,7 @@ ROUTES_MAY_IMPORT = (
     "server.http.event_stream",
     "engine_adapter.errors",
     "engine_adapter.interface",
+    "engine_adapter.types",
 )
 ENGINES = ("engine_adapter.vllm_engine", "engine_adapter.fake")
 COMPAT = "engine_adapter.vllm_engine.compat"

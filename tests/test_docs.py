@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
+from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
-from engine_adapter.vllm_engine.gateway.arguments import OURS
 from server.control.switcher import MODES
 from server.openai.statistics import speculative_decoding
 from server.schema import admin
@@ -203,7 +203,7 @@ def test_every_option_of_every_proposer_is_documented() -> None:
 
 def test_what_is_refused_at_start_is_documented() -> None:
     refused = checks.section(PROPOSERS, "Refused at start")
-    assert checks.missing(refused, {*OURS, *OWN_ENGINE_ARGUMENTS}) == []
+    assert checks.missing(refused, {*RESERVED_ARGUMENTS, *OWN_ENGINE_ARGUMENTS}) == []
 
 
 def test_every_setting_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

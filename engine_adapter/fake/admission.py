@@ -3,14 +3,8 @@
 from collections.abc import Sequence
 
 from engine_adapter.errors import InvalidRequest
-from engine_adapter.interface import (
-    NONE,
-    EngineInfo,
-    GenerationRequest,
-    SamplingOptions,
-    SpecMethod,
-)
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import NONE, EngineInfo, GenerationRequest, SamplingOptions, SpecMethod
 
 
 def check_request(
@@ -33,7 +27,7 @@ def check_request(
         if not 0 <= token_id < info.vocab_size:
             raise InvalidRequest("stop_token_ids", f"{token_id} is not in the vocabulary")
     _check_restrictions(sampling)
-    check_method(request.spec_decode.method, specs)
+    check_method(request.spec_decode.spec_method, specs)
 
 
 def check_method(method: SpecMethod, specs: Sequence[ProposerSpec]) -> None:

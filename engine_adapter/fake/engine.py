@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
@@ -15,7 +16,6 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from engine_adapter.factory import MIN_CAPACITY, EngineConfig
 from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
@@ -23,17 +23,19 @@ from engine_adapter.fake.options import read_options
 from engine_adapter.fake.sequence import Sequence
 from engine_adapter.fake.stepper import Stepper
 from engine_adapter.fake.vocabulary import Vocabulary, load_vocabulary, model_context
-from engine_adapter.interface import (
+from engine_adapter.interface import EngineObserver
+from engine_adapter.lora_registry import LoraRegistry
+from engine_adapter.proposer_registry import ProposerRegistry
+from engine_adapter.types import (
+    NO_SWITCH,
     Delta,
     EngineInfo,
-    EngineObserver,
     GenerationRequest,
     LoraAdapter,
     ProposerInfo,
     SpecMethod,
+    Switch,
 )
-from engine_adapter.lora_registry import Adapters
-from engine_adapter.proposer_registry import Roster
 
 _DEFAULT_CONTEXT = 2048
 
@@ -53,9 +55,9 @@ class FakeEngine:
         """Checks the settings; loads nothing. Raises `EngineConfigError`."""
         self._config = config
         self._options = read_options(config.arguments)
-        self._roster = Roster(config.proposers)
-        self._adapters = Adapters(config.arguments)
-        self._capacity = _capacity(config)
+        self._registry = ProposerRegistry(config.proposers)
+        self._loras = LoraRegistry(config.arguments)
+        self._capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
         self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
         self._batch = Batch(self._options)
         self._stepper = Stepper(self._batch, self._options, self._metrics, observer)
@@ -64,7 +66,7 @@ class FakeEngine:
         self._vocabulary: Vocabulary | None = None
         self._failure: EngineDead | None = None
         self._stopped = False
-        self._overtaking: tuple[int, SpecMethod] | None = None
+        self._last_running_switch = NO_SWITCH
         self._seeds = itertools.count()
 
     @property
@@ -72,7 +74,7 @@ class FakeEngine:
         """What was started. Raises `EngineNotReady` before `start` has returned."""
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
-        return replace(self._info, proposers=self._roster.infos)
+        return replace(self._info, proposers=self._registry.infos)
 
     @property
     def failure(self) -> EngineDead | None:
@@ -99,16 +101,16 @@ class FakeEngine:
         if self._options.fake_fail_start:
             raise EngineStartError(self._options.fake_fail_start)
         self._vocabulary = vocabulary
-        self._roster.adopt(())
-        for name, path in self._config.adapters.items():
-            with self._adapters.loading(name, path):
+        self._registry.on_engine_started(())
+        for name, path in self._config.lora_modules.items():
+            with self._loras.loading(name, path):
                 on_progress(f"Loading adapter {name}")
         self._info = self._describe(vocabulary)
         self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Generates one sequence; closing the iterator aborts it at once."""
-        with self._adapters.used(request.adapter):
+        with self._loras.used(request.lora_adapter):
             sequence = self._admit(request)
             try:
                 while True:
@@ -121,16 +123,16 @@ class FakeEngine:
             finally:
                 self._abort(sequence)
 
-    async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
-        """Changes what drafts; see `Engine.switch`."""
+    async def switch(self, switch: Switch, *, running: bool) -> None:
+        """Changes the spec method; see `Engine.switch`."""
         self._enter("switch")
-        check_method(method, self._roster.specs)
+        check_method(switch.spec_method, self._registry.specs)
         if not running:
             return
-        self._overtaking = (generation, method)
+        self._last_running_switch = switch
         for sequence in self._batch.live():
             if not sequence.request.spec_decode.pinned:
-                sequence.method = method
+                sequence.spec_method = switch.spec_method
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """The proposers, with the draft latency of those that have drafted."""
@@ -138,45 +140,45 @@ class FakeEngine:
         latency = self._stepper.draft_ms
         return tuple(
             replace(info, draft_latency_ms=latency.get(info.name))
-            for info in self._roster.present()
+            for info in self._registry.snapshot()
         )
 
-    async def load(self, fields: Mapping[str, Any]) -> ProposerInfo:
-        """Loads a proposer, as `fake_load_s` and `fake_fail_load` ask; see `Engine.load`."""
+    async def load_proposer(self, fields: Mapping[str, Any]) -> ProposerInfo:
+        """See `Engine.load_proposer`; `fake_load_s` and `fake_fail_load` control it."""
         self._enter("load")
-        spec = self._roster.check_load(fields, self._capacity)
-        self._roster.loading = spec
+        spec = self._registry.check_load(fields, self._capacity)
+        self._registry.loading = spec
         try:
             await asyncio.sleep(self._options.fake_load_s)
             self._enter("load")
         finally:
-            self._roster.loading = None
+            self._registry.loading = None
         if self._options.fake_fail_load:
             message = f"{spec.name}: {self._options.fake_fail_load}"
             raise EngineConfigError("proposer", message, "model")
-        return self._roster.add(spec, ())
+        return self._registry.add(spec, ())
 
-    async def unload(self, name: str) -> None:
-        """Unloads a proposer; see `Engine.unload`."""
+    async def unload_proposer(self, name: str) -> None:
+        """Unloads a proposer; see `Engine.unload_proposer`."""
         self._enter("unload")
-        self._roster.check_unload(name)
-        self._roster.remove(name)
+        self._registry.check_unload(name)
+        self._registry.remove(name)
 
     @property
-    def adapters(self) -> tuple[LoraAdapter, ...]:
-        """The adapters: each makes other texts, whatever its folder holds."""
-        return self._adapters.held
+    def lora_adapters(self) -> tuple[LoraAdapter, ...]:
+        """The adapters: each changes the text, independent of the files in its folder."""
+        return self._loras.loaded
 
-    async def load_adapter(self, name: str, path: str) -> LoraAdapter:
-        """Loads an adapter; see `Engine.load_adapter`."""
+    async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
+        """Loads an adapter; see `Engine.load_lora_adapter`."""
         self._enter("load_adapter")
-        with self._adapters.loading(name, path) as adapter:
+        with self._loras.loading(name, path) as adapter:
             return adapter
 
-    async def unload_adapter(self, name: str) -> None:
-        """Unloads an adapter; see `Engine.unload_adapter`."""
+    async def unload_lora_adapter(self, name: str) -> None:
+        """Unloads an adapter; see `Engine.unload_lora_adapter`."""
         self._enter("unload_adapter")
-        self._adapters.remove(name)
+        self._loras.remove(name)
 
     async def stop(self) -> None:
         """Ends every sequence with `EngineDead`."""
@@ -224,14 +226,14 @@ class FakeEngine:
 
     def _admit(self, request: GenerationRequest) -> Sequence:
         self._enter("generate")
-        check_request(request, self.info, self._roster.specs)
+        check_request(request, self.info, self._registry.specs)
         if any(s.request.request_id == request.request_id for s in self._batch.live()):
             raise InvalidRequest("request_id", f"{request.request_id!r} is in use")
         assert self._vocabulary is not None
         sequence = Sequence(
             request,
             self._vocabulary,
-            method=self._method_for(request),
+            spec_method=self._method_for(request),
             seed=self._seed_for(request),
             length=self._options.fake_length,
             max_model_len=self.info.max_model_len,
@@ -244,11 +246,9 @@ class FakeEngine:
         return sequence
 
     def _method_for(self, request: GenerationRequest) -> SpecMethod:
-        asked = request.spec_decode
-        overtaken = self._overtaking is not None and asked.generation < self._overtaking[0]
-        if self._overtaking is not None and overtaken and not asked.pinned:
-            return self._overtaking[1]
-        return asked.method
+        params, last = request.spec_decode, self._last_running_switch
+        overtaken = params.switch_epoch < last.epoch and not params.pinned
+        return last.spec_method if overtaken else params.spec_method
 
     def _seed_for(self, request: GenerationRequest) -> int | None:
         if request.sampling.temperature == 0:
@@ -289,18 +289,5 @@ class FakeEngine:
             vocab_size=vocabulary.size,
             max_logprobs=self._options.max_logprobs,
             max_speculative_tokens=self._capacity,
-            proposers=self._roster.infos,
+            proposers=self._registry.infos,
         )
-
-
-def _capacity(config: EngineConfig) -> int:
-    """The largest k that any proposer may have. Raises `EngineConfigError`."""
-    largest = max((s.num_speculative_tokens for s in config.proposers), default=0)
-    capacity = config.max_speculative_tokens
-    if capacity is None:
-        return max(largest, MIN_CAPACITY)
-    if largest > capacity:
-        raise EngineConfigError(
-            "max_speculative_tokens", f"{capacity} is below the largest k, {largest}"
-        )
-    return capacity

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from engine_adapter.counts import ProposerCounts
 from engine_adapter.fake.sequence import Sequence
-from engine_adapter.interface import NONE, ProposerCounts
+from engine_adapter.types import NONE
 
 _LABELS = ("model_name", "engine")
 _SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)

@@ -7,13 +7,7 @@ from engine_adapter.fake.detokenizer import Detokenizer
 from engine_adapter.fake.tally import SpecTally
 from engine_adapter.fake.tokens import TokenSource, text_key, token_logprob
 from engine_adapter.fake.vocabulary import Vocabulary
-from engine_adapter.interface import (
-    Delta,
-    FinishReason,
-    GenerationRequest,
-    SpecMethod,
-    TokenLogprob,
-)
+from engine_adapter.types import Delta, FinishReason, GenerationRequest, SpecMethod, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -50,7 +44,7 @@ class Sequence:
         request: GenerationRequest,
         vocabulary: Vocabulary,
         *,
-        method: SpecMethod,
+        spec_method: SpecMethod,
         seed: int | None,
         length: int,
         max_model_len: int,
@@ -58,13 +52,13 @@ class Sequence:
     ) -> None:
         """`seed` is what the text depends on beside the prompt: `None` at temperature 0."""
         self.request = request
-        self.method = method
+        self.spec_method = spec_method
         self.outbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         self.spec = SpecTally()
         self.times = Times(now_s)
         self.num_cached_tokens = 0
         self.trouble = ""
-        adapter = request.adapter.name if request.adapter else ""
+        adapter = request.lora_adapter.name if request.lora_adapter else ""
         self.key = text_key(request.prompt_token_ids, seed, adapter)
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None

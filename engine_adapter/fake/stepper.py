@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+from engine_adapter.counts import StepKind, StepReport
 from engine_adapter.errors import EngineError
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
@@ -11,7 +12,8 @@ from engine_adapter.fake.options import FakeOptions
 from engine_adapter.fake.sequence import Sequence
 from engine_adapter.fake.tally import Tallies
 from engine_adapter.fake.tokens import accepted_drafts
-from engine_adapter.interface import NONE, EngineObserver, StepReport
+from engine_adapter.interface import EngineObserver
+from engine_adapter.types import NONE
 
 
 class InjectedDeath(Exception):
@@ -115,8 +117,15 @@ class Stepper:
         verified = tallies.counts()
         self._metrics.on_step(verified)
         self.show_load()
-        seconds = self._draft_seconds(rows)
-        self._observer.on_step(StepReport(kind, now_s - began_s, verified, seconds, {}))
+        report = StepReport(
+            kind=kind,
+            seconds=now_s - began_s,
+            verified=verified,
+            draft_seconds=self._draft_seconds(rows),
+            drafted={name: counts.drafted for name, counts in verified.items() if name != NONE},
+            catchup_tokens={},
+        )
+        self._observer.on_step(report)
 
     def _draft_seconds(self, rows: Rows[Row]) -> dict[str, float]:
         longest: dict[str, int] = {}
@@ -151,14 +160,14 @@ class Stepper:
 
 
 def _row(sequence: Sequence) -> Row:
-    method = sequence.method
+    method = sequence.spec_method
     drafted = min(method.num_speculative_tokens, sequence.draft_room) if sequence.prefilled else 0
     if method.proposer == NONE or drafted < 1:
         return Row(sequence, NONE, 0)
     return Row(sequence, method.proposer, drafted)
 
 
-def _kind(rows: Rows[Row]) -> str:
+def _kind(rows: Rows[Row]) -> StepKind:
     if any(not row.sequence.prefilled for row in rows):
-        return "prefill"
-    return "verify" if any(row.drafted for row in rows) else "decode"
+        return StepKind.PREFILL
+    return StepKind.VERIFY if any(row.drafted for row in rows) else StepKind.DECODE

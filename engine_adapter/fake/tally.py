@@ -1,6 +1,7 @@
 """Counting drafts: mutable while a step runs, frozen at the seam."""
 
-from engine_adapter.interface import NONE, ProposerCounts, SpecStats
+from engine_adapter.counts import ProposerCounts, SpecStats
+from engine_adapter.types import NONE
 
 
 class Tally:

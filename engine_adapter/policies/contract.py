@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine_adapter.interface import SpecMethod
+from engine_adapter.types import SpecMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,14 @@ class RowView:
     """A request of the step that drafts can follow.
 
     Attributes:
-        method: what the request has: pinned, routed or by the active method; never plain.
+        spec_method: the request's method: pinned, routed or the active one; never plain decoding.
         room: the most draft tokens that the row's context and `max_tokens` leave room for; 0
             where the step ends in the middle of the prompt, so that a proposer with KV can
             read along.
     """
 
     request_id: str
-    method: SpecMethod
+    spec_method: SpecMethod
     room: int
 
 

@@ -11,8 +11,8 @@ class FixedPolicy:
     def plan(self, view: StepView) -> StepPlan:
         """Each row's method, its k cut to the row's room."""
         return {
-            row.request_id: row.method
-            if row.method.num_speculative_tokens <= row.room
-            else replace(row.method, num_speculative_tokens=row.room)
+            row.request_id: row.spec_method
+            if row.spec_method.num_speculative_tokens <= row.room
+            else replace(row.spec_method, num_speculative_tokens=row.room)
             for row in view.rows
         }

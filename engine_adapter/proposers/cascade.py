@@ -10,7 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, Member, Method, ProposerSpec
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    Member,
+    ProposerMethod,
+    ProposerSpec,
+)
 
 
 class CascadeProposer:
@@ -52,7 +58,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> CascadeProposer:
     return CascadeProposer([host.member(name) for name in spec.options["members"]])
 
 
-METHOD = Method(
+METHOD = ProposerMethod(
     name="cascade",
     capabilities=Capabilities(members=True),
     default_k=None,

@@ -188,7 +188,7 @@ def no_check(spec: ProposerSpec, target: TargetSizes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ProposerMethod:
     """An entry of the catalog.
 
     Attributes:

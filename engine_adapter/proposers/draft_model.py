@@ -12,7 +12,7 @@ from engine_adapter.proposers.contract import (
     Capabilities,
     DraftHost,
     DraftModel,
-    Method,
+    ProposerMethod,
     ProposerSpec,
     TargetSizes,
 )
@@ -57,7 +57,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> DraftModelProposer:
     return DraftModelProposer(host.draft_model(spec))
 
 
-METHOD = Method(
+METHOD = ProposerMethod(
     name="draft_model",
     capabilities=Capabilities(model=True, tokenizer=True, draft_kv=True),
     default_k=4,

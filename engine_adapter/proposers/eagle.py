@@ -14,7 +14,7 @@ from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
     DraftHost,
-    Method,
+    ProposerMethod,
     ProposerSpec,
     TargetSizes,
 )
@@ -38,7 +38,7 @@ def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
-    """See `Method.check`: the layout that vLLM's EAGLE of the Llama kind loads."""
+    """See `ProposerMethod.check`: the layout that vLLM's EAGLE of the Llama kind loads."""
     checkpoint = _open(spec, _EAGLE)
     checkpoint.agree("hidden_size", target.hidden_size, "the target's hidden size")
     checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
@@ -50,7 +50,7 @@ def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
 
 
 def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
-    """See `Method.check`: the layout that vLLM's EAGLE-3 of the Llama kind loads."""
+    """See `ProposerMethod.check`: the layout that vLLM's EAGLE-3 of the Llama kind loads."""
     checkpoint = _open(spec, _EAGLE3)
     size_of_target = "target_hidden_size" if "target_hidden_size" in checkpoint.config else None
     checkpoint.agree(
@@ -153,7 +153,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> DraftModelProposer:
     return DraftModelProposer(host.draft_head(spec))
 
 
-EAGLE = Method(
+EAGLE = ProposerMethod(
     name="eagle",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=4,
@@ -164,7 +164,7 @@ EAGLE = Method(
 )
 """The catalog's entry for EAGLE heads."""
 
-EAGLE3 = Method(
+EAGLE3 = ProposerMethod(
     name="eagle3",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=4,

@@ -15,9 +15,14 @@ from engine_adapter.proposers import (
     prediction,
     suffix,
 )
-from engine_adapter.proposers.contract import RESERVED_NAMES, Capabilities, Method, ProposerSpec
+from engine_adapter.proposers.contract import (
+    RESERVED_NAMES,
+    Capabilities,
+    ProposerMethod,
+    ProposerSpec,
+)
 
-METHODS: tuple[Method, ...] = (
+METHODS: tuple[ProposerMethod, ...] = (
     ngram.METHOD,
     suffix.METHOD,
     draft_model.METHOD,
@@ -37,18 +42,18 @@ _MISSING, _UNKNOWN = "missing_required_parameter", "unknown_parameter"
 _BY_NAME = {method.name: method for method in METHODS}
 
 
-def method(name: str) -> Method:
+def get_method(name: str) -> ProposerMethod:
     """The method called `name`. Raises `KeyError`."""
     return _BY_NAME[name]
 
 
 def needs(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Capabilities:
     """What a proposer needs from the engine, its members included; `others` has those."""
-    capabilities = method(spec.method).capabilities
+    capabilities = get_method(spec.method).capabilities
     if capabilities.members:
         for other in others:
             if other.name in spec.options["members"]:
-                capabilities |= method(other.method).capabilities
+                capabilities |= get_method(other.method).capabilities
     return capabilities
 
 
@@ -69,7 +74,7 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
     method_name = fields.get("method", name)
     if not isinstance(method_name, str) or method_name not in _BY_NAME:
         raise _error("method", f"{method_name!r} is unknown; there are {', '.join(_BY_NAME)}")
-    chosen = method(method_name)
+    chosen = get_method(method_name)
     if name == prediction.METHOD.name and chosen is not prediction.METHOD:
         raise _error("name", f"{name!r} may only be a proposer of the method {name}")
     options = _options(chosen, fields)
@@ -102,7 +107,7 @@ def parse_specs(objects: Sequence[Mapping[str, Any]]) -> tuple[ProposerSpec, ...
 
 def with_prediction(specs: Sequence[ProposerSpec], k: int) -> tuple[ProposerSpec, ...]:
     """The proposers, and `prediction` with this k unless one of its method is configured."""
-    if any(method(spec.method).capabilities.prediction for spec in specs):
+    if any(get_method(spec.method).capabilities.prediction for spec in specs):
         return tuple(specs)
     name = prediction.METHOD.name
     return (*specs, parse_spec({"name": name, "num_speculative_tokens": k}))
@@ -110,7 +115,9 @@ def with_prediction(specs: Sequence[ProposerSpec], k: int) -> tuple[ProposerSpec
 
 def _has_members(fields: Mapping[str, Any]) -> bool:
     chosen = fields.get("method", fields.get("name"))
-    return isinstance(chosen, str) and chosen in _BY_NAME and method(chosen).capabilities.members
+    return (
+        isinstance(chosen, str) and chosen in _BY_NAME and get_method(chosen).capabilities.members
+    )
 
 
 def _largest_k(members: Any, others: Sequence[ProposerSpec]) -> int:
@@ -120,7 +127,7 @@ def _largest_k(members: Any, others: Sequence[ProposerSpec]) -> int:
 
 
 def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
-    known = [other.name for other in others if not method(other.method).capabilities.members]
+    known = [other.name for other in others if not get_method(other.method).capabilities.members]
     for name in spec.options["members"]:
         if name not in known:
             there_are = ", ".join(known) or "none"
@@ -129,7 +136,7 @@ def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
             )
 
 
-def _model(chosen: Method, fields: Mapping[str, Any]) -> str | None:
+def _model(chosen: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
     if chosen.capabilities.model and not (isinstance(model, str) and model):
         message = f"{chosen.name} needs the path or id of its weights, got {model!r}"
@@ -139,7 +146,7 @@ def _model(chosen: Method, fields: Mapping[str, Any]) -> str | None:
     return model
 
 
-def _options(chosen: Method, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _options(chosen: ProposerMethod, fields: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in fields.items() if key not in _COMMON}
     for key in given:
         if key not in chosen.options:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, Method, ProposerSpec
+from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
 
 _NOTHING = np.empty(0, np.int32)
 
@@ -76,7 +76,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> NgramProposer:
     return NgramProposer(spec.options["prompt_lookup_min"], spec.options["prompt_lookup_max"])
 
 
-METHOD = Method(
+METHOD = ProposerMethod(
     name="ngram",
     capabilities=Capabilities(),
     default_k=5,

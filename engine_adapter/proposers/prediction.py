@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, Method, ProposerSpec
+from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
 
 Tokens = npt.NDArray[np.int32]
 
@@ -128,7 +128,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> PredictionProposer:
     )
 
 
-METHOD = Method(
+METHOD = ProposerMethod(
     name="prediction",
     capabilities=Capabilities(prediction=True),
     default_k=8,

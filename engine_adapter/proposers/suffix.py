@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, Method, ProposerSpec
+from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
 
 if TYPE_CHECKING:
     from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -93,7 +93,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> SuffixProposer:
     )
 
 
-METHOD = Method(
+METHOD = ProposerMethod(
     name="suffix",
     capabilities=Capabilities(),
     default_k=8,

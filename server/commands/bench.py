@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine_adapter.errors import EngineConfigError, EngineError
 from engine_adapter.factory import ENGINES
-from engine_adapter.interface import NONE
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import NONE
 from server.commands import BAD_SETTING, FAILED, complain
 from server.commands.admin_client import Parser
 from server.settings.sources import load_settings

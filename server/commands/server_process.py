@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.errors import EngineConfigError, EngineError
 from engine_adapter.factory import create_engine
-from engine_adapter.interface import EngineInfo
+from engine_adapter.types import EngineInfo
 from server.app import create_app
 from server.commands import BAD_SETTING, FAILED, complain
 from server.commands.startup_display import Progress

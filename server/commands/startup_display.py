@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from engine_adapter.interface import NONE, EngineInfo
+from engine_adapter.types import NONE, EngineInfo
 from server import __version__
 from server.http.auth import is_loopback
 from server.settings import Settings

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, TypeVar
 
 import structlog
 
-from engine_adapter.errors import AdapterRefused, ProposerRefused
-from engine_adapter.interface import SpecMethod
+from engine_adapter.errors import LoraRefused, ProposerRefused
+from engine_adapter.types import SpecMethod
 
 REMEMBERED = 100
 """How many records of either kind are kept in memory."""
@@ -193,7 +193,7 @@ class Audit:
             try:
                 return await change
             except BaseException as error:
-                refused = isinstance(error, ProposerRefused | AdapterRefused)
+                refused = isinstance(error, ProposerRefused | LoraRefused)
                 came = "refused" if refused else "failed"
                 why = str(error) or type(error).__name__
                 raise

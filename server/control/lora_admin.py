@@ -1,11 +1,12 @@
 """Loading and unloading LoRA adapters while requests are served: who asked, what became of it."""
 
-from engine_adapter.errors import AdapterRefused
-from engine_adapter.interface import Engine, LoraAdapter
+from engine_adapter.errors import LoraRefused
+from engine_adapter.interface import Engine
+from engine_adapter.types import LoraAdapter
 from server.control.audit import ADAPTER, SERVER, Audit, Caller
 
 
-class AdapterAdmin:
+class LoraAdmin:
     """Changes which adapters are loaded. Lives on the event loop.
 
     Args:
@@ -18,19 +19,19 @@ class AdapterAdmin:
         self._audit = audit
 
     async def load(self, name: str, path: str, caller: Caller = SERVER) -> LoraAdapter:
-        """Loads an adapter; see `Engine.load_adapter`. It goes on if its caller is cancelled."""
+        """See `Engine.load_lora_adapter`. Continues if its caller is cancelled."""
         return await self._audit.recorded(
             self._load(name, path), "load_lora_adapter", ADAPTER, name, "loaded", caller
         )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
-        """Unloads an adapter; see `Engine.unload_adapter`."""
-        unloading = self._engine.unload_adapter(name)
+        """Unloads an adapter; see `Engine.unload_lora_adapter`."""
+        unloading = self._engine.unload_lora_adapter(name)
         await self._audit.recorded(
             unloading, "unload_lora_adapter", ADAPTER, name, "unloaded", caller
         )
 
     async def _load(self, name: str, path: str) -> LoraAdapter:
         if name in self._served_names:
-            raise AdapterRefused("adapter_exists", f"{name!r} is the name of the model itself.")
-        return await self._engine.load_adapter(name, path)
+            raise LoraRefused("adapter_exists", f"{name!r} is the name of the model itself.")
+        return await self._engine.load_lora_adapter(name, path)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.errors import ProposerRefused
-from engine_adapter.interface import Engine, ProposerInfo
+from engine_adapter.interface import Engine
+from engine_adapter.types import ProposerInfo
 from server.control.audit import PROPOSER, SERVER, Audit, Caller
 from server.control.switcher import Switcher
 from server.telemetry.metrics import Metrics
@@ -27,26 +28,26 @@ class ProposerAdmin:
         self._audit = audit
 
     async def load(self, fields: Mapping[str, Any], caller: Caller = SERVER) -> ProposerInfo:
-        """Loads a proposer; see `Engine.load`. It goes on if its caller is cancelled."""
+        """Loads a proposer; see `Engine.load_proposer`. It goes on if its caller is cancelled."""
         name = str(fields.get("name"))[:_MAX_NAME]
         return await self._audit.recorded(
             self._load(fields), "load_proposer", PROPOSER, name, "loaded", caller
         )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
-        """Unloads a proposer that nobody uses; see `Engine.unload`."""
+        """Unloads a proposer that nobody uses; see `Engine.unload_proposer`."""
         await self._audit.recorded(
             self._unload(name), "unload_proposer", PROPOSER, name[:_MAX_NAME], "unloaded", caller
         )
 
     async def _load(self, fields: Mapping[str, Any]) -> ProposerInfo:
-        info = await self._engine.load(fields)
+        info = await self._engine.load_proposer(fields)
         self._metrics.proposers([info.name])
         return info
 
     async def _unload(self, name: str) -> None:
         self._refuse_in_use(name)
-        await self._engine.unload(name)
+        await self._engine.unload_proposer(name)
         self._metrics.forget(name)
 
     def _refuse_in_use(self, name: str) -> None:
@@ -55,7 +56,7 @@ class ProposerAdmin:
             raise ProposerRefused(
                 "switch_in_progress", "A switch has not ended yet; try again later."
             )
-        if switcher.active.method.proposer == name:
+        if switcher.active.spec_method.proposer == name:
             raise ProposerRefused(
                 "proposer_in_use", f"{name!r} is the active method; switch to another one first."
             )

@@ -8,14 +8,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine_adapter.interface import (
-    NONE,
-    PLAIN,
-    EngineInfo,
-    ProposerInfo,
-    SpecDecodeParams,
-    SpecMethod,
-)
+from engine_adapter.types import NONE, PLAIN, EngineInfo, ProposerInfo, SpecDecodeParams, SpecMethod
 
 PLAIN_SPELLINGS = frozenset({NONE, "disable"})
 """Names of plain decoding on the wire, in lower case; `null` is one too."""
@@ -41,23 +34,23 @@ class SelectionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MethodRequest:
     """What a client asked for, before it is looked up.
 
     Attributes:
-        proposer: the name as written; `None` is the wire's null, plain decoding, if `given`.
+        proposer: the name as written; `None` is the wire's null, plain decoding, if `is_named`.
         num_speculative_tokens: the most tokens to draft; `None` is the proposer's own k.
-        given: whether a proposer was named at all, null included.
+        is_named: a proposer was named, null included.
         proposer_param, k_param: how the client wrote the two fields, for error messages.
-        predicts: the request has a prediction, to be drafted by a proposer that can.
+        has_prediction: the request has a prediction, which only some proposers can draft.
     """
 
     proposer: str | None = None
     num_speculative_tokens: int | None = None
-    given: bool = False
+    is_named: bool = False
     proposer_param: str = "spec_decode.proposer"
     k_param: str = "spec_decode.num_speculative_tokens"
-    predicts: bool = False
+    has_prediction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +59,18 @@ class ActiveMethod:
 
     Attributes:
         name: how it is shown: the proposer's name or `none`.
-        generation: grows with every switch.
+        epoch: of the switch that made it active; 0 for the method at start.
         since: Unix time in seconds at which it became active.
     """
 
-    method: SpecMethod
+    spec_method: SpecMethod
     name: str
-    generation: int
+    epoch: int
     since: float
 
 
 @dataclass(frozen=True, slots=True)
-class ProposerCatalog:
+class LoadedProposers:
     """The loaded proposers and the two that have a role.
 
     Attributes:
@@ -93,7 +86,7 @@ class ProposerCatalog:
     @classmethod
     def of(
         cls, info: EngineInfo, primary: str | None = None, backup: str | None = None
-    ) -> "ProposerCatalog":
+    ) -> "LoadedProposers":
         """The catalog of a started engine."""
         return cls(info.proposers, primary, backup, info.max_speculative_tokens)
 
@@ -131,25 +124,25 @@ SELECTED_BY = ("request", "active")
 """Who may have chosen: the request itself, or the active method."""
 
 
-def select(asked: Asked, active: ActiveMethod, catalog: ProposerCatalog) -> Choice:
+def select(asked: MethodRequest, active: ActiveMethod, catalog: LoadedProposers) -> Choice:
     """Chooses for one request.
 
     A request that names a proposer, or its own k, or has a prediction, is pinned: no switch
     changes it. A k without a proposer caps the active method's. Raises `SelectionError`.
     """
-    if asked.predicts:
+    if asked.has_prediction:
         method, by = _for_prediction(asked, catalog), "request"
-    elif asked.given:
+    elif asked.is_named:
         method, by = resolve(asked, catalog), "request"
     elif asked.num_speculative_tokens is not None:
-        method, by = _capped(asked, active.method, catalog), "request"
+        method, by = _capped(asked, active.spec_method, catalog), "request"
     else:
-        method, by = active.method, "active"
-    params = SpecDecodeParams(method, pinned=by == "request", generation=active.generation)
+        method, by = active.spec_method, "active"
+    params = SpecDecodeParams(method, pinned=by == "request", switch_epoch=active.epoch)
     return Choice(params, method.proposer, by)
 
 
-def resolve(asked: Asked, catalog: ProposerCatalog) -> SpecMethod:
+def resolve(asked: MethodRequest, catalog: LoadedProposers) -> SpecMethod:
     """Looks up a named method, its k included. Raises `SelectionError`."""
     proposer = _find(asked, catalog)
     if proposer is None:
@@ -161,7 +154,7 @@ def resolve(asked: Asked, catalog: ProposerCatalog) -> SpecMethod:
     return SpecMethod(proposer.name, k) if k else PLAIN
 
 
-def _for_prediction(asked: Asked, catalog: ProposerCatalog) -> SpecMethod:
+def _for_prediction(asked: MethodRequest, catalog: LoadedProposers) -> SpecMethod:
     """What drafts a prediction: a proposer that can, the named one if one is named.
 
     A prediction is never dropped in silence: whatever else drafts would drop it.
@@ -170,7 +163,7 @@ def _for_prediction(asked: Asked, catalog: ProposerCatalog) -> SpecMethod:
     if not able:
         message = f"prediction: no proposer of the method {PREDICTION} is loaded"
         raise SelectionError(message, "prediction", "proposer_not_found")
-    chosen = resolve(asked if asked.given else replace(asked, proposer=able[0]), catalog)
+    chosen = resolve(asked if asked.is_named else replace(asked, proposer=able[0]), catalog)
     if chosen.proposer not in able:
         raise SelectionError(
             f"prediction is drafted by {' or '.join(able)}, so {asked.proposer_param} cannot name"
@@ -180,7 +173,7 @@ def _for_prediction(asked: Asked, catalog: ProposerCatalog) -> SpecMethod:
     return chosen
 
 
-def _capped(asked: Asked, active: SpecMethod, catalog: ProposerCatalog) -> SpecMethod:
+def _capped(asked: MethodRequest, active: SpecMethod, catalog: LoadedProposers) -> SpecMethod:
     """The active method with at most the k asked for.
 
     Checked against the largest k of all, so that whether a request is valid does not depend on
@@ -191,7 +184,7 @@ def _capped(asked: Asked, active: SpecMethod, catalog: ProposerCatalog) -> SpecM
     return SpecMethod(active.proposer, k) if k else PLAIN
 
 
-def _check_k(asked: Asked, limit: int, whose: str) -> None:
+def _check_k(asked: MethodRequest, limit: int, whose: str) -> None:
     k = asked.num_speculative_tokens
     if k is None:
         return
@@ -205,7 +198,7 @@ def _check_k(asked: Asked, limit: int, whose: str) -> None:
         )
 
 
-def _find(asked: Asked, catalog: ProposerCatalog) -> ProposerInfo | None:
+def _find(asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo | None:
     """The proposer that is named; `None` is plain decoding."""
     name = asked.proposer
     if name is None or name.lower() in PLAIN_SPELLINGS:
@@ -219,11 +212,11 @@ def _find(asked: Asked, catalog: ProposerCatalog) -> ProposerInfo | None:
     return _named(name, catalog) or _with_model(name, asked, catalog)
 
 
-def _named(name: str, catalog: ProposerCatalog) -> ProposerInfo | None:
+def _named(name: str, catalog: LoadedProposers) -> ProposerInfo | None:
     return next((p for p in catalog.proposers if p.name == name), None)
 
 
-def _in_role(role: str, asked: Asked, catalog: ProposerCatalog) -> ProposerInfo:
+def _in_role(role: str, asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo:
     name = catalog.primary if role == "primary" else catalog.backup
     proposer = _named(name, catalog) if name is not None else None
     if proposer is None:
@@ -231,20 +224,20 @@ def _in_role(role: str, asked: Asked, catalog: ProposerCatalog) -> ProposerInfo:
     return proposer
 
 
-def _of_method(inner: str, asked: Asked, catalog: ProposerCatalog) -> ProposerInfo:
+def _of_method(inner: str, asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo:
     """`"[ngram]"`: the proposer of that name, else the only one of that method."""
     found = [p for p in catalog.proposers if p.method == inner]
     return _named(inner, catalog) or _only(found, f"method {inner!r}", asked, catalog)
 
 
-def _with_model(model: str, asked: Asked, catalog: ProposerCatalog) -> ProposerInfo:
+def _with_model(model: str, asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo:
     wanted = posixpath.normpath(model)
     found = [p for p in catalog.proposers if p.model and posixpath.normpath(p.model) == wanted]
     return _only(found, f"model {_quoted(model)}", asked, catalog)
 
 
 def _only(
-    found: Sequence[ProposerInfo], what: str, asked: Asked, catalog: ProposerCatalog
+    found: Sequence[ProposerInfo], what: str, asked: MethodRequest, catalog: LoadedProposers
 ) -> ProposerInfo:
     if not found:
         name = _quoted(asked.proposer or "")
@@ -259,7 +252,7 @@ def _only(
     return found[0]
 
 
-def _not_found(asked: Asked, catalog: ProposerCatalog, reason: str) -> SelectionError:
+def _not_found(asked: MethodRequest, catalog: LoadedProposers, reason: str) -> SelectionError:
     known = ", ".join([*catalog.names, NONE])
     return SelectionError(
         f"{asked.proposer_param}: {reason}; there are {known}",

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from engine_adapter.interface import Engine, SpecMethod
+from engine_adapter.interface import Engine
+from engine_adapter.types import SpecMethod, Switch
 from server.control.audit import SERVER, Audit, AuditRecord, Caller
 from server.control.gate import Gate
 from server.control.in_flight import InFlight
 from server.control.selection import (
     ActiveMethod,
-    Asked,
-    ProposerCatalog,
+    LoadedProposers,
+    MethodRequest,
     SelectionError,
     resolve,
 )
@@ -132,12 +133,14 @@ class Switcher:
     def __init__(
         self,
         engine: Engine,
-        catalog: Callable[[], ProposerCatalog],
+        catalog: Callable[[], LoadedProposers],
         metrics: Metrics,
         initial: str,
         audit: Audit,
     ) -> None:
-        method = resolve(Asked(initial, None, True, proposer_param="spec_method"), catalog())
+        method = resolve(
+            MethodRequest(initial, None, True, proposer_param="spec_method"), catalog()
+        )
         self.gate = Gate()
         self.in_flight = InFlight()
         self._engine = engine
@@ -174,7 +177,7 @@ class Switcher:
 
     async def switch(
         self,
-        asked: Asked,
+        asked: MethodRequest,
         mode: str = "immediate",
         reason: str | None = None,
         *,
@@ -209,13 +212,13 @@ class Switcher:
             self._deadline.reschedule(0)
 
     def _prepare(
-        self, asked: Asked, mode: str, timeout_s: float, reason: str | None, caller: Caller
+        self, asked: MethodRequest, mode: str, timeout_s: float, reason: str | None, caller: Caller
     ) -> _Attempt:
         if mode not in MODES:
             raise SelectionError(f"mode must be one of {', '.join(MODES)}", "mode", "unknown_mode")
         catalog = self._catalog()
         method = resolve(asked, catalog)
-        previous = self._active.method
+        previous = self._active.spec_method
         begun = time.perf_counter()
         attempt = _Attempt(caller, method, previous, mode, timeout_s, reason, time.time(), begun)
         if self._attempt is not None:
@@ -255,10 +258,10 @@ class Switcher:
         generation, method = self._generation, attempt.method
         immediate = attempt.mode == "immediate"
         try:
-            await self._engine.switch(method, generation, running=immediate)
+            await self._engine.switch(Switch(method, generation), running=immediate)
         except BaseException as error:
             # Were it applied after all, later requests must not look older than it.
-            self._active = replace(self._active, generation=generation)
+            self._active = replace(self._active, epoch=generation)
             self._release(attempt, "failed", error, generation)
             raise
         if immediate:

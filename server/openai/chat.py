@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_adapter.interface import Delta
+from engine_adapter.types import Delta
 from server.errors import InvalidField
 from server.openai.logprobs import chat_logprobs
 from server.openai.prompts import chat_prompt, predicted_tokens

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine_adapter.interface import Delta, EngineInfo, FinishReason, SamplingOptions, TokenLogprob
+from engine_adapter.types import Delta, EngineInfo, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.prompts import predicted_tokens, text_prompt

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_adapter.interface import LoraAdapter
+from engine_adapter.types import LoraAdapter
 from server.errors import NotFound, clip
 from server.state import State
 
@@ -10,7 +10,7 @@ from server.state import State
 def list_models(state: State) -> dict[str, Any]:
     """All served names."""
     data = [_target(state, name) for name in state.settings.served_model_name]
-    data += [adapter_model(state, adapter) for adapter in state.engine.adapters]
+    data += [adapter_model(state, adapter) for adapter in state.engine.lora_adapters]
     return {"object": "list", "data": data}
 
 
@@ -25,7 +25,7 @@ def find_adapter(state: State, name: str) -> LoraAdapter | None:
     served = state.settings.served_model_name
     if name in served:
         return None
-    adapters = state.engine.adapters
+    adapters = state.engine.lora_adapters
     for adapter in adapters:
         if adapter.name == name:
             return adapter

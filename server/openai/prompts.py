@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine_adapter.interface import EngineInfo
+from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields, Message

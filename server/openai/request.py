@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from engine_adapter.interface import (
-    EngineInfo,
-    GenerationRequest,
-    LoraAdapter,
-    SamplingOptions,
-)
+from engine_adapter.types import EngineInfo, GenerationRequest, LoraAdapter, SamplingOptions
 from server.control.selection import Choice, SelectionError, select
 from server.errors import InvalidField, clip
 from server.openai.models import find_adapter

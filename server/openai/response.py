@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Any
 
-from engine_adapter.interface import Delta
+from engine_adapter.types import Delta
 from server.http.event_stream import DONE, event, json_text
 from server.openai.request import Job, Prepared, admit, choose
 from server.openai.streams import generate

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from engine_adapter.interface import EngineInfo, SamplingOptions, StructuredOutput
+from engine_adapter.types import EngineInfo, SamplingOptions, StructuredOutput
 from server.errors import InvalidField, clip
 from server.schema.generation_body import GenerationBody
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from engine_adapter.interface import ProposerCounts, SpecStats
+from engine_adapter.counts import ProposerCounts, SpecStats
 
 
 def total(parts: Iterable[SpecStats]) -> SpecStats:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from engine_adapter.interface import Delta
+from engine_adapter.types import Delta
 from server.openai.request import Job
 from server.state import State
 

@@ -4,13 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_adapter.interface import (
-    Delta,
-    FinishReason,
-    ProposerCounts,
-    SpecStats,
-    TokenLogprob,
-)
+from engine_adapter.counts import ProposerCounts, SpecStats
+from engine_adapter.types import Delta, FinishReason, TokenLogprob
 from server.openai.request import Job
 from server.openai.statistics import speculative_decoding, total
 
@@ -77,12 +72,12 @@ def usage(job: Job, tallies: Sequence[Tally]) -> dict[str, Any]:
 
 def choice_statistics(job: Job, tally: Tally) -> dict[str, Any]:
     """`choices[i].speculative_decoding`."""
-    k = job.choice.params.method.num_speculative_tokens
+    k = job.choice.params.spec_method.num_speculative_tokens
     return speculative_decoding(tally.spec, job.choice.name, k)
 
 
 def metrics(job: Job, tallies: Sequence[Tally]) -> dict[str, Any]:
     """The response's `metrics`: all choices together."""
-    k = job.choice.params.method.num_speculative_tokens
+    k = job.choice.params.spec_method.num_speculative_tokens
     spec = total(tally.spec for tally in tallies)
     return {"speculative_decoding": speculative_decoding(spec, job.choice.name, k)}

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from engine_adapter.errors import EngineConfigError, EngineDead
-from engine_adapter.interface import ProposerInfo, SpecMethod
+from engine_adapter.types import ProposerInfo, SpecMethod
 from server.control.selection import SelectionError
 from server.control.switcher import (
     Drain,
@@ -21,10 +21,10 @@ from server.schema import admin as schema
 from server.schema.admin import (
     Figures,
     LoadRequest,
-    Method,
     Proposer,
     ProposerChange,
     ProposersResponse,
+    SpecMethodBody,
     SpecMethodResponse,
     Switch,
     SwitchRequest,
@@ -84,8 +84,8 @@ async def spec_method(state: LoadedState) -> SpecMethodResponse:
     figures = state.metrics.rolling()
     return SpecMethodResponse(
         spec_method=active.name,
-        num_speculative_tokens=active.method.num_speculative_tokens,
-        generation=active.generation,
+        num_speculative_tokens=active.spec_method.num_speculative_tokens,
+        generation=active.epoch,
         since=active.since,
         in_flight=dict(switcher.in_flight.by_proposer),
         drain=_drain(switcher.drain),
@@ -144,5 +144,7 @@ def _drain(drain: Drain | None) -> schema.Drain | None:
     return schema.Drain(**asdict(drain) | {"to": _method(drain.to)})
 
 
-def _method(method: SpecMethod) -> Method:
-    return Method(spec_method=method.proposer, num_speculative_tokens=method.num_speculative_tokens)
+def _method(method: SpecMethod) -> SpecMethodBody:
+    return SpecMethodBody(
+        spec_method=method.proposer, num_speculative_tokens=method.num_speculative_tokens
+    )

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from server.control.selection import Asked
+from server.control.selection import MethodRequest
 from server.control.switcher import DRAIN_TIMEOUT_S
 from server.errors import InvalidField
 
@@ -30,7 +30,7 @@ class SwitchRequest(BaseModel):
     )
     reason: str | None = Field(None, max_length=200, description="kept with the switch's record")
 
-    def asked(self) -> Asked:
+    def asked(self) -> MethodRequest:
         """What the body names. Raises `InvalidField` where it names nothing, or two things."""
         given = [n for n in ("speculative_model", "proposer") if n in self.model_fields_set]
         if not given:
@@ -39,16 +39,16 @@ class SwitchRequest(BaseModel):
         if len(given) == 2 and self.speculative_model != self.proposer:
             message = "speculative_model and proposer mean the same but differ; send one of them."
             raise InvalidField("proposer", message)
-        return Asked(
+        return MethodRequest(
             getattr(self, given[0]),
             self.num_speculative_tokens,
-            given=True,
+            is_named=True,
             proposer_param=given[0],
             k_param="num_speculative_tokens",
         )
 
 
-class Method(BaseModel):
+class SpecMethodBody(BaseModel):
     """What drafts, and how much."""
 
     spec_method: str
@@ -58,8 +58,8 @@ class Method(BaseModel):
 class SwitchResponse(BaseModel):
     """A switch that happened."""
 
-    previous: Method
-    active: Method
+    previous: SpecMethodBody
+    active: SpecMethodBody
     mode: str
     generation: int
     in_flight: int = Field(description="requests admitted and unfinished when it took effect")
@@ -73,8 +73,8 @@ class Switch(BaseModel):
     who: str = Field(description="key: and a fingerprint of the admin key, or loopback")
     peer: str | None = Field(description="the caller's address")
     what: str
-    previous: Method = Field(alias="from")
-    to: Method
+    previous: SpecMethodBody = Field(alias="from")
+    to: SpecMethodBody
     mode: str
     generation: int | None = Field(description="null if it did not come as far as the engine")
     reason: str | None
@@ -87,7 +87,7 @@ class Switch(BaseModel):
 class Drain(BaseModel):
     """A drain that waits for admitted requests to end."""
 
-    to: Method
+    to: SpecMethodBody
     held: int = Field(description="requests that wait for it")
     waited_ms: float
     timeout_s: float
@@ -112,7 +112,7 @@ class Engine(BaseModel):
     retry_after_s: float | None = Field(default=None, description="until the next should serve")
 
 
-class SpecMethodResponse(Method):
+class SpecMethodResponse(SpecMethodBody):
     """`GET /v1/spec_method`."""
 
     generation: int

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from engine_adapter.interface import StructuredOutput
-from server.control.selection import PLAIN_SPELLINGS, Asked
+from engine_adapter.types import StructuredOutput
+from server.control.selection import PLAIN_SPELLINGS, MethodRequest
 from server.errors import InvalidField, clip
 from server.rendering import is_unicode
 from server.schema.base import Body, Strict
@@ -135,7 +135,7 @@ class GenerationBody(Body):
             raise InvalidField("structured_outputs", message)
         return openai or vllm or None
 
-    def asked(self) -> Asked:
+    def asked(self) -> MethodRequest:
         """The proposer and k that the request names, from `spec_decode` or the flat fields.
 
         A flat null is "not set", for clients send their unset fields as null. Raises
@@ -149,11 +149,11 @@ class GenerationBody(Body):
         k, flat_k = nested.num_speculative_tokens, self.num_speculative_tokens
         if k is not None and flat_k is not None and k != flat_k:
             raise _conflict("num_speculative_tokens", "spec_decode.num_speculative_tokens")
-        return Asked(
+        return MethodRequest(
             proposer=nested.proposer if named else flat,
             num_speculative_tokens=k if k is not None else flat_k,
-            given=named or flat is not None,
-            predicts=self.prediction is not None,
+            is_named=named or flat is not None,
+            has_prediction=self.prediction is not None,
             proposer_param="spec_decode.proposer" if named or flat is None else "speculative_model",
             k_param="spec_decode.num_speculative_tokens"
             if k is not None or flat_k is None

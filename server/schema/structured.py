@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field
 
-from engine_adapter.interface import Form, StructuredOutput
+from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField, clip
 from server.rendering import is_unicode
 from server.schema.base import Strict
@@ -80,9 +80,9 @@ def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
     if isinstance(body, TextFormat):
         return None
     if isinstance(body, JsonObjectFormat):
-        return StructuredOutput(Form.JSON_OBJECT, param="response_format")
+        return StructuredOutput(ConstraintKind.JSON_OBJECT, param="response_format")
     schema = _json(body.json_schema.schema_, "response_format.json_schema.schema")
-    return StructuredOutput(Form.JSON_SCHEMA, schema, param="response_format")
+    return StructuredOutput(ConstraintKind.JSON_SCHEMA, schema, param="response_format")
 
 
 def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
@@ -96,14 +96,14 @@ def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
         raise InvalidField("structured_outputs", message)
     param = f"structured_outputs.{given[0].rstrip('_')}"
     if body.choice is not None:
-        return StructuredOutput(Form.CHOICE, choices=tuple(body.choice), param=param)
+        return StructuredOutput(ConstraintKind.CHOICE, choices=tuple(body.choice), param=param)
     if body.regex is not None:
-        return StructuredOutput(Form.REGEX, body.regex, param=param)
+        return StructuredOutput(ConstraintKind.REGEX, body.regex, param=param)
     if body.grammar is not None:
-        return StructuredOutput(Form.GRAMMAR, body.grammar, param=param)
+        return StructuredOutput(ConstraintKind.GRAMMAR, body.grammar, param=param)
     if body.json_ is not None:
-        return StructuredOutput(Form.JSON_SCHEMA, _json(body.json_, param), param=param)
-    return StructuredOutput(Form.JSON_OBJECT, param=param)
+        return StructuredOutput(ConstraintKind.JSON_SCHEMA, _json(body.json_, param), param=param)
+    return StructuredOutput(ConstraintKind.JSON_OBJECT, param=param)
 
 
 def _json(schema: dict[str, Any] | str, param: str) -> str:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-from engine_adapter.factory import EngineConfig, RestartPolicy
-from engine_adapter.interface import NONE, ProposerInfo, SpecMethod
-from server.control.selection import Asked, ProposerCatalog, SelectionError, resolve
+from engine_adapter.config import EngineConfig, RestartPolicy
+from engine_adapter.types import NONE, ProposerInfo, SpecMethod
+from server.control.selection import LoadedProposers, MethodRequest, SelectionError, resolve
 from server.settings.types import (
     Count,
     JsonObject,
@@ -226,8 +226,8 @@ class Settings(EngineArguments):
         infos = tuple(
             ProposerInfo(s.name, s.method, s.model, s.num_speculative_tokens) for s in self.proposer
         )
-        known = ProposerCatalog(infos, self.primary, self.backup)
-        return resolve(Asked(self.spec_method, None, True, "spec_method"), known)
+        known = LoadedProposers(infos, self.primary, self.backup)
+        return resolve(MethodRequest(self.spec_method, None, True, "spec_method"), known)
 
     @property
     def initial_proposer(self) -> str:
@@ -252,7 +252,7 @@ class Settings(EngineArguments):
             proposers=self.proposer,
             max_speculative_tokens=self.max_speculative_tokens,
             arguments={**arguments, **self.engine_args},
-            adapters=self.lora_modules,
+            lora_modules=self.lora_modules,
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
             restart=RestartPolicy(
                 self.engine_restart_delay_s,

@@ -51,9 +51,10 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from engine_adapter.interface import NONE, ProposerCounts, StepReport
+from engine_adapter.counts import ProposerCounts, StepReport
+from engine_adapter.types import NONE
 from server.control.selection import SELECTED_BY
-from server.telemetry.rolling_stats import RollingCounts, RollingFigures
+from server.telemetry.rolling_stats import RollingCounts, RollingStats
 
 _STEP_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -192,7 +193,7 @@ class Metrics:
             self._accepted_per_position.labels(name, str(position)).inc(accepted)
         self._rolling.setdefault(name, RollingCounts()).add(counts)
 
-    def rolling(self) -> Mapping[str, RollingFigures]:
+    def rolling(self) -> Mapping[str, RollingStats]:
         """Each proposer's figures of the last minute."""
         return {name: counts.figures() for name, counts in self._rolling.items()}
 

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_adapter.interface import ProposerCounts
+from engine_adapter.counts import ProposerCounts
 
 WINDOW_S = 60
 """How far back the sums reach, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class RollingFigures:
+class RollingStats:
     """What one proposer did in the window. A ratio is `None` where nothing was drafted.
 
     Attributes:
@@ -63,13 +63,13 @@ class RollingCounts:
         second.drafted += counts.drafted
         second.accepted += counts.accepted
 
-    def figures(self) -> RollingFigures:
+    def figures(self) -> RollingStats:
         """The sums and ratios of the window that ends now."""
         self._forget(int(self._clock()))
         drafts = sum(s.drafts for s in self._seconds)
         drafted = sum(s.drafted for s in self._seconds)
         accepted = sum(s.accepted for s in self._seconds)
-        return RollingFigures(
+        return RollingStats(
             drafts=drafts,
             drafted=drafted,
             accepted=accepted,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineNotReady
-from engine_adapter.factory import ENGINES, EngineConfig, create_engine
+from engine_adapter.factory import ENGINES, create_engine
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,46 +6,46 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import AdapterRefused, EngineConfigError, InvalidRequest
-from engine_adapter.interface import LoraAdapter
-from engine_adapter.lora_registry import DEFAULT_ROOM, Adapters, room
+from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused
+from engine_adapter.lora_registry import DEFAULT_MAX_LOADED, LoraRegistry, max_loaded
+from engine_adapter.types import LoraAdapter
 
 
-def holding(names: Sequence[str], **arguments: Any) -> Adapters:
-    adapters = Adapters({"enable_lora": True, **arguments})
+def holding(names: Sequence[str], **arguments: Any) -> LoraRegistry:
+    adapters = LoraRegistry({"enable_lora": True, **arguments})
     for name in names:
         load(adapters, name)
     return adapters
 
 
-def load(adapters: Adapters, name: str, path: str = "org/adapter") -> LoraAdapter:
+def load(adapters: LoraRegistry, name: str, path: str = "org/adapter") -> LoraAdapter:
     with adapters.loading(name, path) as adapter:
         return adapter
 
 
-def refusal(adapters: Adapters, name: str) -> str:
-    with pytest.raises(AdapterRefused) as caught:
+def refusal(adapters: LoraRegistry, name: str) -> str:
+    with pytest.raises(LoraRefused) as caught:
         load(adapters, name)
     return caught.value.code
 
 
 def test_each_loading_has_an_id_of_its_own() -> None:
     adapters = holding(["a", "b"])
-    assert [adapter.name for adapter in adapters.held] == ["a", "b"]
+    assert [adapter.name for adapter in adapters.loaded] == ["a", "b"]
     first = adapters.remove("a")
-    assert load(adapters, "a").id not in {first.id, adapters.held[0].id}
+    assert load(adapters, "a").id not in {first.id, adapters.loaded[0].id}
 
 
 def test_an_adapter_that_failed_to_load_is_not_held() -> None:
     adapters = holding([])
     with pytest.raises(ValueError, match="bad"), adapters.loading("a", "org/adapter"):
         raise ValueError("bad")
-    assert adapters.held == ()
+    assert adapters.loaded == ()
     load(adapters, "a")
 
 
 def test_what_cannot_be_loaded_is_refused_by_code() -> None:
-    assert refusal(Adapters({}), "a") == "lora_disabled"
+    assert refusal(LoraRegistry({}), "a") == "lora_disabled"
     assert refusal(holding(["a"]), "a") == "adapter_exists"
     assert refusal(holding(["a", "b"], max_cpu_loras=2), "c") == "no_room"
     adapters = holding([], max_cpu_loras=1)
@@ -66,21 +66,21 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_one_in_use_is_not_removed() -> None:
     adapters = holding(["a", "b"])
-    a, _ = adapters.held
+    a, _ = adapters.loaded
     with adapters.used(a), adapters.used(None):
-        with pytest.raises(AdapterRefused) as caught:
+        with pytest.raises(LoraRefused) as caught:
             adapters.remove("a")
         assert caught.value.code == "adapter_in_use"
         adapters.remove("b")
     adapters.remove("a")
-    with pytest.raises(AdapterRefused) as caught:
+    with pytest.raises(LoraRefused) as caught:
         adapters.remove("a")
     assert caught.value.code == "adapter_not_found"
 
 
 def test_a_request_whose_adapter_is_gone_is_refused() -> None:
     adapters = holding(["a"])
-    (a,) = adapters.held
+    (a,) = adapters.loaded
     adapters.drop(a)
     load(adapters, "a")
     with pytest.raises(InvalidRequest) as caught, adapters.used(a):
@@ -90,7 +90,7 @@ def test_a_request_whose_adapter_is_gone_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "most"),
-    [({}, DEFAULT_ROOM), ({"max_loras": 40}, 40), ({"max_loras": 2, "max_cpu_loras": 3}, 3)],
+    [({}, DEFAULT_MAX_LOADED), ({"max_loras": 40}, 40), ({"max_loras": 2, "max_cpu_loras": 3}, 3)],
 )
 def test_room_is_what_vllm_keeps(arguments: dict[str, int], most: int) -> None:
-    assert room(arguments) == most
+    assert max_loaded(arguments) == most

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from engine_adapter.errors import EngineConfigError, EngineStartError
-from engine_adapter.interface import EngineInfo
+from engine_adapter.types import EngineInfo
 from server.lifespan import Hooks
 from server.state import State
 from tests.server.gateway import build

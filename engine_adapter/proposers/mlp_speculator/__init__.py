@@ -11,7 +11,7 @@ from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import (
     Capabilities,
     DraftHost,
-    Method,
+    ProposerMethod,
     ProposerSpec,
     TargetSizes,
 )
@@ -41,7 +41,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> "MlpSpeculator":
     return MlpSpeculator(checkpoint, layout, target)
 
 
-METHOD = Method(
+METHOD = ProposerMethod(
     name="mlp_speculator",
     capabilities=Capabilities(model=True, hidden_states=True),
     default_k=3,

@@ -8,14 +8,15 @@ over proposers is vLLM's own count by construction.
 import time
 from typing import Any
 
-from engine_adapter.interface import NONE, SpecMethod
+from engine_adapter.counts import StepKind
 from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.types import NO_SWITCH, NONE, SpecMethod, Switch
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.core.counting import DraftReport, RowState, StepTally
+from engine_adapter.vllm_engine.core.counting import RowState, StepTally
+from engine_adapter.vllm_engine.core.quarantine import Quarantine
 from engine_adapter.vllm_engine.parent_watch import end_with_parent
-from engine_adapter.vllm_engine.wire import Extension, from_extra_args
-from engine_adapter.vllm_engine.worker.draft_validation import Quarantine
+from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig, from_extra_args
 
 
 class SpecgateScheduler(compat.Scheduler):
@@ -28,7 +29,7 @@ class SpecgateScheduler(compat.Scheduler):
         # placeholder drafts that nobody proposed, and counts them. A dynamic schedule turns
         # that off; a constant one changes nothing else.
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
-        if Extension.of(vllm_config).needs_draft_kv:
+        if SpecgateConfig.of(vllm_config).needs_draft_kv:
             # vLLM reserves slots for draft KV only if its own configuration is a draft model.
             self.num_lookahead_tokens = self.num_spec_tokens
             self._spec_decode_step_blocks = -(-(1 + 2 * self.num_spec_tokens) // self.block_size)
@@ -36,7 +37,7 @@ class SpecgateScheduler(compat.Scheduler):
         self._rows: dict[str, RowState] = {}
         self._drafting = 0
         self._quarantine = Quarantine()
-        self._swept = (0, SpecMethod())
+        self._last_running_switch = NO_SWITCH
         self._step = StepTally()
         self._step_began = 0.0
         self._draft_report: DraftReport | None = None
@@ -57,7 +58,7 @@ class SpecgateScheduler(compat.Scheduler):
     def _plan(self, output: Any) -> StepPlan:
         views = []
         for request_id in output.num_scheduled_tokens:
-            method = self._rows[request_id].method
+            method = self._rows[request_id].spec_method
             if method.num_speculative_tokens and method.proposer not in self._quarantine.names:
                 request = self.requests[request_id]
                 room = 0 if request.is_prefill_chunk else self._room(request)
@@ -80,21 +81,25 @@ class SpecgateScheduler(compat.Scheduler):
         """Admits a request with the choice that came with it, unless a switch overtook it."""
         if request.request_id not in self._rows:
             asked = from_extra_args(request.sampling_params)
-            method = asked.method
-            if not asked.pinned and asked.generation < self._swept[0]:
-                method = self._swept[1]
+            method, last = asked.spec_method, self._last_running_switch
+            if not asked.pinned and asked.switch_epoch < last.epoch:
+                method = last.spec_method
             stops = bool(request.sampling_params.stop)
             self._rows[request.request_id] = RowState(method, asked.pinned, stops)
             self._drafting += method.num_speculative_tokens > 0
         super().add_request(request)
 
-    def switch(self, method: SpecMethod, generation: int) -> None:
-        """Gives `method` to every request that is not pinned, admitted or still on its way."""
-        self._swept = (generation, method)
+    def switch(self, switch: Switch) -> None:
+        """Gives the switch's method to every request that is not pinned, also to those admitted
+        before it that have not arrived yet.
+        """
+        self._last_running_switch = switch
         for row in self._rows.values():
             if not row.pinned:
-                row.method = method
-        self._drafting = sum(row.method.num_speculative_tokens > 0 for row in self._rows.values())
+                row.spec_method = switch.spec_method
+        self._drafting = sum(
+            row.spec_method.num_speculative_tokens > 0 for row in self._rows.values()
+        )
 
     def pardon(self, proposer: str) -> None:
         """Forgets the faults of a proposer that is unloaded."""
@@ -105,7 +110,7 @@ class SpecgateScheduler(compat.Scheduler):
         row = self._rows.pop(request.request_id, None)
         if row is None:
             return None, ec_transfer_params
-        self._drafting -= row.method.num_speculative_tokens > 0
+        self._drafting -= row.spec_method.num_speculative_tokens > 0
         return row.to_wire(), ec_transfer_params
 
     # -- statistics ------------------------------------------------------------------------
@@ -125,12 +130,12 @@ class SpecgateScheduler(compat.Scheduler):
                     output.kv_transfer_params = row.to_wire()
         return outputs
 
-    def _kind(self, output: Any) -> str:
+    def _kind(self, output: Any) -> StepKind:
         drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         fed = output.total_num_scheduled_tokens - drafts
         if output.scheduled_new_reqs or fed > len(output.num_scheduled_tokens):
-            return "prefill"
-        return "verify" if drafts else "decode"
+            return StepKind.PREFILL
+        return StepKind.VERIFY if drafts else StepKind.DECODE
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Called once for each row whose drafts the step verified."""
@@ -159,9 +164,9 @@ class SpecgateScheduler(compat.Scheduler):
         return stats
 
 
-def specgate_switch(core: Any, proposer: str, k: int, generation: int) -> None:
+def specgate_switch(core: Any, proposer: str, k: int, epoch: int) -> None:
     """The utility call behind `VllmEngine.switch`: runs between two steps."""
-    core.scheduler.switch(SpecMethod(proposer, k), generation)
+    core.scheduler.switch(Switch(SpecMethod(proposer, k), epoch))
 
 
 def specgate_pardon(core: Any, proposer: str) -> None:

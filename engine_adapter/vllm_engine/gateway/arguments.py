@@ -4,24 +4,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter import lora_registry as adapters
+from engine_adapter import lora_registry
+from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.factory import EngineConfig
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.wire import Extension
-
-OURS = {
-    "speculative_config": "the proposers come from --proposer",
-    "worker_cls": "the worker is Specgate's",
-    "worker_extension_cls": "the worker is Specgate's",
-    "scheduler_cls": "the scheduler is Specgate's",
-    "async_scheduling": "drafts are merged on the CPU after each step, so it is off",
-    "additional_config": "it carries Specgate's own configuration",
-    "kv_transfer_config": "its channel carries Specgate's statistics",
-    "disable_log_stats": "the metrics are made from these statistics",
-    "stat_loggers": "the statistics go to Specgate's metrics",
-}
-"""Arguments that cannot be given, with the reason."""
+from engine_adapter.vllm_engine.wire import SpecgateConfig
 
 _SINGLE = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 
@@ -63,7 +50,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     from vllm import AsyncEngineArgs
 
     given = {key: value for key, value in config.arguments.items() if value is not None}
-    for name, reason in OURS.items():
+    for name, reason in RESERVED_ARGUMENTS.items():
         if name in given:
             raise EngineConfigError(name, f"cannot be set: {reason}")
     for name in _SINGLE:
@@ -74,7 +61,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         given.setdefault("enforce_eager", True)
     given.setdefault("use_tqdm_on_load", False)
     if given.get("enable_lora"):
-        given["max_cpu_loras"] = adapters.room(given)
+        given["max_cpu_loras"] = lora_registry.max_loaded(given)
     forms = _structured_outputs(given.get("structured_outputs_config", {}))
     given["structured_outputs_config"] = forms
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
@@ -90,7 +77,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
                 "model": "engine_adapter.vllm_engine.worker.dispatch.ProposerDispatch",
                 "num_speculative_tokens": capacity,
             },
-            additional_config=Extension(
+            additional_config=SpecgateConfig(
                 tuple(config.proposers), progress_pipe
             ).to_additional_config(),
             **given,

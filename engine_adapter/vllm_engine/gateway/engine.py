@@ -7,21 +7,22 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from engine_adapter.config import EngineConfig, draft_capacity
+from engine_adapter.counts import StepReport
 from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
-from engine_adapter.factory import EngineConfig
-from engine_adapter.interface import (
+from engine_adapter.interface import EngineObserver
+from engine_adapter.lora_registry import LoraRegistry
+from engine_adapter.proposer_registry import ProposerRegistry
+from engine_adapter.proposers.contract import TargetSizes
+from engine_adapter.types import (
+    NO_SWITCH,
     Delta,
     EngineInfo,
-    EngineObserver,
     GenerationRequest,
     LoraAdapter,
     ProposerInfo,
-    SpecMethod,
-    StepReport,
+    Switch,
 )
-from engine_adapter.lora_registry import Adapters
-from engine_adapter.proposer_registry import Roster
-from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, lora, preflight
 from engine_adapter.vllm_engine.gateway.hot_load import ProposerLoader
@@ -34,6 +35,7 @@ from engine_adapter.vllm_engine.gateway.translation import (
     sampling_params,
     to_delta,
 )
+from engine_adapter.vllm_engine.wire import switch_to_wire
 
 
 class VllmEngine:
@@ -60,17 +62,16 @@ class VllmEngine:
         self._version = ""
         self._capacity = 0
         self._info: EngineInfo | None = None
-        # The last switch that reached running requests: proposer, k, generation.
-        self._sweep: tuple[str, int, int] | None = None
-        self._roster = Roster(config.proposers)
-        self._adapters = Adapters(config.arguments)
+        self._last_running_switch = NO_SWITCH
+        self._proposer_registry = ProposerRegistry(config.proposers)
+        self._lora_registry = LoraRegistry(config.arguments)
 
     @property
     def info(self) -> EngineInfo:
         """See `Engine.info`."""
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
-        return replace(self._info, proposers=self._roster.infos)
+        return replace(self._info, proposers=self._proposer_registry.infos)
 
     @property
     def failure(self) -> EngineDead | None:
@@ -80,7 +81,7 @@ class VllmEngine:
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Engine.start`."""
         self._version = preflight.check_libraries()
-        self._capacity = preflight.draft_capacity(self._config)
+        self._capacity = draft_capacity(self._config.proposers, self._config.max_speculative_tokens)
         arguments.prepare_environment(self._config)
         on_progress("checking models")
         await asyncio.to_thread(preflight.check_models, self._config)
@@ -88,21 +89,21 @@ class VllmEngine:
         await self._supervisor.start(on_progress)
 
     def _new_process(self) -> EngineProcess:
-        config = replace(self._config, proposers=self._roster.specs)
+        config = replace(self._config, proposers=self._proposer_registry.specs)
         return EngineProcess(config, self._capacity, self._metrics)
 
     async def _adopt(self, process: EngineProcess) -> None:
         """Brings a new process to where the one before it was, and learns what it holds."""
-        self._roster.adopt(await process.collective_rpc("specgate_memory"))
+        self._proposer_registry.on_engine_started(await process.collective_rpc("specgate_memory"))
         if self._info is None:
-            for name, path in self._config.adapters.items():
-                await lora.load(process, self._adapters, name, path)
+            for name, path in self._config.lora_modules.items():
+                await lora.load(process, self._lora_registry, name, path)
         else:
-            await lora.load_again(process, self._adapters)
+            await lora.load_again(process, self._lora_registry)
         self._info = self._describe(process.vllm_config)
-        if self._sweep is not None:
-            # A request that was admitted before that switch may still be on its way.
-            await process.call("specgate_switch", *self._sweep)
+        if self._last_running_switch.epoch:
+            # A request that was admitted before that switch may not have reached the engine yet.
+            await process.call("specgate_switch", *switch_to_wire(self._last_running_switch))
 
     def _describe(self, config: Any) -> EngineInfo:
         return EngineInfo(
@@ -114,7 +115,7 @@ class VllmEngine:
             vocab_size=config.model_config.get_vocab_size(),
             max_logprobs=config.model_config.max_logprobs,
             max_speculative_tokens=self._capacity,
-            proposers=self._roster.infos,
+            proposers=self._proposer_registry.infos,
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
@@ -122,8 +123,8 @@ class VllmEngine:
         process = self._supervisor.child
         params = sampling_params(request)
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
-        with self._adapters.used(request.adapter):
-            adapter = lora_request(request.adapter)
+        with self._lora_registry.used(request.lora_adapter):
+            adapter = lora_request(request.lora_adapter)
             outputs = process.generate(prompt, params, request.request_id, adapter)
             admitted = False
             try:
@@ -145,56 +146,55 @@ class VllmEngine:
             finally:
                 await outputs.aclose()
 
-    async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
-        """See `Engine.switch`. New requests bring their method; only running ones need telling."""
+    async def switch(self, switch: Switch, *, running: bool) -> None:
+        """See `Engine.switch`. New requests carry their method; only running ones need a call."""
         process = self._supervisor.child
         if not running:
             return
-        sweep = (method.proposer, method.num_speculative_tokens, generation)
         try:
-            await process.call("specgate_switch", *sweep)
+            await process.call("specgate_switch", *switch_to_wire(switch))
         except EngineDead as error:
             raise self._lost("The method was not changed") from error
-        self._sweep = sweep
+        self._last_running_switch = switch
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """See `Engine.proposers`."""
-        return self._roster.present()
+        return self._proposer_registry.snapshot()
 
-    async def load(self, fields: Mapping[str, Any]) -> ProposerInfo:
-        """See `Engine.load`."""
+    async def load_proposer(self, fields: Mapping[str, Any]) -> ProposerInfo:
+        """See `Engine.load_proposer`."""
         process = self._supervisor.child
         target = process.vllm_config.model_config
         sizes = TargetSizes(target.get_hidden_size(), target.get_vocab_size())
-        loader = ProposerLoader(self._roster, self._capacity)
+        loader = ProposerLoader(self._proposer_registry, self._capacity)
         try:
             return await loader.load(process, fields, sizes)
         except EngineDead as error:
             raise self._lost("The proposer was not loaded") from error
 
-    async def unload(self, name: str) -> None:
-        """See `Engine.unload`."""
+    async def unload_proposer(self, name: str) -> None:
+        """See `Engine.unload_proposer`."""
         process = self._supervisor.child
         try:
-            await ProposerLoader(self._roster, self._capacity).unload(process, name)
+            await ProposerLoader(self._proposer_registry, self._capacity).unload(process, name)
         except EngineDead as error:
             raise self._lost("The proposer is gone with it") from error
 
     @property
-    def adapters(self) -> tuple[LoraAdapter, ...]:
-        """See `Engine.adapters`."""
-        return self._adapters.held
+    def lora_adapters(self) -> tuple[LoraAdapter, ...]:
+        """See `Engine.lora_adapters`."""
+        return self._lora_registry.loaded
 
-    async def load_adapter(self, name: str, path: str) -> LoraAdapter:
-        """See `Engine.load_adapter`."""
+    async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
+        """See `Engine.load_lora_adapter`."""
         try:
-            return await lora.load(self._supervisor.child, self._adapters, name, path)
+            return await lora.load(self._supervisor.child, self._lora_registry, name, path)
         except EngineDead as error:
             raise self._lost("The adapter was not loaded") from error
 
-    async def unload_adapter(self, name: str) -> None:
-        """See `Engine.unload_adapter`."""
-        adapter = self._adapters.remove(name)
+    async def unload_lora_adapter(self, name: str) -> None:
+        """See `Engine.unload_lora_adapter`."""
+        adapter = self._lora_registry.remove(name)
         try:
             await self._supervisor.child.remove_adapter(adapter.id)
         except EngineDead as error:
@@ -211,6 +211,6 @@ class VllmEngine:
             return EngineDead(f"The engine was stopped. {consequence}.")
         return EngineDead(f"{failure} {consequence}.", failure.retry_after_s)
 
-    def _on_step(self, report: StepReport, drafted: Mapping[str, int]) -> None:
-        self._roster.note(report, drafted)
+    def _on_step(self, report: StepReport) -> None:
+        self._proposer_registry.record_step(report)
         self._observer.on_step(report)

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
-from engine_adapter.interface import ProposerInfo
-from engine_adapter.proposer_registry import Roster
+from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
-from engine_adapter.proposers.methods import method
+from engine_adapter.proposers.methods import get_method
+from engine_adapter.types import ProposerInfo
 from engine_adapter.vllm_engine.wire import FAILED, READING, REFUSED
 
 _POLL_S = 0.05
@@ -35,38 +35,38 @@ class ProposerLoader:
     """Changes which proposers are loaded, one at a time.
 
     Args:
-        roster: what is loaded; kept up to date here.
+        registry: what is loaded; kept up to date here.
         capacity: the draft capacity, which no k may exceed.
     """
 
-    def __init__(self, roster: Roster, capacity: int) -> None:
-        self._roster = roster
+    def __init__(self, registry: ProposerRegistry, capacity: int) -> None:
+        self._registry = registry
         self._capacity = capacity
 
     async def load(
         self, process: Process, fields: Mapping[str, Any], sizes: TargetSizes
     ) -> ProposerInfo:
-        """Loads a proposer; see `Engine.load`. One that fails leaves nothing behind."""
-        spec = self._roster.check_load(fields, self._capacity)
-        self._roster.loading = spec
+        """Loads a proposer; see `Engine.load_proposer`. One that fails leaves nothing behind."""
+        spec = self._registry.check_load(fields, self._capacity)
+        self._registry.loading = spec
         try:
             await asyncio.to_thread(_check_weights, spec, sizes)
-            return self._roster.add(spec, await _load(process, spec))
+            return self._registry.add(spec, await _load(process, spec))
         finally:
-            self._roster.loading = None
+            self._registry.loading = None
 
     async def unload(self, process: Process, name: str) -> None:
-        """Unloads a proposer; see `Engine.unload`."""
-        self._roster.check_unload(name)
+        """Unloads a proposer; see `Engine.unload_proposer`."""
+        self._registry.check_unload(name)
         # Before anything is waited for, so that no request can choose it meanwhile.
-        self._roster.remove(name)
+        self._registry.remove(name)
         await process.collective_rpc("specgate_unload", name)
         await process.call("specgate_pardon", name)
 
 
 def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:
     try:
-        method(spec.method).check(spec, sizes)
+        get_method(spec.method).check(spec, sizes)
     except ValueError as error:
         raise _unusable(spec, str(error), getattr(error, "field", "model")) from error
 

@@ -3,16 +3,16 @@
 import logging
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.interface import LoraAdapter
-from engine_adapter.lora_registry import Adapters
+from engine_adapter.lora_registry import LoraRegistry
+from engine_adapter.types import LoraAdapter
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.translation import lora_request
 
 log = logging.getLogger(__name__)
 
 
-async def load(process: EngineProcess, adapters: Adapters, name: str, path: str) -> LoraAdapter:
-    """Loads an adapter; see `Engine.load_adapter`. A step waits while its files are read."""
+async def load(process: EngineProcess, adapters: LoraRegistry, name: str, path: str) -> LoraAdapter:
+    """Loads an adapter; see `Engine.load_lora_adapter`. A step waits while its files are read."""
     with adapters.loading(name, path) as adapter:
         try:
             await process.add_adapter(lora_request(adapter))
@@ -22,12 +22,12 @@ async def load(process: EngineProcess, adapters: Adapters, name: str, path: str)
     return adapter
 
 
-async def load_again(process: EngineProcess, adapters: Adapters) -> None:
+async def load_again(process: EngineProcess, adapters: LoraRegistry) -> None:
     """Loads what the process before held. What cannot be read any more is given up.
 
     A request that came with an adapter which only a step would find missing would end the process.
     """
-    for adapter in adapters.held:
+    for adapter in adapters.loaded:
         try:
             await process.add_adapter(lora_request(adapter))
         except ValueError as error:

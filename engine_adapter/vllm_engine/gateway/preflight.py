@@ -5,10 +5,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.factory import MIN_CAPACITY, EngineConfig
 from engine_adapter.proposers.contract import TargetSizes
-from engine_adapter.proposers.methods import method
+from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
 
 
@@ -41,26 +41,6 @@ def check_libraries() -> str:
     return version
 
 
-def draft_capacity(config: EngineConfig) -> int:
-    """The most draft tokens of any step: what is set, or the largest k, at least 5.
-
-    Raises:
-        EngineConfigError: a proposer's k is above what is set.
-    """
-    largest = max((spec.num_speculative_tokens for spec in config.proposers), default=0)
-    capacity = config.max_speculative_tokens
-    if capacity is None:
-        return max(largest, MIN_CAPACITY)
-    for spec in config.proposers:
-        if spec.num_speculative_tokens > capacity:
-            raise EngineConfigError(
-                "proposer",
-                f"{spec.name}: num_speculative_tokens {spec.num_speculative_tokens} is above "
-                f"max_speculative_tokens {capacity}",
-            )
-    return capacity
-
-
 def check_models(config: EngineConfig) -> None:
     """Checks the target and every proposer with weights; reads configurations and headers only.
 
@@ -80,7 +60,7 @@ def check_models(config: EngineConfig) -> None:
     _check_tokenizers(config)
     for spec in config.proposers:
         try:
-            method(spec.method).check(spec, sizes)
+            get_method(spec.method).check(spec, sizes)
         except ValueError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
 
@@ -88,7 +68,7 @@ def check_models(config: EngineConfig) -> None:
 def _check_tokenizers(config: EngineConfig) -> None:
     wanted: dict[str, int] | None = None
     for spec in config.proposers:
-        if not method(spec.method).capabilities.tokenizer or spec.model is None:
+        if not get_method(spec.method).capabilities.tokenizer or spec.model is None:
             continue
         try:
             _load_config("model", spec.model, config)

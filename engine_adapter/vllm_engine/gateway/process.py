@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
+from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
-from engine_adapter.factory import EngineConfig
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics

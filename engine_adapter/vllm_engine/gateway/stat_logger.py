@@ -5,15 +5,15 @@ subclass makes them in the registry that is passed in, so that each name exists 
 process has a logger of its own; the metrics are made by the first one and go on with the next.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from engine_adapter.interface import StepReport
+from engine_adapter.counts import StepReport
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.core.counting import KEY, decode_step
+from engine_adapter.vllm_engine.wire import KEY, decode_step
 
 
 class VllmMetrics:
@@ -21,13 +21,13 @@ class VllmMetrics:
 
     Args:
         registry: gets every `vllm:` metric.
-        on_step: called with each step's report and the tokens that each proposer drafted.
+        on_step: called with each step's report.
     """
 
     def __init__(
         self,
         registry: CollectorRegistry,
-        on_step: Callable[[StepReport, Mapping[str, int]], None],
+        on_step: Callable[[StepReport], None],
     ) -> None:
         self._registry = registry
         self._on_step = on_step
@@ -56,9 +56,7 @@ class VllmMetrics:
         return self._made[name]
 
 
-def _stat_logger(
-    make: Callable[..., Any], on_step: Callable[[StepReport, Mapping[str, int]], None]
-) -> type:
+def _stat_logger(make: Callable[..., Any], on_step: Callable[[StepReport], None]) -> type:
     """vLLM's Prometheus logger, with metrics from `make`."""
     classes = {
         "_gauge_cls": staticmethod(partial(make, Gauge)),
@@ -82,7 +80,7 @@ def _stat_logger(
             stats = scheduler_stats and scheduler_stats.kv_connector_stats
             if stats and KEY in stats:
                 scheduler_stats.kv_connector_stats = None
-                on_step(*decode_step(stats))
+                on_step(decode_step(stats))
             super().record(scheduler_stats, *args, **kwargs)
 
     return RegistryStatLogger

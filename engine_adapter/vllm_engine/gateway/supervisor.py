@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from engine_adapter.config import RestartPolicy
 from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
-from engine_adapter.factory import RestartPolicy
 
 log = structlog.get_logger(__name__)
 

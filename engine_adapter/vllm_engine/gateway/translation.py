@@ -3,19 +3,18 @@
 from typing import Any
 
 from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
-from engine_adapter.interface import (
+from engine_adapter.types import (
     Alternative,
+    ConstraintKind,
     Delta,
     FinishReason,
-    Form,
     GenerationRequest,
     LoraAdapter,
     StructuredOutput,
     TokenLogprob,
 )
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.core.counting import decode_request
-from engine_adapter.vllm_engine.wire import to_extra_args
+from engine_adapter.vllm_engine.wire import decode_request, to_extra_args
 
 _MOST_CHARS = 200
 
@@ -70,14 +69,14 @@ def _structured_outputs(wanted: StructuredOutput | None) -> Any:
     """vLLM's `StructuredOutputsParams`."""
     if wanted is None:
         return None
-    fields: dict[Form, dict[str, Any]] = {
-        Form.JSON_OBJECT: {"json_object": True},
-        Form.JSON_SCHEMA: {"json": wanted.value},
-        Form.REGEX: {"regex": wanted.value},
-        Form.CHOICE: {"choice": list(wanted.choices)},
-        Form.GRAMMAR: {"grammar": wanted.value},
+    fields: dict[ConstraintKind, dict[str, Any]] = {
+        ConstraintKind.JSON_OBJECT: {"json_object": True},
+        ConstraintKind.JSON_SCHEMA: {"json": wanted.value},
+        ConstraintKind.REGEX: {"regex": wanted.value},
+        ConstraintKind.CHOICE: {"choice": list(wanted.choices)},
+        ConstraintKind.GRAMMAR: {"grammar": wanted.value},
     }
-    return compat.StructuredOutputsParams(**fields[wanted.form])
+    return compat.StructuredOutputsParams(**fields[wanted.kind])
 
 
 def refused(error: Exception, request: GenerationRequest) -> InvalidRequest:

@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.interface import SpecMethod
 from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
 from engine_adapter.proposers.contract import DraftModel, Member, Proposer, ProposerSpec, Target
-from engine_adapter.proposers.methods import method, needs
-from engine_adapter.vllm_engine.core.counting import DraftReport
+from engine_adapter.proposers.methods import get_method, needs
+from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
-from engine_adapter.vllm_engine.wire import Extension, from_extra_args
+from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig, from_extra_args
 from engine_adapter.vllm_engine.worker.draft_validation import cause, checked
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDrafts
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
@@ -68,7 +67,7 @@ class ProposerDispatch:
 
     def __init__(self, vllm_config: Any) -> None:
         self._vllm_config = vllm_config
-        extension = Extension.of(vllm_config)
+        extension = SpecgateConfig.of(vllm_config)
         self._specs = extension.proposers
         self._progress = ProgressWriter(extension.progress_pipe)
         self._proposers: dict[str, Proposer] = {}
@@ -92,7 +91,7 @@ class ProposerDispatch:
         self._target = LoadedTarget(target, self._vllm_config.model_config, self._runner.device)
         for spec in self._specs:
             with self._progress.stage(f"loading proposer {spec.name} ({spec.method})"):
-                self._proposers[spec.name] = method(spec.method).create(spec, self)
+                self._proposers[spec.name] = get_method(spec.method).create(spec, self)
                 if spec.name in self._draft_models:
                     self._draft_models[spec.name].load(target)
         models = self._draft_models.values()
@@ -101,7 +100,7 @@ class ProposerDispatch:
 
     def create(self, spec: ProposerSpec) -> Proposer:
         """A proposer without KV of its own, for `install`; a thread beside a step may call it."""
-        return method(spec.method).create(spec, self)
+        return get_method(spec.method).create(spec, self)
 
     def install(self, spec: ProposerSpec, proposer: Proposer) -> None:
         """Lets a proposer draft from the next step on."""

@@ -11,8 +11,7 @@ engine must end with this cause. Out of memory is contained: the target's step i
 A fault in the middle of a collective, on one rank only, cannot be: the others wait in it.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,12 +20,6 @@ import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-
-MAX_FAULTS = 5
-"""So many faults within `WINDOW_S` quarantine a proposer."""
-
-WINDOW_S = 60.0
-"""How far back faults count, in seconds."""
 
 _MAX_CAUSE = 300
 _TOLERANCE = 1e-3
@@ -94,36 +87,3 @@ def _check_probabilities(
         sums_to_one = ((every.sum(dim=-1) - 1).abs() < _TOLERANCE).all()
         if not bool(sums_to_one & (every >= 0).all()):
             raise BadDrafts("probabilities must be at least 0 and sum to 1")
-
-
-class Quarantine:
-    """Counts faults, and says who is not asked any more.
-
-    Attributes:
-        names: the proposers that are quarantined, until they are pardoned.
-    """
-
-    def __init__(self) -> None:
-        self.names: frozenset[str] = frozenset()
-        self._faults: dict[str, deque[float]] = {}
-
-    def note(self, faults: Mapping[str, str], now_s: float) -> list[str]:
-        """Counts a step's faults; returns whom they quarantine.
-
-        Args:
-            faults: proposer -> cause.
-            now_s: the step's time, on a clock that never goes back.
-        """
-        condemned = []
-        for name in faults:
-            times = self._faults.setdefault(name, deque(maxlen=MAX_FAULTS))
-            times.append(now_s)
-            if len(times) == MAX_FAULTS and now_s - times[0] <= WINDOW_S:
-                condemned.append(name)
-        self.names |= frozenset(condemned)
-        return condemned
-
-    def pardon(self, name: str) -> None:
-        """Forgets a proposer's faults: it is loaded anew."""
-        self.names -= {name}
-        self._faults.pop(name, None)

@@ -8,10 +8,10 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.step import TargetStep
+from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import noise_key
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
-from engine_adapter.vllm_engine.worker.verification import logits_processors
 
 
 class RunnerHooks:

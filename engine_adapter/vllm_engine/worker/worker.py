@@ -9,7 +9,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import end_with_parent
 from engine_adapter.vllm_engine.patches.lora_cpu import spare_rows_without_adapter
-from engine_adapter.vllm_engine.wire import Extension
+from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 
@@ -64,7 +64,7 @@ class WorkerHooks:
 
     @contextmanager
     def _stage(self, what: str) -> Iterator[None]:
-        pipe = Extension.of(self.vllm_config).progress_pipe
+        pipe = SpecgateConfig.of(self.vllm_config).progress_pipe
         with ProgressWriter(pipe if self.rank == 0 else None).stage(what):
             yield
 

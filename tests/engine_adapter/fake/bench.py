@@ -6,18 +6,19 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from demo import model_path
-from engine_adapter.factory import EngineConfig, create_engine
+from engine_adapter.config import EngineConfig
+from engine_adapter.counts import StepReport
+from engine_adapter.factory import create_engine
 from engine_adapter.fake.engine import FakeEngine
-from engine_adapter.interface import (
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import (
     PLAIN,
     Delta,
     GenerationRequest,
     SamplingOptions,
     SpecDecodeParams,
     SpecMethod,
-    StepReport,
 )
-from engine_adapter.proposers.contract import ProposerSpec
 
 PROPOSERS = (ProposerSpec("ngram", "ngram", 3), ProposerSpec("draft", "draft_model", 4, "m"))
 PROMPT = tuple(range(10, 60))

@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
+from engine_adapter.counts import ProposerCounts
 from engine_adapter.errors import InvalidRequest
-from engine_adapter.interface import NONE, PLAIN, Delta, ProposerCounts, SpecMethod
+from engine_adapter.types import NONE, PLAIN, Delta, SpecMethod, Switch
 from tests.engine_adapter.fake.bench import Bench, ask, run, tokens
 from tests.engine_adapter.fake.conftest import StartBench
 
@@ -61,7 +62,7 @@ async def test_a_running_switch_moves_all_but_the_pinned(start: StartBench) -> N
     for _ in range(2):
         before = [await anext(it) for it in live]
     assert [used(d) for d in before] == [{"ngram"}, {"ngram"}, set()]
-    await bench.engine.switch(DRAFT, 1, running=True)
+    await bench.engine.switch(Switch(DRAFT, 1), running=True)
     after = [[d async for d in it][-1] for it in live]
     assert [used(d) for d in after] == [{"ngram", "draft"}, {"ngram"}, {"draft"}]
 
@@ -70,13 +71,13 @@ async def test_a_switch_for_new_requests_leaves_the_live_ones(start: StartBench)
     bench = await start(fake_step_ms=1)
     live = bench.engine.generate(ask("free", NGRAM))
     await anext(live)
-    await bench.engine.switch(DRAFT, 1, running=False)
+    await bench.engine.switch(Switch(DRAFT, 1), running=False)
     assert used([d async for d in live][-1]) == {"ngram"}
 
 
 async def test_a_switch_overtakes_requests_stamped_before_it(start: StartBench) -> None:
     bench = await start()
-    await bench.engine.switch(DRAFT, 5, running=True)
+    await bench.engine.switch(Switch(DRAFT, 5), running=True)
     late = await run(bench, ask("late", NGRAM, generation=4))
     pinned = await run(bench, ask("pinned", NGRAM, generation=4, pinned=True))
     new = await run(bench, ask("new", NGRAM, generation=5))
@@ -86,7 +87,7 @@ async def test_a_switch_overtakes_requests_stamped_before_it(start: StartBench) 
 async def test_a_switch_to_an_unknown_proposer_changes_nothing(start: StartBench) -> None:
     bench = await start()
     with pytest.raises(InvalidRequest):
-        await bench.engine.switch(SpecMethod("nobody", 2), 1, running=True)
+        await bench.engine.switch(Switch(SpecMethod("nobody", 2), 1), running=True)
     assert used((await run(bench, ask("r", NGRAM)))[-1]) == {"ngram"}
 
 

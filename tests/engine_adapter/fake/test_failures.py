@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.config import EngineConfig
 from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
@@ -12,11 +13,10 @@ from engine_adapter.errors import (
     EngineNotReady,
     EngineStartError,
 )
-from engine_adapter.factory import EngineConfig
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.fake.options import read_options
-from engine_adapter.interface import PLAIN
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import PLAIN, Switch
 from tests.engine_adapter.fake.bench import Bench, Reports, ask, build, run, tokens
 from tests.engine_adapter.fake.conftest import StartBench
 
@@ -34,7 +34,7 @@ async def test_nothing_is_served_before_the_start() -> None:
     with pytest.raises(EngineNotReady):
         await run(bench, ask())
     with pytest.raises(EngineNotReady):
-        await bench.engine.switch(PLAIN, 1, running=True)
+        await bench.engine.switch(Switch(PLAIN, 1), running=True)
     await bench.engine.stop()
 
 
@@ -94,7 +94,7 @@ def test_a_proposer_above_the_draft_capacity_is_refused() -> None:
     config = EngineConfig("x", "m", (ProposerSpec("ngram", "ngram", 7),), 6)
     with pytest.raises(EngineConfigError) as caught:
         FakeEngine(config, build().registry.__class__(), Reports())
-    assert caught.value.setting == "max_speculative_tokens"
+    assert caught.value.setting == "proposer"
 
 
 async def test_death_after_steps_ends_what_runs_and_what_comes(start: StartBench) -> None:
@@ -114,7 +114,7 @@ async def test_death_at_a_call(start: StartBench, call: str) -> None:
     bench = await start(fake_die_at_call=call)
     calls = {
         "generate": lambda: run(bench, ask()),
-        "switch": lambda: bench.engine.switch(PLAIN, 1, running=True),
+        "switch": lambda: bench.engine.switch(Switch(PLAIN, 1), running=True),
     }
     with pytest.raises(EngineDead):
         await calls[call]()

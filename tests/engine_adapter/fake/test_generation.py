@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from demo import model_path
 from engine_adapter.errors import InvalidRequest
-from engine_adapter.interface import PLAIN, FinishReason, SpecMethod
+from engine_adapter.types import PLAIN, FinishReason, SpecMethod
 from tests.engine_adapter.fake.bench import PROMPT, ask, run, text, tokens
 from tests.engine_adapter.fake.conftest import StartBench
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine_adapter.interface import SpecMethod
 from engine_adapter.policies.contract import Policy, RowView, StepView
 from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.types import SpecMethod
 
 POLICIES: tuple[type[Policy], ...] = (FixedPolicy,)
 """Every policy; a new one is added here and inherits the tests below."""
@@ -39,7 +39,7 @@ def test_no_row_gets_more_than_its_room_or_its_methods_k(policy: Policy) -> None
     plan = policy.plan(StepView(ROWS))
     for row in ROWS:
         if chosen := plan.get(row.request_id):
-            allowed = min(row.room, row.method.num_speculative_tokens)
+            allowed = min(row.room, row.spec_method.num_speculative_tokens)
             assert 0 <= chosen.num_speculative_tokens <= allowed
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Method, Proposer, ProposerSpec
+from engine_adapter.proposers.contract import Proposer, ProposerMethod, ProposerSpec
 from engine_adapter.proposers.methods import METHODS, parse_spec, parse_specs
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import RandomTarget, medusa, mlp_speculator
@@ -63,29 +63,29 @@ class Host:
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)
-def method(request: pytest.FixtureRequest) -> Method:
+def method(request: pytest.FixtureRequest) -> ProposerMethod:
     """Each method in turn."""
-    chosen: Method = request.param
+    chosen: ProposerMethod = request.param
     if chosen.name == "suffix":
         pytest.importorskip("arctic_inference.suffix_decoding")
     return chosen
 
 
-def spec_of(method: Method) -> ProposerSpec:
+def spec_of(method: ProposerMethod) -> ProposerSpec:
     return parse_spec({"name": "x", "method": method.name, **required(method)}, MEMBERS)
 
 
-def required(method: Method) -> dict[str, Any]:
+def required(method: ProposerMethod) -> dict[str, Any]:
     """The fields without which there is no proposer of the method."""
     model = {"model": MODELS.get(method.name, "a/b")} if method.capabilities.model else {}
     return model | ({"members": ["ngram", "tail"]} if method.capabilities.members else {})
 
 
-def create(method: Method) -> Proposer:
+def create(method: ProposerMethod) -> Proposer:
     return method.create(spec_of(method), Host())
 
 
-def batch_for(method: Method, rows: Mapping[str, Sequence[int]], **how: Any) -> DraftBatch:
+def batch_for(method: ProposerMethod, rows: Mapping[str, Sequence[int]], **how: Any) -> DraftBatch:
     """The rows, with hidden states, or themselves as predictions, if the method asks for them."""
     return batch(
         rows,
@@ -96,30 +96,30 @@ def batch_for(method: Method, rows: Mapping[str, Sequence[int]], **how: Any) -> 
 
 
 def propose(
-    method: Method, proposer: Proposer, rows: Mapping[str, Sequence[int]], **how: Any
+    method: ProposerMethod, proposer: Proposer, rows: Mapping[str, Sequence[int]], **how: Any
 ) -> list[list[int]]:
     return [list(row) for row in proposer.propose(batch_for(method, rows, **how)).tokens]
 
 
-def test_the_default_spec_is_valid_and_of_this_method(method: Method) -> None:
+def test_the_default_spec_is_valid_and_of_this_method(method: ProposerMethod) -> None:
     spec = spec_of(method)
     method.validate(spec)
     assert spec.method == method.name
     assert method.capabilities.members if method.default_k is None else method.default_k >= 1
 
 
-def test_what_it_holds_is_known(method: Method) -> None:
+def test_what_it_holds_is_known(method: ProposerMethod) -> None:
     held = create(method).weights_bytes
     assert type(held) is int
     assert held >= 0
 
 
-def test_draft_kv_comes_with_weights(method: Method) -> None:
+def test_draft_kv_comes_with_weights(method: ProposerMethod) -> None:
     assert method.capabilities.model or not method.capabilities.draft_kv
 
 
 @pytest.mark.parametrize("k", [1, 2, 8, 100])
-def test_every_row_gets_at_most_k_plain_tokens(method: Method, k: int) -> None:
+def test_every_row_gets_at_most_k_plain_tokens(method: ProposerMethod, k: int) -> None:
     drafts = propose(method, create(method), ROWS, k=k)
     assert len(drafts) == len(ROWS)
     for row in drafts:
@@ -127,34 +127,34 @@ def test_every_row_gets_at_most_k_plain_tokens(method: Method, k: int) -> None:
         assert all(type(token) is int and token >= 0 for token in row)
 
 
-def test_a_row_of_one_pattern_is_drafted_for(method: Method) -> None:
+def test_a_row_of_one_pattern_is_drafted_for(method: ProposerMethod) -> None:
     assert propose(method, create(method), {"r": ROWS["repeats"]})[0]
 
 
-def test_each_row_keeps_to_its_own_k(method: Method) -> None:
+def test_each_row_keeps_to_its_own_k(method: ProposerMethod) -> None:
     drafts = propose(method, create(method), ROWS, k=[1, 3, 5, 2])
     assert all(len(row) <= k for row, k in zip(drafts, [1, 3, 5, 2], strict=True))
 
 
-def test_a_rows_drafts_depend_on_that_row_alone(method: Method) -> None:
+def test_a_rows_drafts_depend_on_that_row_alone(method: ProposerMethod) -> None:
     together = propose(method, create(method), ROWS, k=[4, 2, 3, 4])
     for i, ((name, tokens), k) in enumerate(zip(ROWS.items(), [4, 2, 3, 4], strict=True)):
         assert propose(method, create(method), {name: tokens}, k=k) == [together[i]]
 
 
-def test_where_a_row_stands_in_the_batch_does_not_matter(method: Method) -> None:
+def test_where_a_row_stands_in_the_batch_does_not_matter(method: ProposerMethod) -> None:
     assert propose(method, create(method), ROWS) == propose(
         method, create(method), ROWS, scattered=True
     )
 
 
-def test_nothing_behind_a_rows_end_is_read(method: Method) -> None:
+def test_nothing_behind_a_rows_end_is_read(method: ProposerMethod) -> None:
     rows = {"r": ROWS["repeats"], "s": [1, 2, 1]}
     drafts = [propose(method, create(method), rows, junk=junk) for junk in (7, 8)]
     assert drafts[0] == drafts[1]
 
 
-def test_the_batch_is_left_as_it_was(method: Method) -> None:
+def test_the_batch_is_left_as_it_was(method: ProposerMethod) -> None:
     given = batch_for(method, ROWS)
     before = {name: deepcopy(getattr(given, name)) for name in given.__slots__}
     create(method).propose(given)
@@ -165,7 +165,7 @@ def test_the_batch_is_left_as_it_was(method: Method) -> None:
             np.testing.assert_array_equal(getattr(given, name), value)
 
 
-def test_the_lag_is_a_count_and_none_for_rows_never_left(method: Method) -> None:
+def test_the_lag_is_a_count_and_none_for_rows_never_left(method: ProposerMethod) -> None:
     proposer, tokens = create(method), list(ROWS["long"])
     for length in range(4, 30):
         computed = [length - 1 if length > 4 else 0]
@@ -175,7 +175,7 @@ def test_the_lag_is_a_count_and_none_for_rows_never_left(method: Method) -> None
         assert drafts.catchup_tokens == 0
 
 
-def test_forget_takes_known_and_unknown_ids_again_and_again(method: Method) -> None:
+def test_forget_takes_known_and_unknown_ids_again_and_again(method: ProposerMethod) -> None:
     proposer = create(method)
     proposer.forget(["unknown"])
     propose(method, proposer, ROWS)
@@ -185,7 +185,7 @@ def test_forget_takes_known_and_unknown_ids_again_and_again(method: Method) -> N
     assert len(propose(method, proposer, ROWS)) == len(ROWS)
 
 
-def test_a_forgotten_id_can_be_another_request(method: Method) -> None:
+def test_a_forgotten_id_can_be_another_request(method: ProposerMethod) -> None:
     proposer = create(method)
     propose(method, proposer, {"r": ROWS["varied"]})
     proposer.forget(["r"])

@@ -10,7 +10,7 @@ import torch
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
-from engine_adapter.proposers.methods import method, parse_spec
+from engine_adapter.proposers.methods import get_method, parse_spec
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
 from tests.engine_adapter.proposers.heads import Heads
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 
 def check(heads: Heads, folder: Path, name: str) -> None:
     spec = parse_spec({"name": name, "model": heads.write(folder)})
-    method(name).check(spec, TARGET)
+    get_method(name).check(spec, TARGET)
 
 
 # -- what fits -------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Host:
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_drafts_lag_and_weights_are_those_of_the_engines_head(name: str) -> None:
     spec = parse_spec({"name": name, "model": "a/b"})
-    proposer = method(name).create(spec, Host())  # type: ignore[arg-type]
+    proposer = get_method(name).create(spec, Host())  # type: ignore[arg-type]
     assert proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1])) == Drafts(
         [[0, 0], [1]], catchup_tokens=3
     )

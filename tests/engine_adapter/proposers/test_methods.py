@@ -6,7 +6,7 @@ import pytest
 
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.contract import RESERVED_NAMES, Capabilities, ProposerSpec
-from engine_adapter.proposers.methods import METHODS, method, needs, parse_spec, parse_specs
+from engine_adapter.proposers.methods import METHODS, get_method, needs, parse_spec, parse_specs
 
 NGRAM = {"name": "lookup", "method": "ngram"}
 SUFFIX = {"name": "tree", "method": "suffix"}
@@ -84,7 +84,7 @@ def test_an_unknown_option_is_refused_with_those_that_exist(
 ) -> None:
     message = refusal({**fields, option: 1})
     assert option in message
-    assert all(known in message for known in method(fields["method"]).options)
+    assert all(known in message for known in get_method(fields["method"]).options)
 
 
 @pytest.mark.parametrize("option", ["prompt_lookup_min", "prompt_lookup_max"])
@@ -149,14 +149,14 @@ def test_a_given_option_keeps_the_other_defaults_and_the_catalogs() -> None:
     spec = parse_spec({**NGRAM, "prompt_lookup_max": 9, "num_speculative_tokens": 3})
     assert spec.options == {"prompt_lookup_min": 2, "prompt_lookup_max": 9}
     assert spec.num_speculative_tokens == 3
-    assert method("ngram").options["prompt_lookup_max"] == 5
+    assert get_method("ngram").options["prompt_lookup_max"] == 5
 
 
 def test_methods_are_found_by_their_unique_names() -> None:
     assert len({known.name for known in METHODS}) == len(METHODS)
-    assert all(method(known.name) is known for known in METHODS)
+    assert all(get_method(known.name) is known for known in METHODS)
     with pytest.raises(KeyError):
-        method("nothing")
+        get_method("nothing")
 
 
 def test_several_proposers_of_one_method_keep_their_order() -> None:
@@ -218,9 +218,12 @@ def test_what_a_cascade_needs_is_what_its_members_need() -> None:
     specs = parse_specs(
         [SUFFIX, NGRAM, DRAFT, CASCADE, CASCADE | {"name": "b", "members": ["tree", "lookup"]}]
     )
-    assert needs(specs[3], specs) == Capabilities(members=True) | method("draft_model").capabilities
+    assert (
+        needs(specs[3], specs)
+        == Capabilities(members=True) | get_method("draft_model").capabilities
+    )
     assert needs(specs[4], specs) == Capabilities(members=True)
-    assert needs(specs[2], specs) == method("draft_model").capabilities
+    assert needs(specs[2], specs) == get_method("draft_model").capabilities
 
 
 def test_a_name_given_twice_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_adapter.proposers.contract import Proposer
-from engine_adapter.proposers.methods import method, parse_spec
+from engine_adapter.proposers.methods import get_method, parse_spec
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import (
     VOCABULARY,
@@ -29,7 +29,7 @@ class Host:
 
 def load(heads: Heads, folder: Path, target: RandomTarget, k: int = 1) -> Proposer:
     fields = {"name": "mlp_speculator", "model": heads.write(folder), "num_speculative_tokens": k}
-    return method("mlp_speculator").create(parse_spec(fields), Host(target))  # type: ignore[arg-type]
+    return get_method("mlp_speculator").create(parse_spec(fields), Host(target))  # type: ignore[arg-type]
 
 
 def reference(heads: Heads, hidden: torch.Tensor, newest: int, k: int, rank: int = 0) -> list[int]:

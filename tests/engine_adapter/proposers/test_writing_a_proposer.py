@@ -27,7 +27,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (proposers / "cycle.py").write_text(method)
     (tests / "test_cycle.py").write_text(test)
     catalog = (proposers / "methods.py").read_text("utf-8")
-    entries = "METHODS: tuple[Method, ...] = (\n"
+    entries = "METHODS: tuple[ProposerMethod, ...] = (\n"
     assert catalog.count(entries) == 1
     entered = catalog.replace(
         entries, f"from engine_adapter.proposers import cycle\n\n{entries}    cycle.METHOD,\n"

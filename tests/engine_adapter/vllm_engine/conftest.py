@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from demo import model_path
-from engine_adapter.factory import EngineConfig, create_engine
+from engine_adapter.config import EngineConfig
+from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
 from tests.engine_adapter.vllm_engine.support.bare_scheduler import make_scheduler
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import Bench

@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.estimate import paired_difference
 from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_arguments
-from engine_adapter.interface import NONE
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import NONE
 
 STEPS, WARM_UP, MAX_TOKENS = 10, 60, 160
 """Steps of one turn; steps before the first; tokens of each answer."""
@@ -72,8 +72,8 @@ class Stepper:
         self._number = count()
 
     def _ours(self, target: str, method: ProposerSpec | None, specs: Sequence[ProposerSpec]) -> Any:
-        from engine_adapter.factory import EngineConfig
-        from engine_adapter.interface import SpecDecodeParams, SpecMethod
+        from engine_adapter.config import EngineConfig
+        from engine_adapter.types import SpecDecodeParams, SpecMethod
         from engine_adapter.vllm_engine.gateway import arguments
         from engine_adapter.vllm_engine.wire import to_extra_args
 

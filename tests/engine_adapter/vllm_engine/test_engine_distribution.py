@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo import model_path
-from engine_adapter.interface import SamplingOptions, SpecDecodeParams, SpecMethod
+from engine_adapter.types import SamplingOptions, SpecDecodeParams, SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.exact import (
     ALPHA,

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 import pytest_asyncio
 
-from engine_adapter.vllm_engine.worker.draft_validation import MAX_FAULTS
+from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -55,11 +55,11 @@ async def test_faults_change_no_output_and_quarantine_their_proposer_alone(
     results = await asyncio.gather(*(generate(faulty, p, greedy(40), c) for p, c in chosen))
     for (prompt, choice), result in zip(chosen, results, strict=True):
         await stock.check(prompt, result.tokens)
-        counts = result.counts(choice.method.proposer)
-        if choice.method.proposer in ways:
+        counts = result.counts(choice.spec_method.proposer)
+        if choice.spec_method.proposer in ways:
             assert result.spec.by_proposer == {}
             assert result.spec.decode_steps == 39
-        if choice.method.proposer == "self":
+        if choice.spec_method.proposer == "self":
             assert counts.accepted == counts.drafted > 0, "its KV is as it would be alone"
     faults = Counter(name for step in faulty.recorder.steps for name in step.faults)
     assert faults == dict.fromkeys(ways, MAX_FAULTS), "whoever is quarantined is not asked again"
@@ -102,9 +102,9 @@ async def test_drafts_that_a_model_lost_leave_its_kv_in_order(
 async def test_who_is_unloaded_and_loaded_again_begins_anew(
     faulty: Live, prompts: list[Prompt]
 ) -> None:
-    await faulty.engine.unload("rows")
+    await faulty.engine.unload_proposer("rows")
     assert "rows" not in {info.name for info in await faulty.engine.proposers()}
-    info = await faulty.engine.load({"name": "rows", "method": "ngram"})
+    info = await faulty.engine.load_proposer({"name": "rows", "method": "ngram"})
     assert (info.state, info.last_error) == ("loaded", None)
     result = await generate(faulty, prompts[0], greedy(40), pinned("rows", 5))
     assert result.counts("rows").accepted > 0

@@ -12,16 +12,18 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
 
 from demo import model_path
+from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead
-from engine_adapter.factory import EngineConfig, create_engine
-from engine_adapter.interface import (
+from engine_adapter.factory import create_engine
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import (
     PLAIN,
     GenerationRequest,
     SamplingOptions,
     SpecDecodeParams,
     SpecMethod,
+    Switch,
 )
-from engine_adapter.proposers.methods import parse_specs
 from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -124,7 +126,7 @@ async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
 
 async def check_that_a_killed_engine_says_so_and_is_replaced(started: Live, prompt: Prompt) -> None:
     """Ends the engine's process under a request; shares the engine above, since a start costs."""
-    before_the_switch = SpecDecodeParams(PLAIN, generation=started.generation)
+    before_the_switch = SpecDecodeParams(PLAIN, switch_epoch=started.epoch)
     await started.switch("padded", 4)
     tokens = started.metric("vllm:generation_tokens_total")
     request = GenerationRequest("cut-short", prompt, greedy(900))
@@ -141,7 +143,7 @@ async def check_that_a_killed_engine_says_so_and_is_replaced(started: Live, prom
         await generate(started, prompt, greedy(4))
     for running in (True, False):
         with pytest.raises(EngineDead):
-            await started.engine.switch(SpecMethod("padded", 4), 2, running=running)
+            await started.engine.switch(Switch(SpecMethod("padded", 4), 2), running=running)
 
     deadline = time.monotonic() + 240
     while started.engine.failure is not None:

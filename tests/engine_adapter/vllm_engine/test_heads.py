@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine_adapter.interface import SpecDecodeParams
 from engine_adapter.proposers.batch import DraftBatch
-from engine_adapter.proposers.methods import method, parse_specs
+from engine_adapter.proposers.methods import get_method, parse_specs
+from engine_adapter.types import SpecDecodeParams
 from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -45,7 +45,7 @@ class Apart:
         self.vocab_size: int = self._model.config.vocab_size
         self.dtype, self.device = torch.float32, torch.device("cpu")
         specs = {spec.name: spec for spec in parse_specs(PROPOSERS) if spec.name in HEADS}
-        self._heads = {name: method(s.method).create(s, self) for name, s in specs.items()}  # type: ignore[arg-type]
+        self._heads = {name: get_method(s.method).create(s, self) for name, s in specs.items()}  # type: ignore[arg-type]
 
     @property
     def target(self) -> "Apart":
@@ -175,7 +175,7 @@ async def test_drafts_after_a_switch_are_those_of_a_run_that_never_switched(
     live: Live, stock: Stock, apart: Apart, prompts: list[Prompt], name: str, before: str
 ) -> None:
     method = await live.switch(before, 3)
-    spec = SpecDecodeParams(method, generation=live.generation)
+    spec = SpecDecodeParams(method, switch_epoch=live.epoch)
     tasks = [
         asyncio.create_task(generate(live, prompt, greedy(LENGTH), spec))
         for prompt in prompts[8:14]

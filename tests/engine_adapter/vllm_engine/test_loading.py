@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from engine_adapter.errors import EngineConfigError, ProposerRefused
-from engine_adapter.interface import GenerationRequest, SpecDecodeParams
+from engine_adapter.types import GenerationRequest, SpecDecodeParams
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.vllm_engine.conftest import start
 from tests.engine_adapter.vllm_engine.support.live import (
@@ -102,10 +102,10 @@ def alive(process: psutil.Process) -> bool:
 
 async def cycle(live: Live, model: str, prompt: Prompt) -> None:
     """Loads the heads, drafts with them, and unloads them."""
-    await live.engine.load({"name": "heads", "method": "medusa", "model": model})
+    await live.engine.load_proposer({"name": "heads", "method": "medusa", "model": model})
     result = await generate(live, prompt, greedy(8), pinned("heads", 3))
     assert result.counts("heads").drafted > 0
-    await live.engine.unload("heads")
+    await live.engine.unload_proposer("heads")
 
 
 async def churn(
@@ -153,13 +153,13 @@ async def test_loaded_heads_show_what_they_hold_and_change_no_output(
     engine: Live, medusa: str, stock: Stock, prompts: list[Prompt]
 ) -> None:
     names = [info.name for info in await engine.engine.proposers()]
-    info = await engine.engine.load({"name": "heads", "method": "medusa", "model": medusa})
+    info = await engine.engine.load_proposer({"name": "heads", "method": "medusa", "model": medusa})
     assert info.weights_bytes == HEAD_MIB * MIB
     assert (info.kv_bytes, info.state, info.num_speculative_tokens) == (0, "loaded", 3)
     result = await generate(engine, prompts[2], greedy(30), pinned("heads", 3))
     await stock.check(prompts[2], result.tokens)
     assert result.counts("heads").drafted > 30
-    await engine.engine.unload("heads")
+    await engine.engine.unload_proposer("heads")
     assert [info.name for info in await engine.engine.proposers()] == names
 
 
@@ -169,7 +169,7 @@ async def test_heads_that_do_not_fit_are_refused_and_leave_nothing(
     narrow = heads.medusa(hidden=128, vocabulary=2048).write(tmp_path)
     before = await engine.engine.proposers()
     with pytest.raises(EngineConfigError, match=r"config\.json: hidden_size must be 256"):
-        await engine.engine.load({"name": "heads", "method": "medusa", "model": narrow})
+        await engine.engine.load_proposer({"name": "heads", "method": "medusa", "model": narrow})
     assert await engine.engine.proposers() == before
 
 
@@ -180,25 +180,25 @@ async def test_weights_that_cannot_be_read_are_refused_by_the_worker_and_leave_n
     spoilt.tensors["token_map"][0] = 5000
     before = await engine.engine.proposers()
     with pytest.raises(EngineConfigError, match=r"model\.safetensors: token_map"):
-        await engine.engine.load(
+        await engine.engine.load_proposer(
             {"name": "heads", "method": "medusa", "model": spoilt.write(tmp_path)}
         )
     assert await engine.engine.proposers() == before
     (tmp_path / "model.safetensors").unlink()
-    await engine.engine.load({"name": "heads", "method": "ngram"})
-    await engine.engine.unload("heads")
+    await engine.engine.load_proposer({"name": "heads", "method": "ngram"})
+    await engine.engine.unload_proposer("heads")
 
 
 async def test_a_cascade_of_loaded_heads_drafts_and_holds_its_members(
     engine: Live, medusa: str, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await engine.engine.load({"name": "heads", "method": "medusa", "model": medusa})
-    await engine.engine.load({"name": "cascade", "members": ["ngram", "heads"]})
+    await engine.engine.load_proposer({"name": "heads", "method": "medusa", "model": medusa})
+    await engine.engine.load_proposer({"name": "cascade", "members": ["ngram", "heads"]})
     with pytest.raises(ProposerRefused) as caught:
-        await engine.engine.unload("heads")
+        await engine.engine.unload_proposer("heads")
     assert caught.value.code == "proposer_in_use"
     result = await generate(engine, prompts[1], greedy(40), pinned("cascade", 5))
     await stock.check(prompts[1], result.tokens)
     assert result.spec.decode_steps == result.counts("cascade").drafts > 0, "somebody always drafts"
-    await engine.engine.unload("cascade")
-    await engine.engine.unload("heads")
+    await engine.engine.unload_proposer("cascade")
+    await engine.engine.unload_proposer("heads")

@@ -10,10 +10,11 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.errors import AdapterRefused, EngineConfigError
-from engine_adapter.factory import EngineConfig, create_engine
-from engine_adapter.interface import GenerationRequest, LoraAdapter, SamplingOptions
+from engine_adapter.config import EngineConfig
+from engine_adapter.errors import EngineConfigError, LoraRefused
+from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import GenerationRequest, LoraAdapter, SamplingOptions
 from tests.engine_adapter.lora import write_adapter
 from tests.engine_adapter.vllm_engine.conftest import (
     CHOICES,
@@ -54,13 +55,13 @@ async def lora(folders: dict[str, str]) -> AsyncIterator[Live]:
         "demo",
         parse_specs(PROPOSERS),
         arguments=COMMON | LORA | {"max_cpu_loras": 3, "kv_cache_memory_bytes": 512 << 20},
-        adapters={"a": folders["a"]},
+        lora_modules={"a": folders["a"]},
     )
     engine = create_engine("vllm", config, registry, recorder)
     before = child_processes()
     await engine.start(lambda line: None)
     started = Live(engine, recorder, registry, frozenset(child_processes() - before))
-    await started.engine.load_adapter("b", folders["b"])
+    await started.engine.load_lora_adapter("b", folders["b"])
     yield started
     await started.engine.stop()
 
@@ -98,7 +99,7 @@ async def texts(folders: dict[str, str], prompts: list[Prompt]) -> dict[str, lis
 
 
 def adapter_of(live: Live, name: str) -> LoraAdapter | None:
-    return next((one for one in live.engine.adapters if one.name == name), None)
+    return next((one for one in live.engine.lora_adapters if one.name == name), None)
 
 
 async def text(
@@ -186,9 +187,9 @@ async def test_another_adapter_of_an_old_name_is_another_adapter(
     for seed in (5, 6):
         path = Path(folders["a"]).parent / "again"
         write_adapter(path, TARGET, seed=seed)
-        await lora.engine.load_adapter("again", str(path))
+        await lora.engine.load_lora_adapter("again", str(path))
         texts.append([await text(lora, prompts[i], "again", "ngram") for i in range(4)])
-        await lora.engine.unload_adapter("again")
+        await lora.engine.unload_lora_adapter("again")
     assert all(a != b for a, b in zip(*texts, strict=True)), "no cached prefix of the one before"
 
 
@@ -199,10 +200,10 @@ async def test_one_that_cannot_be_used_is_refused_and_leaves_nothing_behind(
     neighbour = asyncio.create_task(text(lora, prompts[0], "a", "self"))
     for path in (too_big, "org/there-is-none"):
         with pytest.raises(EngineConfigError) as caught:
-            await lora.engine.load_adapter("bad", path)
+            await lora.engine.load_lora_adapter("bad", path)
         assert caught.value.field == "lora_path"
     assert len(await neighbour) == LENGTH
-    assert [adapter.name for adapter in lora.engine.adapters] == ["a", "b"]
+    assert [adapter.name for adapter in lora.engine.lora_adapters] == ["a", "b"]
 
 
 async def test_one_in_use_is_not_unloaded(lora: Live, prompts: list[Prompt]) -> None:
@@ -210,8 +211,8 @@ async def test_one_in_use_is_not_unloaded(lora: Live, prompts: list[Prompt]) -> 
     request = GenerationRequest("held", prompts[0], greedy(100), pinned("ngram", 5), adapter)
     deltas = lora.engine.generate(request)
     await anext(deltas)
-    with pytest.raises(AdapterRefused) as caught:
-        await lora.engine.unload_adapter("a")
+    with pytest.raises(LoraRefused) as caught:
+        await lora.engine.unload_lora_adapter("a")
     assert caught.value.code == "adapter_in_use"
     await deltas.aclose()
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from demo import model_path
-from engine_adapter.interface import ProposerInfo
+from engine_adapter.types import ProposerInfo
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

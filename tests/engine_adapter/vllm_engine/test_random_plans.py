@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_adapter.interface import (
-    GenerationRequest,
-    ProposerCounts,
-    SpecDecodeParams,
-    SpecMethod,
-)
+from engine_adapter.counts import ProposerCounts
+from engine_adapter.types import GenerationRequest, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.gateway import arguments
 from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine_adapter.interface import SamplingOptions
+from engine_adapter.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
 
@@ -131,7 +131,7 @@ async def test_without_a_seed_texts_differ(live: Live, prompts: list[Prompt]) ->
 
 async def test_logprobs_are_the_same_whatever_drafts(live: Live, prompts: list[Prompt]) -> None:
     async def logprobs(name: str, k: int) -> list[tuple[int, float, int]]:
-        from engine_adapter.interface import GenerationRequest
+        from engine_adapter.types import GenerationRequest
 
         request = GenerationRequest(
             f"logprobs-{name}", prompts[0], greedy(24, logprobs=3), pinned(name, k)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engine_adapter.interface import GenerationRequest, SpecDecodeParams
+from engine_adapter.types import GenerationRequest, SpecDecodeParams
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -41,7 +41,7 @@ async def fuzz(
 ) -> None:
     """Random prompts, lengths, proposers and k, twelve at a time, under random switches."""
     rng = random.Random(seed)
-    generation = cramped.generation
+    generation = cramped.epoch
     done: list[tuple[Prompt, Result]] = []
     method = await cramped.switch("none")
     slots = asyncio.Semaphore(12)
@@ -50,7 +50,7 @@ async def fuzz(
         async with slots:
             prompt, length = rng.choice(prompts), rng.choice(LENGTHS)
             name = rng.choice(list(CHOICES))
-            spec = SpecDecodeParams(method, generation=cramped.generation)
+            spec = SpecDecodeParams(method, switch_epoch=cramped.epoch)
             if rng.random() < 0.6:
                 spec = pinned(name, rng.randint(min(1, CHOICES[name]), CHOICES[name]))
             if rng.random() < 0.1:
@@ -87,4 +87,4 @@ async def fuzz(
     assert sum(result.counts("self").drafted for _, result in done) > 500
     assert cramped.metric("vllm:num_preemptions_total") > 0
     assert cramped.metric("vllm:prefix_cache_hits_total") > 0
-    assert cramped.generation - generation > 10
+    assert cramped.epoch - generation > 10

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from engine_adapter.errors import InvalidRequest
-from engine_adapter.interface import FinishReason, Form, SamplingOptions, StructuredOutput
+from engine_adapter.types import ConstraintKind, FinishReason, SamplingOptions, StructuredOutput
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
@@ -80,7 +80,7 @@ def formed(form: StructuredOutput, **options: Any) -> SamplingOptions:
 
 
 def of_schema(schema: dict[str, Any]) -> StructuredOutput:
-    return StructuredOutput(Form.JSON_SCHEMA, json.dumps(schema))
+    return StructuredOutput(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
 
 
 async def of_each(
@@ -122,9 +122,12 @@ async def test_200_texts_fit_their_schemas_and_do_not_depend_on_what_drafts(
 @pytest.mark.parametrize(
     ("form", "pattern"),
     [
-        (StructuredOutput(Form.REGEX, r"v[0-9]{1,3}\.[0-9]{1,3}"), r"v\d{1,3}\.\d{1,3}"),
-        (StructuredOutput(Form.CHOICE, choices=("yes", "no", "maybe not")), "yes|no|maybe not"),
-        (StructuredOutput(Form.GRAMMAR, 'root ::= ("ab" | "cd") "!"'), "(ab|cd)!"),
+        (StructuredOutput(ConstraintKind.REGEX, r"v[0-9]{1,3}\.[0-9]{1,3}"), r"v\d{1,3}\.\d{1,3}"),
+        (
+            StructuredOutput(ConstraintKind.CHOICE, choices=("yes", "no", "maybe not")),
+            "yes|no|maybe not",
+        ),
+        (StructuredOutput(ConstraintKind.GRAMMAR, 'root ::= ("ab" | "cd") "!"'), "(ab|cd)!"),
     ],
 )
 async def test_other_forms_are_kept_to_as_well(
@@ -138,7 +141,9 @@ async def test_other_forms_are_kept_to_as_well(
 
 
 async def test_any_json_object_is_an_object(live: Live, prompts: list[Prompt]) -> None:
-    results = await of_each(live, prompts[1], StructuredOutput(Form.JSON_OBJECT), max_tokens=64)
+    results = await of_each(
+        live, prompts[1], StructuredOutput(ConstraintKind.JSON_OBJECT), max_tokens=64
+    )
     assert len({result.tokens for result in results.values()}) == 1
     assert results["none"].text.startswith("{")
 
@@ -146,12 +151,14 @@ async def test_any_json_object_is_an_object(live: Live, prompts: list[Prompt]) -
 @pytest.mark.parametrize(
     "form",
     [
-        StructuredOutput(Form.JSON_SCHEMA, '{"type": "objekt"}', param="it"),
-        StructuredOutput(Form.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', param="it"),
-        StructuredOutput(Form.JSON_SCHEMA, '{"$ref": "#/nowhere"}', param="it"),
-        StructuredOutput(Form.REGEX, "(" + "a" * 1000, param="it"),
-        StructuredOutput(Form.GRAMMAR, "root ::= nowhere", param="it"),
-        StructuredOutput(Form.GRAMMAR, "no grammar", param="it"),
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, '{"type": "objekt"}', param="it"),
+        StructuredOutput(
+            ConstraintKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', param="it"
+        ),
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, '{"$ref": "#/nowhere"}', param="it"),
+        StructuredOutput(ConstraintKind.REGEX, "(" + "a" * 1000, param="it"),
+        StructuredOutput(ConstraintKind.GRAMMAR, "root ::= nowhere", param="it"),
+        StructuredOutput(ConstraintKind.GRAMMAR, "no grammar", param="it"),
     ],
 )
 async def test_a_form_that_cannot_be_kept_to_fails_its_own_request_alone(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine_adapter.interface import SpecDecodeParams, SpecMethod
+from engine_adapter.types import SpecDecodeParams, SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asyncio.Task[Result]:
     """A request that is not pinned, admitted now under `method`."""
-    spec = SpecDecodeParams(method, generation=live.generation)
+    spec = SpecDecodeParams(method, switch_epoch=live.epoch)
     return asyncio.create_task(generate(live, prompt, greedy(length), spec))
 
 
@@ -79,7 +79,7 @@ async def test_a_pinned_request_is_not_switched(live: Live, prompts: list[Prompt
 async def test_a_request_that_an_immediate_switch_overtook_takes_it(
     live: Live, prompts: list[Prompt]
 ) -> None:
-    stale = SpecDecodeParams(SpecMethod("draft", 4), generation=live.generation)
+    stale = SpecDecodeParams(SpecMethod("draft", 4), switch_epoch=live.epoch)
     await live.switch("self", 3)
     result = await generate(live, prompts[3], greedy(30), stale)
     assert set(result.spec.by_proposer) == {"self"}

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import PLAIN, SpecDecodeParams, SpecMethod
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.vllm_engine.wire import Extension, from_extra_args, to_extra_args
+from engine_adapter.types import PLAIN, SpecDecodeParams, SpecMethod
+from engine_adapter.vllm_engine.wire import SpecgateConfig, from_extra_args, to_extra_args
 
 LOOKUP = {"name": "lookup", "method": "ngram", "num_speculative_tokens": 3}
 TREE = {"name": "suffix", "suffix_decoding_min_token_prob": 0.2}
 SMALL = {"name": "small", "method": "draft_model", "model": "a/b"}
 
 
-def through_vllm(extension: Extension) -> Extension:
+def through_vllm(extension: SpecgateConfig) -> SpecgateConfig:
     """To an engine process and back; the configuration must be plain enough for JSON too."""
     carried = json.loads(json.dumps(extension.to_additional_config()))
-    return Extension.of(SimpleNamespace(additional_config=carried))
+    return SpecgateConfig.of(SimpleNamespace(additional_config=carried))
 
 
 def read_back(extra_args: Any) -> SpecDecodeParams:
@@ -28,7 +28,7 @@ def read_back(extra_args: Any) -> SpecDecodeParams:
 @pytest.mark.parametrize("pipe", [None, "/tmp/pipe"])
 @pytest.mark.parametrize("fields", [[], [LOOKUP], [LOOKUP, TREE, SMALL]])
 def test_proposers_and_pipe_reach_the_engine(fields: list[Any], pipe: str | None) -> None:
-    extension = Extension(parse_specs(fields), pipe)
+    extension = SpecgateConfig(parse_specs(fields), pipe)
     assert through_vllm(extension) == extension
 
 
@@ -36,15 +36,15 @@ def test_proposers_and_pipe_reach_the_engine(fields: list[Any], pipe: str | None
     ("fields", "needs"), [([], False), ([LOOKUP, TREE], False), ([LOOKUP, SMALL], True)]
 )
 def test_draft_kv_is_needed_by_those_that_keep_some(fields: list[Any], needs: bool) -> None:
-    assert Extension(parse_specs(fields)).needs_draft_kv is needs
+    assert SpecgateConfig(parse_specs(fields)).needs_draft_kv is needs
 
 
 @pytest.mark.parametrize(
     "params",
     [
         SpecDecodeParams(),
-        SpecDecodeParams(SpecMethod("small", 4), pinned=True, generation=7),
-        SpecDecodeParams(PLAIN, pinned=True, generation=1),
+        SpecDecodeParams(SpecMethod("small", 4), pinned=True, switch_epoch=7),
+        SpecDecodeParams(PLAIN, pinned=True, switch_epoch=1),
     ],
 )
 def test_a_requests_choice_reaches_the_scheduler(params: SpecDecodeParams) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import EngineInfo, ProposerInfo
+from engine_adapter.types import EngineInfo, ProposerInfo
 from server.commands.startup_display import Progress
 from server.settings import Settings
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.interface import PLAIN, SpecMethod
+from engine_adapter.types import PLAIN, SpecMethod
 from server.commands.serve import open_audit
 from server.control.audit import REMEMBERED, Audit, AuditRecord, Caller
 from server.settings import Settings

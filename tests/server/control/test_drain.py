@@ -164,7 +164,7 @@ async def test_a_drain_that_times_out_changes_nothing(start: StartGateway) -> No
         assert [exchange.status for exchange in held] == [200] * 3
         assert all('"proposer":"draft"' in exchange.text for exchange in held)
         switcher, gateway = running.gateway.state.switcher, running.gateway
-        assert (switcher.active.name, switcher.active.generation) == ("draft", 0)
+        assert (switcher.active.name, switcher.active.epoch) == ("draft", 0)
         assert not switcher.gate.holds
         assert gateway.engine.num_running == 1
         labels = {"mode": "drain", "outcome": "timed_out"}
@@ -224,7 +224,7 @@ async def test_a_caller_that_leaves_gives_the_drain_up(start: StartGateway) -> N
     caller.leave()
     await asyncio.wait_for(calling, 1)
     assert told((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"
-    assert gateway.state.switcher.active.generation == 0
+    assert gateway.state.switcher.active.epoch == 0
     assert gateway.state.audit.last[0].outcome == "abandoned"
     ahead.leave()
     await first

@@ -2,17 +2,17 @@
 
 import pytest
 
-from engine_adapter.interface import PLAIN, ProposerInfo, SpecMethod
+from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod
 from server.control.selection import (
     ActiveMethod,
-    Asked,
-    ProposerCatalog,
+    LoadedProposers,
+    MethodRequest,
     SelectionError,
     resolve,
     select,
 )
 
-CATALOG = ProposerCatalog(
+CATALOG = LoadedProposers(
     (
         ProposerInfo("ngram", "ngram", None, 5),
         ProposerInfo("long", "ngram", None, 8),
@@ -28,8 +28,8 @@ CATALOG = ProposerCatalog(
 ACTIVE = ActiveMethod(SpecMethod("draft", 4), "draft", 7, 0.0)
 
 
-def named(proposer: str | None, k: int | None = None) -> Asked:
-    return Asked(proposer, k, given=True)
+def named(proposer: str | None, k: int | None = None) -> MethodRequest:
+    return MethodRequest(proposer, k, is_named=True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_long_unknown_name_is_not_repeated_in_full() -> None:
 @pytest.mark.parametrize("role", ["primary", "backup"])
 def test_a_role_that_nobody_has_is_refused(role: str) -> None:
     with pytest.raises(SelectionError, match=f"no {role} proposer") as caught:
-        resolve(named(role), ProposerCatalog(CATALOG.proposers))
+        resolve(named(role), LoadedProposers(CATALOG.proposers))
     assert caught.value.code == "proposer_not_found"
 
 
@@ -118,46 +118,46 @@ def test_k_of_zero_is_plain_decoding() -> None:
 def test_errors_bear_the_names_that_the_client_wrote() -> None:
     flat = {"proposer_param": "speculative_model", "k_param": "num_speculative_tokens"}
     with pytest.raises(SelectionError) as name:
-        resolve(Asked("nobody", None, True, **flat), CATALOG)
+        resolve(MethodRequest("nobody", None, True, **flat), CATALOG)
     with pytest.raises(SelectionError) as k:
-        resolve(Asked("draft", 9, True, **flat), CATALOG)
+        resolve(MethodRequest("draft", 9, True, **flat), CATALOG)
     assert (name.value.param, k.value.param) == ("speculative_model", "num_speculative_tokens")
 
 
 def test_a_request_that_asks_for_nothing_follows_the_active_method() -> None:
-    choice = select(Asked(), ACTIVE, CATALOG)
-    assert choice.params.method == SpecMethod("draft", 4)
+    choice = select(MethodRequest(), ACTIVE, CATALOG)
+    assert choice.params.spec_method == SpecMethod("draft", 4)
     assert not choice.params.pinned
-    assert choice.params.generation == 7
+    assert choice.params.switch_epoch == 7
     assert (choice.name, choice.selected_by) == ("draft", "active")
 
 
 def test_a_request_that_names_its_proposer_is_pinned() -> None:
     choice = select(named("ngram", 2), ACTIVE, CATALOG)
-    assert choice.params.method == SpecMethod("ngram", 2)
+    assert choice.params.spec_method == SpecMethod("ngram", 2)
     assert choice.params.pinned
     assert (choice.name, choice.selected_by) == ("ngram", "request")
 
 
 def test_a_request_that_wants_no_speculation_is_pinned_to_none() -> None:
     choice = select(named(None), ACTIVE, CATALOG)
-    assert (choice.params.method, choice.params.pinned, choice.name) == (PLAIN, True, "none")
+    assert (choice.params.spec_method, choice.params.pinned, choice.name) == (PLAIN, True, "none")
 
 
 @pytest.mark.parametrize(("k", "expected"), [(2, 2), (4, 4), (8, 4)])
 def test_k_without_a_proposer_caps_the_active_one(k: int, expected: int) -> None:
-    choice = select(Asked(None, k), ACTIVE, CATALOG)
-    assert choice.params.method == SpecMethod("draft", expected)
+    choice = select(MethodRequest(None, k), ACTIVE, CATALOG)
+    assert choice.params.spec_method == SpecMethod("draft", expected)
     assert choice.params.pinned  # a later switch must not lift the cap
 
 
 def test_k_of_zero_without_a_proposer_is_plain_decoding() -> None:
-    assert select(Asked(None, 0), ACTIVE, CATALOG).params.method == PLAIN
+    assert select(MethodRequest(None, 0), ACTIVE, CATALOG).params.spec_method == PLAIN
 
 
 def test_k_without_a_proposer_is_judged_alike_whatever_is_active() -> None:
     plain = ActiveMethod(PLAIN, "none", 8, 0.0)
-    assert select(Asked(None, 8), plain, CATALOG).params.method == PLAIN
+    assert select(MethodRequest(None, 8), plain, CATALOG).params.spec_method == PLAIN
     for active in (ACTIVE, plain):
         with pytest.raises(SelectionError):
-            select(Asked(None, 9), active, CATALOG)
+            select(MethodRequest(None, 9), active, CATALOG)

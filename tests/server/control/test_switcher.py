@@ -8,17 +8,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.errors import EngineDead
-from engine_adapter.interface import PLAIN, ProposerInfo, SpecMethod
+from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod, Switch
 from server.control.audit import REMEMBERED, Audit
-from server.control.selection import Asked, ProposerCatalog, SelectionError
+from server.control.selection import LoadedProposers, MethodRequest, SelectionError
 from server.control.switcher import MODES, Switcher, SwitchInProgress
 from server.telemetry.metrics import Metrics
 
-CATALOG = ProposerCatalog(
+CATALOG = LoadedProposers(
     (ProposerInfo("ngram", "ngram", None, 5), ProposerInfo("draft", "draft_model", "/d", 4)),
     primary="draft",
 )
-NGRAM = Asked("ngram", None, True)
+NGRAM = MethodRequest("ngram", None, True)
 
 
 class RecordingEngine:
@@ -32,8 +32,8 @@ class RecordingEngine:
         self.failure: EngineDead | None = None
         self.during: Callable[[], None] = lambda: None
 
-    async def switch(self, method: SpecMethod, generation: int, *, running: bool) -> None:
-        self.calls.append((method, generation, running))
+    async def switch(self, switch: Switch, *, running: bool) -> None:
+        self.calls.append((switch.spec_method, switch.epoch, running))
         self.during()
         await self.gate.wait()
         if self.error is not None:
@@ -67,7 +67,7 @@ def bench() -> Bench:
 )
 async def test_it_begins_with_the_initial_method(initial: str, expected: SpecMethod) -> None:
     active = Bench(initial).switcher.active
-    assert (active.method, active.name, active.generation) == (expected, expected.proposer, 0)
+    assert (active.spec_method, active.name, active.epoch) == (expected, expected.proposer, 0)
 
 
 async def test_an_unknown_initial_method_is_refused() -> None:
@@ -84,15 +84,15 @@ async def test_a_switch_reaches_the_engine_and_is_published(
     assert bench.engine.calls == [(SpecMethod("ngram", 5), 1, running)]
     assert (result.previous, result.active) == (PLAIN, SpecMethod("ngram", 5))
     assert (result.mode, result.generation) == (mode, 1)
-    assert bench.switcher.active.method == SpecMethod("ngram", 5)
-    assert bench.switcher.active.generation == 1
+    assert bench.switcher.active.spec_method == SpecMethod("ngram", 5)
+    assert bench.switcher.active.epoch == 1
 
 
 async def test_the_engine_has_a_generation_before_a_request_can(bench: Bench) -> None:
     seen: list[int] = []
-    bench.engine.during = lambda: seen.append(bench.switcher.active.generation)
+    bench.engine.during = lambda: seen.append(bench.switcher.active.epoch)
     await bench.switcher.switch(NGRAM)
-    await bench.switcher.switch(Asked(None, None, True))
+    await bench.switcher.switch(MethodRequest(None, None, True))
     assert seen == [0, 1]
 
 
@@ -105,16 +105,16 @@ async def test_of_fifty_switches_at_once_one_wins(bench: Bench) -> None:
     refused = [r for r in results if isinstance(r, SwitchInProgress)]
     assert len(refused) == 49
     assert len(bench.engine.calls) == 1
-    assert bench.switcher.active.generation == 1
+    assert bench.switcher.active.epoch == 1
     labels = {"mode": "immediate", "outcome": "refused"}
     assert bench.value("specgate_spec_method_switches_total", **labels) == 49
 
 
 async def test_one_after_another_all_win_with_growing_generations(bench: Bench) -> None:
     for i in range(50):
-        await bench.switcher.switch(NGRAM if i % 2 else Asked("draft", 1 + i % 4, True))
+        await bench.switcher.switch(NGRAM if i % 2 else MethodRequest("draft", 1 + i % 4, True))
     assert [generation for _, generation, _ in bench.engine.calls] == list(range(1, 51))
-    assert bench.switcher.active.generation == 50
+    assert bench.switcher.active.epoch == 50
 
 
 async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(bench: Bench) -> None:
@@ -122,7 +122,7 @@ async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(benc
     with pytest.raises(EngineDead):
         await bench.switcher.switch(NGRAM)
     # The engine may have taken generation 1 to heart: later requests are not older than it.
-    assert (bench.switcher.active.method, bench.switcher.active.generation) == (PLAIN, 1)
+    assert (bench.switcher.active.spec_method, bench.switcher.active.epoch) == (PLAIN, 1)
     assert bench.value("specgate_spec_method_info", spec_method="none") == 1
     assert bench.value("specgate_spec_method_info", spec_method="ngram") is None
     bench.engine.error = None
@@ -139,7 +139,7 @@ async def test_a_dead_engine_is_not_asked_and_the_refusal_is_recorded(
     assert bench.engine.calls == []
     (record,) = bench.audit.last
     assert (record.outcome, record.error, record.generation) == ("failed", "gone", None)
-    assert (bench.switcher.active.method, bench.switcher.active.generation) == (PLAIN, 0)
+    assert (bench.switcher.active.spec_method, bench.switcher.active.epoch) == (PLAIN, 0)
     assert not bench.switcher.gate.holds
     bench.engine.failure = None
     assert (await bench.switcher.switch(NGRAM)).generation == 1
@@ -161,14 +161,14 @@ async def test_a_caller_that_leaves_does_not_stop_the_switch(bench: Bench) -> No
 @pytest.mark.parametrize(
     ("asked", "mode", "param"),
     [
-        (Asked("nobody", None, True), "immediate", "spec_decode.proposer"),
-        (Asked("ngram", 6, True), "immediate", "spec_decode.num_speculative_tokens"),
+        (MethodRequest("nobody", None, True), "immediate", "spec_decode.proposer"),
+        (MethodRequest("ngram", 6, True), "immediate", "spec_decode.num_speculative_tokens"),
         (NGRAM, "later", "mode"),
         (NGRAM, "", "mode"),
     ],
 )
 async def test_what_cannot_be_switched_to_changes_nothing(
-    bench: Bench, asked: Asked, mode: str, param: str
+    bench: Bench, asked: MethodRequest, mode: str, param: str
 ) -> None:
     with pytest.raises(SelectionError) as caught:
         await bench.switcher.switch(asked, mode)
@@ -200,7 +200,7 @@ async def test_the_audit_holds_the_last_switches_newest_first(bench: Bench) -> N
     await bench.switcher.switch(NGRAM, "new_requests", "nightly batch")
     bench.engine.error = EngineDead("gone")
     with pytest.raises(EngineDead):
-        await bench.switcher.switch(Asked("draft", 2, True))
+        await bench.switcher.switch(MethodRequest("draft", 2, True))
     failed, switched = bench.audit.last
     assert (switched.previous, switched.to) == (PLAIN, SpecMethod("ngram", 5))
     assert (switched.outcome, switched.reason, switched.error) == (

@@ -1,6 +1,6 @@
 """The arithmetic of the response's statistics."""
 
-from engine_adapter.interface import ProposerCounts, SpecStats
+from engine_adapter.counts import ProposerCounts, SpecStats
 from server.openai.statistics import acceptance_histogram, speculative_decoding, total
 
 NGRAM = ProposerCounts(

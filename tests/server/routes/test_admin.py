@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine_adapter.interface import SpecMethod
+from engine_adapter.types import Switch
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -109,7 +109,7 @@ async def test_a_bad_switch_names_its_field_and_changes_nothing(
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
     assert error["message"]
-    assert gateway.state.switcher.active.generation == 0
+    assert gateway.state.switcher.active.epoch == 0
 
 
 @pytest.mark.parametrize("content", [b'{"speculative_model"', b"", b"[]", b"null", b'"ngram"'])
@@ -126,7 +126,7 @@ async def test_of_fifty_switches_at_once_one_wins_at_a_time(
     running_now = most_at_once = 0
     engine = gateway.state.engine
 
-    async def slow(method: SpecMethod, generation: int, *, running: bool) -> None:
+    async def slow(switch: Switch, *, running: bool) -> None:
         nonlocal running_now, most_at_once
         running_now += 1
         most_at_once = max(most_at_once, running_now)
@@ -145,7 +145,7 @@ async def test_of_fifty_switches_at_once_one_wins_at_a_time(
     assert len(won) + len(lost) == 50
     assert {r.json()["error"]["code"] for r in lost} == {"switch_in_progress"}
     assert sorted(r.json()["generation"] for r in won) == list(range(1, len(won) + 1))
-    assert gateway.state.switcher.active.generation == len(won)
+    assert gateway.state.switcher.active.epoch == len(won)
 
 
 async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: StartGateway) -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.interface import StepReport
+from engine_adapter.counts import StepKind, StepReport
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -237,8 +237,10 @@ async def test_every_change_that_was_asked_for_leaves_a_record(gateway: Gateway)
 
 def quarantine(gateway: Gateway, name: str) -> None:
     """Lets the engine report a fault that quarantines a proposer."""
-    report = StepReport("decode", 0.01, {}, {}, {}, {name: "ValueError: broken"}, (name,))
-    gateway.engine._roster.note(report, {})
+    report = StepReport(
+        StepKind.DECODE, 0.01, {}, {}, {}, {}, {name: "ValueError: broken"}, (name,)
+    )
+    gateway.engine._registry.record_step(report)
     gateway.state.metrics.on_step(report)
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import (
+from engine_adapter.counts import SpecStats
+from engine_adapter.types import (
+    ConstraintKind,
     Delta,
     FinishReason,
-    Form,
     GenerationRequest,
-    SpecStats,
     StructuredOutput,
 )
 from server.schema import structured
@@ -52,42 +52,46 @@ HONOURED: list[tuple[dict[str, Any], str, Any]] = [
     (
         {"response_format": {"type": "json_object"}},
         "structured_output",
-        StructuredOutput(Form.JSON_OBJECT, param="response_format"),
+        StructuredOutput(ConstraintKind.JSON_OBJECT, param="response_format"),
     ),
     (
         wrapped(strict=True, description="an answer"),
         "structured_output",
-        StructuredOutput(Form.JSON_SCHEMA, SCHEMA_TEXT, param="response_format"),
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, SCHEMA_TEXT, param="response_format"),
     ),
     (
         {"structured_outputs": {"json": SCHEMA}},
         "structured_output",
-        StructuredOutput(Form.JSON_SCHEMA, SCHEMA_TEXT, param="structured_outputs.json"),
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, SCHEMA_TEXT, param="structured_outputs.json"),
     ),
     (
         {"structured_outputs": {"json": SCHEMA_TEXT}},
         "structured_output",
-        StructuredOutput(Form.JSON_SCHEMA, SCHEMA_TEXT, param="structured_outputs.json"),
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, SCHEMA_TEXT, param="structured_outputs.json"),
     ),
     (
         {"structured_outputs": {"json_object": True}},
         "structured_output",
-        StructuredOutput(Form.JSON_OBJECT, param="structured_outputs.json_object"),
+        StructuredOutput(ConstraintKind.JSON_OBJECT, param="structured_outputs.json_object"),
     ),
     (
         {"structured_outputs": {"regex": "a+"}},
         "structured_output",
-        StructuredOutput(Form.REGEX, "a+", param="structured_outputs.regex"),
+        StructuredOutput(ConstraintKind.REGEX, "a+", param="structured_outputs.regex"),
     ),
     (
         {"structured_outputs": {"choice": ["yes", "no"]}},
         "structured_output",
-        StructuredOutput(Form.CHOICE, choices=("yes", "no"), param="structured_outputs.choice"),
+        StructuredOutput(
+            ConstraintKind.CHOICE, choices=("yes", "no"), param="structured_outputs.choice"
+        ),
     ),
     (
         {"structured_outputs": {"grammar": 'root ::= "a"'}},
         "structured_output",
-        StructuredOutput(Form.GRAMMAR, 'root ::= "a"', param="structured_outputs.grammar"),
+        StructuredOutput(
+            ConstraintKind.GRAMMAR, 'root ::= "a"', param="structured_outputs.grammar"
+        ),
     ),
 ]
 """Fields, the engine's option, and its value."""

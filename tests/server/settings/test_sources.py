@@ -74,7 +74,7 @@ def test_lora_modules_come_in_vllms_forms(tmp_path: Path) -> None:
         assert settings.lora_modules == {"a": "x", "d": "q"}
     text = "model: org/m\nenable_lora: true\nlora_modules:\n  a: x\n"
     settings = load_settings(["--config", config(tmp_path, text)], {})
-    assert settings.engine_config().adapters == {"a": "x"}
+    assert settings.engine_config().lora_modules == {"a": "x"}
     assert settings.engine_config().arguments["enable_lora"] is True
 
 

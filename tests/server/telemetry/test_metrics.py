@@ -3,12 +3,12 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine_adapter.interface import ProposerCounts, StepReport
+from engine_adapter.counts import ProposerCounts, StepKind, StepReport
 from server.telemetry import metrics as module
 from server.telemetry.metrics import Metrics
 
 STEP = StepReport(
-    kind="verify",
+    kind=StepKind.VERIFY,
     seconds=0.02,
     verified={
         "ngram": ProposerCounts(2, 6, 4, (2, 1, 1), 6),
@@ -16,6 +16,7 @@ STEP = StepReport(
         "none": ProposerCounts(emitted=3),
     },
     draft_seconds={"draft": 0.004},
+    drafted={"draft": 4},
     catchup_tokens={"draft": 17},
 )
 

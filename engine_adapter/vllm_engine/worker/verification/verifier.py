@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import Positions
 from engine_adapter.vllm_engine.worker.verification.rejection import (
     SampledDraft,
     SpeculativeSampling,
 )
-from engine_adapter.vllm_engine.worker.verification import logits_processors
 
 
 class Verifier:

@@ -5,13 +5,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine_adapter.interface import NONE, ProposerCounts, SpecMethod, SpecStats, StepReport
-from engine_adapter.vllm_engine.core.counting import (
+from engine_adapter.counts import ProposerCounts, SpecStats, StepKind, StepReport
+from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.vllm_engine.core.counting import RowState, StepTally, Tally
+from engine_adapter.vllm_engine.wire import (
     KEY,
     DraftReport,
-    RowState,
-    StepTally,
-    Tally,
     decode_counts,
     decode_request,
     decode_step,
@@ -122,32 +121,31 @@ def test_an_output_without_statistics_brings_none() -> None:
 
 
 def test_a_steps_report_survives_the_wire() -> None:
-    step = StepTally("verify")
+    step = StepTally(StepKind.VERIFY)
     step.tallies["small"].verified(4, 1)
     step.tallies["small"].emitted(2)
     step.tallies[NONE].emitted(3)
     step.quarantined = ["bad"]
     drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
-    report, drafted = decode_step(over_the_wire(step.to_wire(0.25, drafts)))
+    report = decode_step(over_the_wire(step.to_wire(0.25, drafts)))
     assert report == StepReport(
-        kind="verify",
+        kind=StepKind.VERIFY,
         seconds=0.25,
         verified={
             "small": ProposerCounts(1, 4, 1, (1,), 2),
             NONE: ProposerCounts(emitted=3),
         },
         draft_seconds={"small": 0.5},
+        drafted={"small": 8},
         catchup_tokens={"small": 17},
         faults={"bad": "ValueError: no"},
         quarantined=("bad",),
     )
-    assert drafted == {"small": 8}
 
 
 def test_a_step_that_drafted_nothing_reports_no_drafting() -> None:
-    report, drafted = decode_step(over_the_wire(StepTally().to_wire(0.1, None)))
-    assert report == StepReport("decode", 0.1, {}, {}, {})
-    assert drafted == {}
+    report = decode_step(over_the_wire(StepTally().to_wire(0.1, None)))
+    assert report == StepReport(StepKind.DECODE, 0.1, {}, {}, {}, {})
 
 
 def test_everything_stands_under_one_key() -> None:

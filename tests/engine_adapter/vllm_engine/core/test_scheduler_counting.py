@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import NONE, PLAIN, ProposerCounts
-from engine_adapter.vllm_engine.core.counting import StepTally, decode_request, decode_step
+from engine_adapter.counts import ProposerCounts
+from engine_adapter.types import NONE, PLAIN, Switch
+from engine_adapter.vllm_engine.core.counting import StepTally
+from engine_adapter.vllm_engine.wire import decode_request, decode_step
 from tests.engine_adapter.vllm_engine.support.bare_scheduler import (
     DRAFT,
     admit,
@@ -39,7 +41,7 @@ def test_a_switch_between_drafting_and_verification_still_credits_the_drafter(
     admit(scheduler, request("r"))
     step(scheduler, "r")  # ngram is planned to draft at its end
     verify(scheduler, "r", drafted=0, accepted=0)
-    scheduler.switch(DRAFT, 1)
+    scheduler.switch(Switch(DRAFT, 1))
     step(scheduler, "r", drafts={"r": 5})  # verifies ngram's, plans the draft model
     verify(scheduler, "r", drafted=5, accepted=2)
     step(scheduler, "r", drafts={"r": 4})
@@ -54,7 +56,7 @@ def test_a_switch_to_none_still_credits_the_drafter(scheduler: Any) -> None:
     admit(scheduler, request("r"))
     step(scheduler, "r")
     verify(scheduler, "r", drafted=0, accepted=0)
-    scheduler.switch(PLAIN, 1)
+    scheduler.switch(Switch(PLAIN, 1))
     step(scheduler, "r", drafts={"r": 5})
     verify(scheduler, "r", drafted=5, accepted=1)
     step(scheduler, "r")

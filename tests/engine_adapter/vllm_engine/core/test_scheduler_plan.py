@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import PLAIN, SpecMethod
-from engine_adapter.vllm_engine.core.counting import DraftReport, decode_step
-from engine_adapter.vllm_engine.worker.draft_validation import MAX_FAULTS
+from engine_adapter.types import PLAIN, SpecMethod, Switch
+from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
+from engine_adapter.vllm_engine.wire import DraftReport, decode_step
 from tests.engine_adapter.vllm_engine.support.bare_scheduler import (
     DRAFT,
     NGRAM,
@@ -119,16 +119,16 @@ def test_a_switch_moves_all_but_the_pinned(scheduler: Any) -> None:
         request("plain", PLAIN),
         request("pinned plain", PLAIN, pinned=True),
     )
-    scheduler.switch(DRAFT, 1)
+    scheduler.switch(Switch(DRAFT, 1))
     plan = step(scheduler, "free", "pinned", "plain", "pinned plain").specgate_plan
     assert plan == {"free": DRAFT, "pinned": NGRAM, "plain": DRAFT}
 
 
 def test_a_switch_to_none_and_back_is_followed(scheduler: Any) -> None:
     admit(scheduler, request("r"))
-    scheduler.switch(PLAIN, 1)
+    scheduler.switch(Switch(PLAIN, 1))
     assert step(scheduler, "r").specgate_plan == {}
-    scheduler.switch(NGRAM, 2)
+    scheduler.switch(Switch(NGRAM, 2))
     assert step(scheduler, "r").specgate_plan == {"r": NGRAM}
 
 
@@ -139,13 +139,13 @@ def test_a_switch_to_none_and_back_is_followed(scheduler: Any) -> None:
 def test_a_request_that_a_switch_overtook_on_its_way_takes_the_new_method(
     scheduler: Any, generation: int, pinned: bool, expected: SpecMethod
 ) -> None:
-    scheduler.switch(DRAFT, 5)
+    scheduler.switch(Switch(DRAFT, 5))
     admit(scheduler, request("r", NGRAM, pinned=pinned, generation=generation))
     assert step(scheduler, "r").specgate_plan == {"r": expected}
 
 
 def test_a_request_overtaken_by_a_switch_to_none_is_not_drafted_for(scheduler: Any) -> None:
-    scheduler.switch(PLAIN, 5)
+    scheduler.switch(Switch(PLAIN, 5))
     admit(scheduler, request("r", NGRAM, generation=4))
     assert scheduler._drafting == 0
     assert step(scheduler, "r").specgate_plan == {}
@@ -171,7 +171,7 @@ def test_the_number_of_drafting_requests_is_right_whatever_happens(scheduler: An
 def test_a_request_added_again_keeps_what_it_has(scheduler: Any) -> None:
     """A streaming session sends the same request on; it is one row."""
     admit(scheduler, request("r"))
-    scheduler.switch(DRAFT, 1)
+    scheduler.switch(Switch(DRAFT, 1))
     admit(scheduler, request("r"))
     assert scheduler._drafting == 1
     assert step(scheduler, "r").specgate_plan == {"r": DRAFT}

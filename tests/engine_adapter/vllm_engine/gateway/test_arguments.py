@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from demo import model_path
+from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.factory import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine.gateway.arguments import (
     CPU_KV_CACHE_BYTES,
-    OURS,
     engine_args,
     prepare_environment,
 )
@@ -94,11 +93,11 @@ def test_several_workers_keep_their_own_processes(
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", RESERVED_ARGUMENTS)
 def test_an_argument_that_is_specgates_is_refused_with_the_reason(name: str) -> None:
     error = refusal(**{name: "anything"})
     assert error.setting == name
-    assert OURS[name] in str(error)
+    assert RESERVED_ARGUMENTS[name] in str(error)
 
 
 @pytest.mark.vllm

@@ -7,7 +7,7 @@ import pytest
 
 from demo import model_path
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
-from engine_adapter.proposer_registry import Roster
+from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine.gateway.hot_load import ProposerLoader
@@ -38,43 +38,43 @@ class Ranks:
 
 
 @pytest.fixture
-def roster() -> Roster:
-    return Roster(parse_specs([{"name": "ngram"}]))
+def registry() -> ProposerRegistry:
+    return ProposerRegistry(parse_specs([{"name": "ngram"}]))
 
 
-async def test_it_is_taken_over_when_the_last_rank_is_ready(roster: Roster) -> None:
+async def test_it_is_taken_over_when_the_last_rank_is_ready(registry: ProposerRegistry) -> None:
     ranks = Ranks((READING, READING), (READY, READING), (READY, READY))
-    info = await ProposerLoader(roster, 5).load(ranks, LOOKUP, SIZES)
+    info = await ProposerLoader(registry, 5).load(ranks, LOOKUP, SIZES)
     assert ranks.calls == ["load", *["load_state"] * 3, "install"]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
-    assert [spec.name for spec in roster.specs] == ["ngram", "lookup"]
-    assert roster.loading is None
+    assert [spec.name for spec in registry.specs] == ["ngram", "lookup"]
+    assert registry.loading is None
 
 
 @pytest.mark.parametrize(("state", "error"), [(REFUSED, EngineConfigError), (FAILED, EngineError)])
 async def test_where_one_rank_fails_all_drop_it(
-    roster: Roster, state: str, error: type[Exception]
+    registry: ProposerRegistry, state: str, error: type[Exception]
 ) -> None:
     ranks = Ranks((READING, state), (READY, state))
     with pytest.raises(error, match="why 1"):
-        await ProposerLoader(roster, 5).load(ranks, LOOKUP, SIZES)
+        await ProposerLoader(registry, 5).load(ranks, LOOKUP, SIZES)
     assert ranks.calls == ["load", "load_state", "load_state", "unload"]
-    assert [spec.name for spec in roster.specs] == ["ngram"]
-    assert roster.loading is None
+    assert [spec.name for spec in registry.specs] == ["ngram"]
+    assert registry.loading is None
 
 
 @pytest.mark.parametrize("at", ["load", "load_state", "install"])
-async def test_a_process_that_dies_has_loaded_nothing(roster: Roster, at: str) -> None:
+async def test_a_process_that_dies_has_loaded_nothing(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
-        await ProposerLoader(roster, 5).load(Ranks((READY, READY), dies_at=at), LOOKUP, SIZES)
-    assert [spec.name for spec in roster.specs] == ["ngram"]
-    assert roster.loading is None
+        await ProposerLoader(registry, 5).load(Ranks((READY, READY), dies_at=at), LOOKUP, SIZES)
+    assert [spec.name for spec in registry.specs] == ["ngram"]
+    assert registry.loading is None
 
 
-async def test_weights_that_do_not_fit_never_reach_the_process(roster: Roster) -> None:
+async def test_weights_that_do_not_fit_never_reach_the_process(registry: ProposerRegistry) -> None:
     ranks = Ranks()
     with pytest.raises(EngineConfigError, match="there is no folder") as caught:
-        await ProposerLoader(roster, 5).load(
+        await ProposerLoader(registry, 5).load(
             ranks, {"name": "heads", "method": "medusa", "model": "/nowhere"}, SIZES
         )
     assert caught.value.field == "model"
@@ -83,17 +83,19 @@ async def test_weights_that_do_not_fit_never_reach_the_process(roster: Roster) -
     config = json.loads((model_path("target") / "config.json").read_text())
     sizes = TargetSizes(config["hidden_size"], config["vocab_size"])
     with pytest.raises(EngineConfigError, match="at most 4") as caught:
-        await ProposerLoader(roster, 5).load(ranks, {**heads, "num_speculative_tokens": 5}, sizes)
+        await ProposerLoader(registry, 5).load(ranks, {**heads, "num_speculative_tokens": 5}, sizes)
     assert caught.value.field == "num_speculative_tokens"
     assert ranks.calls == []
 
 
-async def test_who_is_unloaded_is_gone_before_the_process_is_told(roster: Roster) -> None:
+async def test_who_is_unloaded_is_gone_before_the_process_is_told(
+    registry: ProposerRegistry,
+) -> None:
     ranks = Ranks(dies_at="unload")
     with pytest.raises(EngineDead):
-        await ProposerLoader(roster, 5).unload(ranks, "ngram")
-    assert roster.specs == ()
+        await ProposerLoader(registry, 5).unload(ranks, "ngram")
+    assert registry.specs == ()
     ranks = Ranks()
-    roster.add(parse_specs([LOOKUP])[0], [])
-    await ProposerLoader(roster, 5).unload(ranks, "lookup")
+    registry.add(parse_specs([LOOKUP])[0], [])
+    await ProposerLoader(registry, 5).unload(ranks, "lookup")
     assert ranks.calls == ["unload", "pardon"]

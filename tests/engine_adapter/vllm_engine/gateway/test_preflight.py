@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.factory import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine.gateway import preflight
 from tests.engine_adapter.proposers.heads import (
@@ -74,37 +74,6 @@ def refusal(check: Callable[..., Any], *args: Any) -> EngineConfigError:
 
 
 # -- draft capacity --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ks", "asked", "capacity"),
-    [
-        ([], None, 5),
-        ([3], None, 5),
-        ([3, 8], None, 8),
-        ([3], 3, 3),
-        ([3], 12, 12),
-        ([], 2, 2),
-    ],
-)
-def test_the_capacity_is_what_is_set_or_the_largest_k_but_at_least_five(
-    ks: list[int], asked: int | None, capacity: int
-) -> None:
-    proposers = [
-        {"name": f"n{i}", "method": "ngram", "num_speculative_tokens": k} for i, k in enumerate(ks)
-    ]
-    assert preflight.draft_capacity(config(proposers=proposers, capacity=asked)) == capacity
-
-
-def test_a_k_above_the_capacity_is_refused_with_both() -> None:
-    proposers = [
-        {"name": "ngram", "num_speculative_tokens": 4},
-        {"name": "long", "method": "ngram", "num_speculative_tokens": 9},
-    ]
-    error = refusal(preflight.draft_capacity, config(proposers=proposers, capacity=8))
-    assert error.setting == "proposer"
-    assert "long: num_speculative_tokens 9" in str(error)
-    assert "max_speculative_tokens 8" in str(error)
 
 
 # -- models ----------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from engine_adapter.config import RestartPolicy
 from engine_adapter.errors import EngineDead, EngineNotReady, EngineStartError
-from engine_adapter.factory import RestartPolicy
 from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.04, limit=3, window_s=60)

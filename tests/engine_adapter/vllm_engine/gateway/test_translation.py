@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.counts import SpecStats
 from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
-from engine_adapter.interface import (
+from engine_adapter.types import (
+    ConstraintKind,
     FinishReason,
-    Form,
     GenerationRequest,
     SamplingOptions,
     SpecDecodeParams,
     SpecMethod,
-    SpecStats,
     StructuredOutput,
 )
 from engine_adapter.vllm_engine.core.counting import RowState
@@ -38,7 +38,7 @@ OPTIONS = SamplingOptions(
     logit_bias={7: -100.0, 8: 2.5},
     allowed_token_ids=(7, 8, 9),
     bad_words=("never",),
-    structured_output=StructuredOutput(Form.REGEX, "[0-9]+"),
+    structured_output=StructuredOutput(ConstraintKind.REGEX, "[0-9]+"),
     logprobs=3,
     prompt_logprobs=2,
     ignore_eos=True,
@@ -106,11 +106,11 @@ def test_every_default_reaches_vllm(name: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "field", "value"),
     [
-        (StructuredOutput(Form.JSON_OBJECT), "json_object", True),
-        (StructuredOutput(Form.JSON_SCHEMA, "{}"), "json", "{}"),
-        (StructuredOutput(Form.REGEX, "a+"), "regex", "a+"),
-        (StructuredOutput(Form.GRAMMAR, "root ::= x"), "grammar", "root ::= x"),
-        (StructuredOutput(Form.CHOICE, choices=("a", "b")), "choice", ["a", "b"]),
+        (StructuredOutput(ConstraintKind.JSON_OBJECT), "json_object", True),
+        (StructuredOutput(ConstraintKind.JSON_SCHEMA, "{}"), "json", "{}"),
+        (StructuredOutput(ConstraintKind.REGEX, "a+"), "regex", "a+"),
+        (StructuredOutput(ConstraintKind.GRAMMAR, "root ::= x"), "grammar", "root ::= x"),
+        (StructuredOutput(ConstraintKind.CHOICE, choices=("a", "b")), "choice", ["a", "b"]),
     ],
 )
 def test_each_form_of_a_text_is_vllms_own(
@@ -136,7 +136,7 @@ def test_outputs_are_deltas_of_one_sequence() -> None:
 
 @pytest.mark.vllm
 def test_the_choice_of_proposer_rides_along() -> None:
-    spec = SpecDecodeParams(SpecMethod("small", 3), pinned=True, generation=4)
+    spec = SpecDecodeParams(SpecMethod("small", 3), pinned=True, switch_epoch=4)
     assert from_extra_args(translated(SamplingOptions(), spec)) == spec
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import PLAIN, SpecDecodeParams, SpecMethod
 from engine_adapter.policies.fixed import FixedPolicy
-from engine_adapter.vllm_engine.core.counting import StepTally, decode_request
-from engine_adapter.vllm_engine.wire import to_extra_args
-from engine_adapter.vllm_engine.worker.draft_validation import Quarantine
+from engine_adapter.types import NO_SWITCH, SpecDecodeParams, SpecMethod
+from engine_adapter.vllm_engine.core.counting import StepTally
+from engine_adapter.vllm_engine.core.quarantine import Quarantine
+from engine_adapter.vllm_engine.wire import decode_request, to_extra_args
 
 NGRAM, DRAFT = SpecMethod("ngram", 5), SpecMethod("small", 4)
 CONTEXT = 100
@@ -41,7 +41,7 @@ def make_scheduler(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     made._quarantine = Quarantine()
     made._rows = {}
     made._drafting = 0
-    made._swept = (0, PLAIN)
+    made._last_running_switch = NO_SWITCH
     made._step = StepTally()
     made._step_began = 0.0
     made._draft_report = None

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_adapter.interface import SpecMethod
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import Capabilities
+from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.worker.step import TargetStep
 
 CONTEXT = 64

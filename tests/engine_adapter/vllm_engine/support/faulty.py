@@ -15,8 +15,8 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
     DraftHost,
-    Method,
     Proposer,
+    ProposerMethod,
     ProposerSpec,
 )
 
@@ -93,4 +93,4 @@ for _name, _needs, _create in (
     ("faulty", Capabilities(), _faulty),
     ("faulty_draft", Capabilities(model=True, draft_kv=True), _faulty_draft),
 ):
-    catalog._BY_NAME[_name] = Method(_name, _needs, 4, {}, lambda spec: None, _create)
+    catalog._BY_NAME[_name] = ProposerMethod(_name, _needs, 4, {}, lambda spec: None, _create)

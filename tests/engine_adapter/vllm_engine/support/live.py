@@ -7,17 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_adapter.interface import (
-    Engine,
+from engine_adapter.counts import ProposerCounts, SpecStats, StepReport
+from engine_adapter.interface import Engine
+from engine_adapter.types import (
     FinishReason,
     GenerationRequest,
     LoraAdapter,
-    ProposerCounts,
     SamplingOptions,
     SpecDecodeParams,
     SpecMethod,
-    SpecStats,
-    StepReport,
+    Switch,
 )
 
 TIE = 1e-4
@@ -64,13 +63,13 @@ class Live:
     recorder: Recorder
     registry: Any
     processes: frozenset[Any] = frozenset()
-    generation: int = 0
+    epoch: int = 0
 
     async def switch(self, name: str, k: int = 0, *, running: bool = True) -> SpecMethod:
         """Makes a method the default; returns it, for the requests that follow."""
-        self.generation += 1
+        self.epoch += 1
         method = SpecMethod(name, k)
-        await self.engine.switch(method, self.generation, running=running)
+        await self.engine.switch(Switch(method, self.epoch), running=running)
         return method
 
     def metric(self, name: str, **labels: str) -> float:
@@ -120,7 +119,7 @@ async def generate(
         f"test-{next(_ids)}",
         prompt,
         sampling,
-        spec or SpecDecodeParams(generation=live.generation),
+        spec or SpecDecodeParams(switch_epoch=live.epoch),
         adapter,
     )
     tokens: list[int] = []

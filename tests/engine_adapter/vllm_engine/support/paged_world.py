@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.vllm_engine.wire import SpecgateConfig
+from engine_adapter.vllm_engine.worker import dispatch as dispatch_module
+from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
-
-from engine_adapter.interface import NONE, SpecMethod
-from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.vllm_engine.wire import Extension
-from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.step import TargetStep
-from engine_adapter.vllm_engine.worker import dispatch as dispatch_module
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
 from tests.engine_adapter.vllm_engine.support.toy_models import (
@@ -97,7 +97,7 @@ class World:
             max_model_len=self.max_model_len,
             input_batch=None,
         )
-        extension = Extension(parse_specs(proposers))
+        extension = SpecgateConfig(parse_specs(proposers))
         made = ProposerDispatch(
             SimpleNamespace(
                 additional_config=extension.to_additional_config(),

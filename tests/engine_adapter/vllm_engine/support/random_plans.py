@@ -3,10 +3,10 @@
 import random
 from typing import Any
 
-from engine_adapter.interface import SpecMethod
 from engine_adapter.policies.contract import StepPlan, StepView
+from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
-from engine_adapter.vllm_engine.wire import Extension
+from engine_adapter.vllm_engine.wire import SpecgateConfig
 
 
 class RandomPolicy:
@@ -36,5 +36,5 @@ class RandomPlanScheduler(SpecgateScheduler):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        proposers = Extension.of(vllm_config).proposers
+        proposers = SpecgateConfig.of(vllm_config).proposers
         self._policy = RandomPolicy({s.name: s.num_speculative_tokens for s in proposers})

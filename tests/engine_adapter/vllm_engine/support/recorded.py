@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from engine_adapter.factory import EngineConfig
-from engine_adapter.interface import SpecDecodeParams, SpecMethod
+from engine_adapter.config import EngineConfig, draft_capacity
+from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
 Drafted = dict[int, tuple[str, tuple[int, ...]]]
 """Committed tokens at the time -> who drafted, and what."""
@@ -120,11 +120,13 @@ _count = 0
 
 
 def _start(config: EngineConfig) -> None:
-    from engine_adapter.vllm_engine.gateway import arguments, preflight
+    from engine_adapter.vllm_engine.gateway import arguments
 
     global _engine
     arguments.prepare_environment(config)
-    args = arguments.engine_args(config, preflight.draft_capacity(config), None)
+    args = arguments.engine_args(
+        config, draft_capacity(config.proposers, config.max_speculative_tokens), None
+    )
     from vllm.v1.engine.llm_engine import LLMEngine
 
     _engine = LLMEngine.from_vllm_config(args.create_engine_config())
@@ -149,7 +151,7 @@ def _run(asks: Sequence[Ask], switches: Mapping[int, SpecMethod] | None) -> Reco
     try:
         while added < len(asks) or _engine.has_unfinished_requests():
             if switches and step in switches:
-                scheduler.switch(switches[step], step + 1)
+                scheduler.switch(Switch(switches[step], step + 1))
             while added < len(asks) and asks[added].at <= step:
                 _add(ids[added], asks[added], pinned=not switches)
                 added += 1

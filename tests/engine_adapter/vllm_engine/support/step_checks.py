@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine_adapter.interface import SpecMethod
-from engine_adapter.vllm_engine.core.counting import DraftReport
+from engine_adapter.types import SpecMethod
+from engine_adapter.vllm_engine.wire import DraftReport
 from tests.engine_adapter.vllm_engine.support.toy_models import ToyDraft, ToyHead
 from tests.engine_adapter.vllm_engine.support.toy_scheduler import Request
 

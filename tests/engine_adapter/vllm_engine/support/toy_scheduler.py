@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from engine_adapter.interface import NONE, SpecMethod
 from engine_adapter.policies.contract import RowView, StepView
 from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.types import NONE, SpecMethod
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 
 CAPACITY = 6

@@ -9,10 +9,7 @@ import torch
 
 from engine_adapter.proposers.batch import Drafts
 from engine_adapter.vllm_engine.worker.draft_validation import (
-    MAX_FAULTS,
-    WINDOW_S,
     BadDrafts,
-    Quarantine,
     cause,
     checked,
 )
@@ -111,30 +108,3 @@ def test_what_is_no_distribution_is_refused(row: torch.Tensor) -> None:
 def test_a_cause_is_short() -> None:
     assert cause(ValueError("no")) == "ValueError: no"
     assert len(cause(ValueError("x" * 10_000))) == 300
-
-
-def test_faults_in_quick_succession_quarantine() -> None:
-    quarantine = Quarantine()
-    for i in range(MAX_FAULTS - 1):
-        assert quarantine.note({"bad": "x"}, now_s=float(i)) == []
-        assert quarantine.names == set()
-    assert quarantine.note({"bad": "x", "other": "y"}, now_s=10.0) == ["bad"]
-    assert quarantine.names == {"bad"}
-
-
-def test_rare_faults_do_not() -> None:
-    quarantine = Quarantine()
-    apart = WINDOW_S / (MAX_FAULTS - 1) + 0.1
-    for i in range(50):
-        assert quarantine.note({"bad": "x"}, now_s=i * apart) == []
-    assert quarantine.names == set()
-
-
-def test_who_is_loaded_anew_begins_anew() -> None:
-    quarantine = Quarantine()
-    for i in range(MAX_FAULTS):
-        quarantine.note({"bad": "x", "worse": "x"}, now_s=float(i))
-    quarantine.pardon("bad")
-    quarantine.pardon("unknown")
-    assert quarantine.names == {"worse"}
-    assert quarantine.note({"bad": "x"}, now_s=5.0) == []

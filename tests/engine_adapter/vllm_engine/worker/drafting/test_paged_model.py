@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_adapter.interface import PLAIN, SpecMethod
+from engine_adapter.types import PLAIN, SpecMethod
 
 pytestmark = pytest.mark.vllm
 

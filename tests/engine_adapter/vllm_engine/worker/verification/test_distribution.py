@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from engine_adapter.vllm_engine.worker.verification import logits_processors
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
 from tests.engine_adapter.vllm_engine.support import verified_pairs
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, CONDITIONS, Sampling, p_value

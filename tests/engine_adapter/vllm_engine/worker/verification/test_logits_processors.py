@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_adapter.vllm_engine.worker.verification import logits_processors
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import Positions
 
 pytestmark = pytest.mark.vllm

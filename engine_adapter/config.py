@@ -1,0 +1,88 @@
+"""The configuration that an engine is built from, and the rules that every engine shares.
+
+It imports no engine, so both the gateway's settings and the engines can import it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.contract import ProposerSpec
+
+RESERVED_ARGUMENTS = {
+    "speculative_config": "the proposers come from --proposer",
+    "worker_cls": "the worker is Specgate's",
+    "worker_extension_cls": "the worker is Specgate's",
+    "scheduler_cls": "the scheduler is Specgate's",
+    "async_scheduling": "drafts are merged on the CPU after each step, so it is off",
+    "additional_config": "it carries Specgate's own configuration",
+    "kv_transfer_config": "its channel carries Specgate's statistics",
+    "disable_log_stats": "the metrics are made from these statistics",
+    "stat_loggers": "the statistics go to Specgate's metrics",
+}
+"""Engine arguments that Specgate sets itself, with the reason; they cannot be given."""
+
+MIN_CAPACITY = 5
+"""The draft capacity where nothing asks for more, so that proposers can come later."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a dead engine process is replaced.
+
+    Attributes:
+        first_delay_s: wait before the first attempt; it doubles with each further one.
+        max_delay_s: the longest wait.
+        limit: attempts within `window_s` seconds, after which it is given up; 0 never tries.
+    """
+
+    first_delay_s: float = 1.0
+    max_delay_s: float = 60.0
+    limit: int = 5
+    window_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is built from; `server.settings` makes one.
+
+    Attributes:
+        model: the target's path or id.
+        served_model_name: the `model_name` label of the `vllm:` metrics.
+        proposers: in the order given; may be empty. `create_engine` adds `prediction`.
+        max_speculative_tokens: the draft capacity; `None` is the largest k, at least
+            `MIN_CAPACITY`.
+        arguments: the engine's own arguments by vLLM's field names, set ones only.
+        log_level: of the engine process.
+        restart: when a dead process is replaced; the fake engine's is not.
+        lora_modules: the LoRA adapters at start, name -> path; needs `enable_lora`.
+    """
+
+    model: str
+    served_model_name: str
+    proposers: Sequence[ProposerSpec] = ()
+    max_speculative_tokens: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    log_level: str = "WARNING"
+    restart: RestartPolicy = RestartPolicy()
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
+
+
+def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: int | None) -> int:
+    """The most draft tokens of any step: the setting, or the largest k, at least `MIN_CAPACITY`.
+
+    Raises:
+        EngineConfigError: a proposer's k is above the setting.
+    """
+    if max_speculative_tokens is None:
+        largest = max((spec.num_speculative_tokens for spec in proposers), default=0)
+        return max(largest, MIN_CAPACITY)
+    for spec in proposers:
+        if spec.num_speculative_tokens > max_speculative_tokens:
+            raise EngineConfigError(
+                "proposer",
+                f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, more than "
+                f"max_speculative_tokens, {max_speculative_tokens}",
+            )
+    return max_speculative_tokens

@@ -1,0 +1,39 @@
+"""The rules that every engine shares: the draft capacity."""
+
+import pytest
+
+from engine_adapter.config import draft_capacity
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.methods import parse_specs
+
+
+@pytest.mark.parametrize(
+    ("ks", "asked", "capacity"),
+    [
+        ([], None, 5),
+        ([3], None, 5),
+        ([3, 8], None, 8),
+        ([3], 3, 3),
+        ([3], 12, 12),
+        ([], 2, 2),
+    ],
+)
+def test_the_capacity_is_what_is_set_or_the_largest_k_but_at_least_five(
+    ks: list[int], asked: int | None, capacity: int
+) -> None:
+    proposers = [
+        {"name": f"n{i}", "method": "ngram", "num_speculative_tokens": k} for i, k in enumerate(ks)
+    ]
+    assert draft_capacity(parse_specs(proposers), asked) == capacity
+
+
+def test_a_k_above_the_capacity_is_refused_with_both() -> None:
+    proposers = [
+        {"name": "ngram", "num_speculative_tokens": 4},
+        {"name": "long", "method": "ngram", "num_speculative_tokens": 9},
+    ]
+    with pytest.raises(EngineConfigError) as caught:
+        draft_capacity(parse_specs(proposers), 8)
+    assert caught.value.setting == "proposer"
+    assert "long: num_speculative_tokens is 9" in str(caught.value)
+    assert "max_speculative_tokens, 8" in str(caught.value)
