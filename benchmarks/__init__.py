@@ -1,1 +1,1 @@
-"""The harness behind `specgate bench`: workloads, peers, measurements and their statistics."""
+"""The harness of `specgate bench`: workloads, measured systems, measurements and statistics."""

@@ -1,7 +1,7 @@
-"""A lean client: it notes when each event arrives and reads them when the stream has ended.
+"""A minimal client: it records when each event arrives and parses them after the stream's end.
 
-It speaks just the HTTP that a stream on loopback needs. On a machine where client and engine share
-the cores, a general client's work per event would be measured too.
+It supports only the HTTP that a stream on loopback needs. Where client and engine share the cores,
+the per-event work of a general client would be measured too.
 """
 
 import asyncio
@@ -18,24 +18,24 @@ PATH = "/v1/chat/completions"
 TIMEOUT_S = 600.0
 
 
-class HttpSide:
-    """A server that is measured over HTTP. See `Side`.
+class HttpSystem:
+    """A server that is measured over HTTP. See `System`.
 
     Args:
-        name: what the results call it.
-        port: where it listens on 127.0.0.1.
-        model: the name that it serves.
-        pins: it takes the choice of a proposer, as Specgate does.
+        name: its name in the results.
+        port: on 127.0.0.1.
+        model: the served model name.
+        sends_proposer: requests name their proposer, which only Specgate accepts.
     """
 
-    def __init__(self, name: str, port: int, model: str, *, pins: bool) -> None:
+    def __init__(self, name: str, port: int, model: str, *, sends_proposer: bool) -> None:
         self.name = name
         self._port = port
         self._model = model
-        self._pins = pins
+        self._sends_proposer = sends_proposer
 
-    async def wave(self, requests: Sequence[Request]) -> list[Timeline]:
-        """See `Side.wave`. Raises `RuntimeError` with what the server said."""
+    async def send_burst(self, requests: Sequence[Request]) -> list[Timeline]:
+        """See `System.send_burst`. Raises `RuntimeError` with the server's error."""
         streams = await asyncio.gather(*map(self._stream, requests))
         timelines = [read_events(events) for events in streams]
         return [
@@ -45,7 +45,7 @@ class HttpSide:
 
     async def _stream(self, request: Request) -> list[tuple[float, bytes]]:
         body = request.body(self._model)
-        if not self._pins:
+        if not self._sends_proposer:
             body.pop("spec_decode", None)
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -65,7 +65,7 @@ def _post(content: bytes) -> bytes:
 
 
 async def _events(reader: asyncio.StreamReader) -> list[tuple[float, bytes]]:
-    """The `data:` lines of a response, each with its arrival; chunk sizes are skipped."""
+    """The `data:` lines of a response, each with its arrival time; chunk sizes are skipped."""
     status = await reader.readline()
     if b" 200 " not in status:
         answer = (await reader.read()).decode(errors="replace")

@@ -1,7 +1,7 @@
-"""Engines to measure without a server: what remains of a difference is the engine's own.
+"""Engines measured without a server, so that a difference is due to the engine.
 
-Both run as they do in a server, with the engine core in a process of its own; there is no HTTP, no
-JSON and no gateway between it and the clock.
+Both run as in a server, with the engine core in its own process. HTTP, JSON and the gateway are
+left out.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_arguments
-from benchmarks.side import Side
+from benchmarks.system import System
 from benchmarks.timeline import Timeline
 from benchmarks.workload import SEED, Request
 from engine_adapter.config import EngineConfig
@@ -39,20 +39,20 @@ Steps = AsyncGenerator[tuple[int, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSide:
-    """An engine that is measured in this process. See `Side`.
+class EngineSystem:
+    """An engine that is measured from this process. See `System`.
 
     Attributes:
-        tokenizer: renders the chats.
-        stream: from a request, its prompt and a fresh id.
+        tokenizer: the target's; it renders the chats.
+        stream: starts a request, given its prompt's token ids and a new request id.
     """
 
     name: str
     tokenizer: Any
     stream: Callable[[Request, tuple[int, ...], str], Steps]
 
-    async def wave(self, requests: Sequence[Request]) -> list[Timeline]:
-        """See `Side.wave`."""
+    async def send_burst(self, requests: Sequence[Request]) -> list[Timeline]:
+        """See `System.send_burst`."""
         return await asyncio.gather(*(self._timeline(request) for request in requests))
 
     async def _timeline(self, request: Request) -> Timeline:
@@ -63,23 +63,23 @@ class EngineSide:
         per_step = 1.0 if request.proposer == NONE else None
         stream = self.stream(request, tuple(prompt), f"{self.name}-{next(_ids)}")
         async with aclosing(stream) as steps:
-            async for new, known in steps:
-                per_step = known or per_step
+            async for new, reported in steps:
+                per_step = reported or per_step
                 if new:
                     times.append(time.perf_counter())
                     tokens.append(new)
         return Timeline(np.array(times), np.cumsum(tokens), per_step)
 
 
-class Engines:
-    """A `Host` whose sides are engines of this process."""
+class EngineLauncher:
+    """A `SystemLauncher` of engines without servers."""
 
     def __init__(self) -> None:
-        os.environ.update(ENVIRONMENT)  # read when vLLM is imported, which the first side does
+        os.environ.update(ENVIRONMENT)  # read when vLLM is imported, which the first start does
 
     @asynccontextmanager
-    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[Side]:
-        """See `Host.stock`."""
+    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[System]:
+        """See `SystemLauncher.stock`."""
         from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
         arguments = AsyncEngineArgs(
@@ -98,24 +98,24 @@ class Engines:
                 seed=SEED,
                 ignore_eos=True,
             )
-            params.output_kind = type(params.output_kind)["DELTA"]  # as servers ask for it
+            params.output_kind = type(params.output_kind)["DELTA"]  # as vLLM's server sets it
             outputs = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id)
             async for output in outputs:
                 yield len(output.outputs[0].token_ids), None
 
         try:
-            yield EngineSide("stock", AutoTokenizer.from_pretrained(target), stream)
+            yield EngineSystem("stock", AutoTokenizer.from_pretrained(target), stream)
         finally:
             await asyncio.to_thread(llm.shutdown)
 
     @asynccontextmanager
     async def specgate(
         self, name: str, target: str, specs: Sequence[ProposerSpec]
-    ) -> AsyncIterator[Side]:
-        """See `Host.specgate`."""
+    ) -> AsyncIterator[System]:
+        """See `SystemLauncher.specgate`."""
         arguments = {**vllm_arguments(), "enforce_eager": True}
         config = EngineConfig(target, NAME, specs, None, arguments, "ERROR")
-        engine = create_engine("vllm", config, CollectorRegistry(), _Unobserved())
+        engine = create_engine("vllm", config, CollectorRegistry(), _NullObserver())
         await engine.start(lambda line: None)
         methods = {spec.name: SpecMethod(spec.name, spec.num_speculative_tokens) for spec in specs}
 
@@ -126,9 +126,9 @@ class Engines:
                 seed=SEED,
                 ignore_eos=True,
             )
-            chosen = SpecDecodeParams(methods.get(request.proposer or "", PLAIN), pinned=True)
+            spec_decode = SpecDecodeParams(methods.get(request.proposer or "", PLAIN), pinned=True)
             async for delta in engine.generate(
-                GenerationRequest(request_id, prompt, sampling, chosen)
+                GenerationRequest(request_id, prompt, sampling, spec_decode)
             ):
                 spec = delta.spec
                 per_step = None
@@ -137,19 +137,19 @@ class Engines:
                 yield len(delta.token_ids), per_step
 
         try:
-            yield EngineSide(name, AutoTokenizer.from_pretrained(target), stream)
+            yield EngineSystem(name, AutoTokenizer.from_pretrained(target), stream)
         finally:
             await engine.stop()
 
 
-class _Unobserved:
-    """An `EngineObserver` for whom nothing counts."""
+class _NullObserver:
+    """An `EngineObserver` that ignores everything."""
 
     def on_step(self, report: StepReport) -> None:
-        """Nothing."""
+        """Ignores the step."""
 
     def on_restart(self, succeeded: bool) -> None:
-        """Nothing."""
+        """Ignores the restart."""
 
 
 _ids = count()

@@ -1,4 +1,4 @@
-"""Statistics of paired measurements: the median and what it could have been."""
+"""Statistics of paired measurements: medians with bootstrap intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Estimate:
 
     Attributes:
         median: of the sample.
-        low, high: the interval's ends.
-        count: how many values the sample had.
+        low, high: bounds of the interval.
+        count: size of the sample.
     """
 
     median: float
@@ -26,7 +26,7 @@ class Estimate:
     count: int
 
     def text(self, digits: int = 2, sign: str = "") -> str:
-        """`median (low to high)`; `sign` is a format's, e.g. `+`."""
+        """`median (low to high)`; `sign` is a sign option of the format, e.g. `+`."""
         return (
             f"{self.median:{sign}.{digits}f} "
             f"({self.low:{sign}.{digits}f} to {self.high:{sign}.{digits}f})"
@@ -36,8 +36,9 @@ class Estimate:
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
     """The sample's median with its percentile bootstrap interval.
 
-    The median, since one pair that another process disturbed must not move the result. Resampling
-    has a fixed seed: the same values give the same interval. Raises `ValueError` without values.
+    It is the median because a single pair that another process disturbed must not move the result.
+    Resampling has a fixed seed: the same values give the same interval. Raises `ValueError` for an
+    empty sample.
     """
     sample = np.asarray(values, dtype=float)
     if not sample.size:

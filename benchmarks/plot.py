@@ -1,24 +1,24 @@
-"""The gain curve as a picture. Needs matplotlib, which the extra `bench` installs."""
+"""The speedups as a plot. Needs matplotlib, which the extra `bench` installs."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.gain import Gain
+from benchmarks.speedup import Speedup
 from engine_adapter.types import NONE
 
 
 def check() -> None:
-    """Raises `RuntimeError` if there is no matplotlib, before anything has been measured."""
+    """Raises `RuntimeError` if matplotlib is not installed; to be called before measuring."""
     if find_spec("matplotlib") is None:
         raise RuntimeError("the plot needs matplotlib: pip install 'specgate[bench]'")
 
 
-def save(results: Sequence[Gain], path: Path, title: str) -> None:
-    """Draws tokens per second over plain decoding's against concurrency.
+def save(results: Sequence[Speedup], path: Path, title: str) -> None:
+    """Plots the speedup over plain decoding against concurrency.
 
     One panel for each kind of prompts and temperature, one line for each proposer; below 1 is a
-    loss. The ending of `path` sets the format.
+    slowdown. The suffix of `path` determines the format.
     """
     from matplotlib.figure import Figure
 
@@ -48,7 +48,7 @@ def save(results: Sequence[Gain], path: Path, title: str) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _axes(panel: object, title: str, results: Sequence[Gain]) -> None:
+def _axes(panel: object, title: str, results: Sequence[Speedup]) -> None:
     levels = sorted({result.concurrency for result in results})
     panel.axhline(1.0, color="black", linewidth=1)  # type: ignore[attr-defined]
     panel.set(  # type: ignore[attr-defined]

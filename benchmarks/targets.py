@@ -1,4 +1,4 @@
-"""The models that are measured."""
+"""The measured models."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ NAMES = ("demo", "wide")
 
 
 def target_path(name: str) -> str:
-    """Path or id of a target: `demo`, its wide twin, or what `name` is itself.
+    """Path or id of a target: of the demo's (`demo`), of its wide twin (`wide`), or `name` itself.
 
-    The wide twin is written below the user's cache first, if it is not there.
+    The wide twin is first written to the user's cache if it is not there.
     """
     if name == "demo":
         return str(model_path("target"))

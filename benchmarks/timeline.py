@@ -1,4 +1,4 @@
-"""When a stream's tokens came, and decoding speed with the prefill left out."""
+"""Arrival times of a stream's tokens, and the decoding speed without prefill."""
 
 import json
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ class Timeline:
     """One answer.
 
     Attributes:
-        times_s: float64 [E], when each step's tokens arrived, on one clock for all streams.
-        tokens: int64 [E], tokens emitted until then; rising.
-        tokens_per_step: of decode steps, where it is known; an event may hold two steps' tokens
-            where the reader was late.
+        times_s: float64 [E], arrival of each event's tokens, on one clock for all streams.
+        tokens: int64 [E], tokens emitted up to and including each event; increasing.
+        tokens_per_step: mean of the decode steps, if the server reports it. Without it each event
+            counts as one step, although a late reader may get the tokens of two steps as one.
     """
 
     times_s: npt.NDArray[np.float64]
@@ -29,13 +29,13 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Streams that decode together, from when all have begun until the first has ended.
+    """The speed of concurrent streams, from when all have begun until the first has ended.
 
     Attributes:
-        seconds: the length of that time.
-        tokens_per_s: of all streams together.
+        seconds: the length of that interval.
+        tokens_per_s: sum over all streams.
         step_ms: mean time between two steps of a stream.
-        tokens_per_step: of one stream.
+        tokens_per_step: mean of one stream.
     """
 
     seconds: float
@@ -45,13 +45,13 @@ class Decoding:
 
 
 def read_events(events: Sequence[tuple[float, bytes]]) -> Timeline:
-    """Builds the timeline of a stream that was asked for `continuous_usage_stats`.
+    """Builds the timeline of a stream requested with `continuous_usage_stats`.
 
     Args:
-        events: arrival in seconds, and the line, of each event.
+        events: arrival in seconds and `data:` line of each event.
 
     Raises:
-        RuntimeError: the server reported an error, or no tokens.
+        RuntimeError: the server reported an error, or the stream had no tokens.
     """
     times, tokens, seen = [], [], 0
     tokens_per_step = None
@@ -60,7 +60,7 @@ def read_events(events: Sequence[tuple[float, bytes]]) -> Timeline:
             continue
         chunk: dict[str, Any] = json.loads(line.removeprefix(DATA))
         if "error" in chunk:
-            raise RuntimeError(f"the stream broke off: {chunk['error']}")
+            raise RuntimeError(f"the stream failed: {chunk['error']}")
         emitted = (chunk.get("usage") or {}).get("completion_tokens", 0)
         if emitted > seen:
             seen = emitted
@@ -69,23 +69,23 @@ def read_events(events: Sequence[tuple[float, bytes]]) -> Timeline:
         if metrics := chunk.get("metrics"):
             tokens_per_step = metrics["speculative_decoding"]["mean_tokens_per_step"]
     if not times:
-        raise RuntimeError("the stream brought no tokens")
+        raise RuntimeError("the stream had no tokens")
     return Timeline(np.array(times), np.array(tokens), tokens_per_step)
 
 
 def decoding(streams: Sequence[Timeline]) -> Decoding:
-    """How fast the streams of one wave decoded.
+    """How fast the streams of one burst decoded.
 
-    Each stream is measured between events of its own that lie in the common time, so that no
-    part of a step is counted. Raises `ValueError` where a stream makes no step beside the others.
+    Each stream is measured between its own events inside the common interval, so that no part of
+    a step is counted. Raises `ValueError` if a stream has no step after all have begun.
     """
     start = max(stream.times_s[0] for stream in streams)
     begins = [int(np.searchsorted(stream.times_s, start)) for stream in streams]
     if any(begin + 1 >= len(s.times_s) for begin, s in zip(begins, streams, strict=True)):
-        raise ValueError("a stream ended before the others had begun: ask for more tokens")
+        raise ValueError("a stream ended before all others had begun: use more tokens per answer")
     end = max(
         min(stream.times_s[-1] for stream in streams),
-        # A stream that has ended by then still made this step beside the slowest.
+        # Late enough that every stream has one step after `start`, even if another has ended.
         max(s.times_s[begin + 1] for begin, s in zip(begins, streams, strict=True)),
     )
     rates, tokens, steps, seconds = [], 0, 0.0, 0.0

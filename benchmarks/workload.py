@@ -1,4 +1,4 @@
-"""What is asked of the servers: the demo's measured chats, in waves of concurrent requests."""
+"""The requests: the demo's measured chats, in bursts of concurrent requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,6 @@ from typing import Any
 from demo.prompts import PromptKind, load_prompts
 from demo.tokenizer import Message
 
-KINDS: tuple[PromptKind, ...] = ("quote", "free")
 SEED = 1234
 
 Messages = Sequence[Message]
@@ -15,11 +14,11 @@ Messages = Sequence[Message]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One chat of a fixed number of tokens, whatever ends the text.
+    """One chat with an answer of a fixed number of tokens; end-of-text tokens do not end it.
 
     Attributes:
-        proposer: who is to draft for it; `None` leaves it to the server, and is what a server
-            that is not Specgate needs.
+        proposer: the proposer that drafts for it, or `none`; `None` leaves the choice to the
+            server, and the body then has no field of Specgate's.
     """
 
     messages: Messages = field(repr=False)
@@ -28,7 +27,7 @@ class Request:
     proposer: str | None = None
 
     def body(self, model: str) -> dict[str, Any]:
-        """The chat completion's body: streamed, with the number of tokens in every chunk."""
+        """The chat completion's body: streamed, with the number of tokens so far in every chunk."""
         body: dict[str, Any] = {
             "model": model,
             "messages": self.messages,
@@ -36,7 +35,7 @@ class Request:
             "temperature": self.temperature,
             "seed": SEED,
             "ignore_eos": True,
-            # An end-of-text token that is shown is a chunk like any other's.
+            # An end-of-text token then has text, and so a chunk, like any other token.
             "skip_special_tokens": False,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -47,19 +46,21 @@ class Request:
 
 
 def chats(kind: PromptKind) -> list[Messages]:
-    """The measured prompts of a kind, in their order."""
+    """The measured prompts of one kind, in the file's order."""
     return [prompt.messages for prompt in load_prompts() if prompt.kind == kind]
 
 
-def waves(prompts: Sequence[Messages], levels: Sequence[int]) -> dict[int, list[list[Messages]]]:
-    """Shares prompts out to levels of concurrency: level -> waves of as many prompts.
+def bursts(prompts: Sequence[Messages], levels: Sequence[int]) -> dict[int, list[list[Messages]]]:
+    """Divides prompts among levels of concurrency: level -> bursts of `level` prompts each.
 
     No prompt is used twice, so that a proposer that remembers answers meets new ones. Every level
-    gets a wave, and what is left goes where the fewest prompts are. Raises `ValueError` if the
-    prompts do not suffice for one wave each.
+    gets one burst; the prompts that remain go to the levels with the fewest prompts. Raises
+    `ValueError` if there are too few prompts for one burst per level.
     """
     if sum(levels) > len(prompts):
-        raise ValueError(f"concurrency {list(levels)} needs {sum(levels)} prompts; {len(prompts)}")
+        raise ValueError(
+            f"concurrency {list(levels)} needs {sum(levels)} prompts; there are {len(prompts)}"
+        )
     left = iter(prompts)
     shared = {level: [[next(left) for _ in range(level)]] for level in levels}
     spare = len(prompts) - sum(levels)

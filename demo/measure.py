@@ -13,12 +13,11 @@ from typing import Any
 
 import httpx
 
-from demo.prompts import Prompt, PromptKind, load_prompts
+from demo.prompts import KINDS, Prompt, PromptKind, load_prompts
 
 MAX_TOKENS = 128
 SEED = 1234
 TEMPERATURES = (0.0, 0.7)
-KINDS: tuple[PromptKind, ...] = ("quote", "free")
 
 
 @dataclass(frozen=True, slots=True)

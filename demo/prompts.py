@@ -22,6 +22,7 @@ COUNT = 40
 QUOTED_CHARS = (160, 600)
 
 PromptKind = Literal["quote", "free"]
+KINDS: tuple[PromptKind, ...] = ("quote", "free")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`specgate bench`: measures Specgate beside stock vLLM, and each proposer beside none."""
+"""`specgate bench`: measures Specgate against stock vLLM, and each proposer against none."""
 
 import argparse
 import asyncio
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.sides import Side
 from engine_adapter.errors import EngineConfigError, EngineError
 from engine_adapter.factory import ENGINES
 from engine_adapter.proposers.contract import ProposerSpec
@@ -18,30 +19,33 @@ from server.commands.admin_client import Parser
 from server.settings.sources import load_settings
 
 if TYPE_CHECKING:
-    from benchmarks.side import Host
-
-SIDES = ("stock", "one", "all")
+    from benchmarks.system import SystemLauncher
 
 Specs = Sequence[ProposerSpec]
 
 
 def bench(argv: Sequence[str]) -> int:
-    """Runs a measurement and writes its files. Returns the process's exit status."""
-    first = Parser("specgate bench", "Measures decoding speed, with prefill left out.")
+    """Runs a measurement and reports its results. Returns the process's exit status."""
+    actions = {
+        "compare": (_compare_parser, _compare),
+        "gain": (_gain_parser, _gain),
+        "step": (_step_parser, _step),
+    }
+    first = Parser("specgate bench", "Measures decoding speed without prefill.")
     first.add_argument(
         "action",
-        choices=("compare", "gain"),
-        help="compare: beside stock vLLM; gain: each proposer beside none; each has --help",
+        choices=actions,
+        help="compare: servers against stock vLLM; gain: each proposer against none; "
+        "step: CPU time of an engine step; each has --help",
     )
-    action = first.parse_args(argv[:1]).action
-    parser, run = (_compare_parser(), _compare) if action == "compare" else (_gain_parser(), _gain)
-    options = parser.parse_args(argv[1:])
+    make_parser, run = actions[first.parse_args(argv[:1]).action]
+    options = make_parser().parse_args(argv[1:])
     try:
         specs = parse_specs(options.proposer) or load_settings([], {}).proposer
     except EngineConfigError as error:
         complain(f"--proposer: {str(error).removeprefix('proposer: ')}")
         return BAD_SETTING
-    # Ended from outside, it ends its servers first, as after Ctrl-C.
+    # SIGTERM ends the measured servers first, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(options, argv, specs)
@@ -54,22 +58,11 @@ def bench(argv: Sequence[str]) -> int:
 def _compare_parser() -> Parser:
     parser = Parser(
         "specgate bench compare",
-        "Measures Specgate beside stock vLLM, on the same model, arguments and proposer.",
+        "Compares Specgate with stock vLLM, on the same model, arguments and proposer.",
     )
-    _add_shared(parser, target="demo", levels=(1, 8))
-    parser.add_argument(
-        "--method",
-        action="append",
-        metavar="NAME",
-        help="proposer to measure (repeatable; default: none and every proposer)",
-    )
-    parser.add_argument(
-        "--side",
-        action="append",
-        choices=SIDES,
-        help="stock: vLLM; one: Specgate with that proposer alone; all: with all of them "
-        "(repeatable; default: all three; the first is what the others are compared with)",
-    )
+    _add_models(parser, target="demo")
+    _add_load(parser, levels=(1, 8))
+    _add_sides(parser)
     parser.add_argument("--pairs", type=_count, default=30, help="rounds (default: 30)")
     parser.add_argument(
         "--max-tokens", type=_count, default=128, help="length of every answer (default: 128)"
@@ -81,8 +74,11 @@ def _compare_parser() -> Parser:
 
 
 def _gain_parser() -> Parser:
-    parser = Parser("specgate bench gain", "Measures every proposer beside none on one server.")
-    _add_shared(parser, target="wide", levels=(1, 2, 4, 8, 16))
+    parser = Parser(
+        "specgate bench gain", "Measures the speedup of every proposer over none on one server."
+    )
+    _add_models(parser, target="wide")
+    _add_load(parser, levels=(1, 2, 4, 8, 16))
     parser.add_argument(
         "--temperature",
         action="append",
@@ -94,18 +90,38 @@ def _gain_parser() -> Parser:
         "--kind",
         action="append",
         choices=("quote", "free"),
-        help="of prompts (repeatable; default: both)",
+        help="kind of prompts (repeatable; default: both)",
     )
     parser.add_argument(
-        "--minutes", type=float, default=35.0, help="sets the answers' length (default: 35)"
+        "--minutes", type=float, default=35.0, help="approximate duration (default: 35)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="few prompts and short answers: does it work at all?"
+        "--quick", action="store_true", help="few prompts and short answers, to check that it works"
     )
     return parser
 
 
-def _add_shared(parser: Parser, target: str, levels: Sequence[int]) -> None:
+def _step_parser() -> Parser:
+    parser = Parser(
+        "specgate bench step",
+        "Compares the CPU time of an engine step with stock vLLM's, without a server.",
+    )
+    _add_models(parser, target="demo")
+    _add_sides(parser)
+    parser.add_argument(
+        "--streams", type=_count, default=1, metavar="N", help="concurrent requests (default: 1)"
+    )
+    parser.add_argument("--rounds", type=_count, default=60, help="turns per side (default: 60)")
+    parser.add_argument(
+        "--profile",
+        type=_count,
+        metavar="STEPS",
+        help="profile each side over this number of steps instead",
+    )
+    return parser
+
+
+def _add_models(parser: Parser, target: str) -> None:
     parser.add_argument(
         "--target",
         default=target,
@@ -118,64 +134,93 @@ def _add_shared(parser: Parser, target: str, levels: Sequence[int]) -> None:
         default=[],
         type=_json,
         metavar="JSON",
-        help="as of `specgate serve` (repeatable; default: the demo's)",
+        help="as for `specgate serve` (repeatable; default: the demo's)",
     )
+
+
+def _add_load(parser: Parser, levels: Sequence[int]) -> None:
     parser.add_argument(
         "--concurrency",
         action="append",
         type=_count,
         metavar="N",
-        help=f"streams at once (repeatable; default: {' '.join(map(str, levels))})",
+        help=f"concurrent streams (repeatable; default: {' '.join(map(str, levels))})",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("bench-results"),
         metavar="FOLDER",
-        help="gets the results and the servers' logs (default: bench-results)",
+        help="for the results and the servers' logs (default: bench-results)",
     )
     parser.add_argument(
-        "--engine", choices=ENGINES, default="vllm", help="fake tries the harness itself"
+        "--engine", choices=ENGINES, default="vllm", help="fake tests the harness itself"
     )
     parser.set_defaults(levels=levels)
 
 
+def _add_sides(parser: Parser) -> None:
+    parser.add_argument(
+        "--method",
+        action="append",
+        metavar="NAME",
+        help="proposer to measure (repeatable; default: none and every proposer)",
+    )
+    parser.add_argument(
+        "--side",
+        action="append",
+        choices=[side.value for side in Side],
+        help="stock: vLLM; one: Specgate with only that proposer; all: Specgate with all of them "
+        "(repeatable; default: all three; the others are compared with the first)",
+    )
+
+
 def _compare(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> None:
     from benchmarks import report
-    from benchmarks.compare import HEAD, Compared, Comparison, compare, line
+    from benchmarks.compare import TABLE_HEAD, Comparison, ComparisonPlan, compare, table_row
     from benchmarks.targets import target_path
 
-    plan = Comparison(
+    plan = ComparisonPlan(
         target=target_path(options.target),
         specs=specs,
-        methods=options.method or [NONE, *(spec.name for spec in specs)],
-        sides=options.side or SIDES,
+        methods=_methods(options, specs),
+        sides=_sides(options),
         levels=options.concurrency or options.levels,
         pairs=options.pairs,
         max_tokens=options.max_tokens,
     )
-    about = report.circumstances(argv, options.target)
-    results: list[Compared] = []
+    info = report.environment_info(argv, options.target)
+    results: list[Comparison] = []
 
-    def take(result: Compared) -> None:
+    def on_result(result: Comparison) -> None:
         results.append(result)
-        _say(line(result))
+        _print(table_row(result))
 
-    _say(*HEAD)
+    _print(*TABLE_HEAD)
     try:
-        asyncio.run(compare(plan, _host(options), take))
+        asyncio.run(compare(plan, _launcher(options), on_result))
     finally:
-        if results:  # also those from before something went wrong
-            report.write(options.out, "compare", about, results, [*HEAD, *map(line, results)])
+        if results:  # those before a failure are written too
+            report.write(
+                options.out, "compare", info, results, [*TABLE_HEAD, *map(table_row, results)]
+            )
 
 
 def _gain(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> None:
     from benchmarks import plot, report
-    from benchmarks.gain import HEAD, QUICK_PROMPTS, Curve, Gain, gain, line, tables
+    from benchmarks.speedup import (
+        QUICK_PROMPTS,
+        TABLE_HEAD,
+        Speedup,
+        SpeedupPlan,
+        measure_speedups,
+        table_row,
+        tables,
+    )
     from benchmarks.targets import target_path
-    from benchmarks.workload import KINDS
+    from demo.prompts import KINDS
 
-    curve = Curve(
+    plan = SpeedupPlan(
         target=target_path(options.target),
         specs=specs,
         temperatures=options.temperature or (0.0, 0.7),
@@ -184,34 +229,58 @@ def _gain(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> Non
         minutes=0 if options.quick else options.minutes,
         prompts=QUICK_PROMPTS if options.quick else 0,
     )
-    about = report.circumstances(argv, options.target)
+    info = report.environment_info(argv, options.target)
     plot.check()
-    results: list[Gain] = []
+    results: list[Speedup] = []
 
-    def take(result: Gain) -> None:
+    def on_result(result: Speedup) -> None:
         results.append(result)
-        _say(line(result))
+        _print(table_row(result))
 
-    _say(*HEAD)
+    _print(*TABLE_HEAD)
     try:
-        asyncio.run(gain(curve, _host(options), take))
+        asyncio.run(measure_speedups(plan, _launcher(options), on_result))
     finally:
         if results:
-            report.write(options.out, "gain", about, results, tables(results))
+            report.write(options.out, "gain", info, results, tables(results))
     plot.save(results, options.out / "gain.svg", f"Target: {options.target}")
 
 
-def _host(options: argparse.Namespace) -> "Host":
+def _step(options: argparse.Namespace, argv: Sequence[str], specs: Specs) -> None:
+    from benchmarks.step_cost import StepPlan, measure_steps
+    from benchmarks.targets import target_path
+
+    plan = StepPlan(
+        target=target_path(options.target),
+        specs=specs,
+        methods=_methods(options, specs),
+        sides=_sides(options),
+        streams=options.streams,
+        rounds=options.rounds,
+        profile_steps=options.profile,
+    )
+    measure_steps(plan, _print)
+
+
+def _methods(options: argparse.Namespace, specs: Specs) -> list[str]:
+    return options.method or [NONE, *(spec.name for spec in specs)]
+
+
+def _sides(options: argparse.Namespace) -> tuple[Side, ...]:
+    return tuple(Side(name) for name in options.side or Side)
+
+
+def _launcher(options: argparse.Namespace) -> "SystemLauncher":
     if getattr(options, "in_process", False):
-        from benchmarks.engines import Engines
+        from benchmarks.engines import EngineLauncher
 
-        return Engines()
-    from benchmarks.servers import Servers
+        return EngineLauncher()
+    from benchmarks.servers import ServerLauncher
 
-    return Servers(options.out, options.engine)
+    return ServerLauncher(options.out, options.engine)
 
 
-def _say(*lines: str) -> None:
+def _print(*lines: str) -> None:
     print(*lines, sep="\n", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Medians and their intervals."""
+"""Medians and their bootstrap intervals."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from benchmarks.estimate import median_interval, paired_difference, paired_ratio
 
 
-def test_one_disturbed_pair_moves_neither_median_nor_interval_far() -> None:
+def test_one_disturbed_pair_hardly_moves_median_and_interval() -> None:
     calm = [1.0 + 0.01 * (i % 5) for i in range(30)]
     estimate = median_interval([*calm[:-1], 50.0])
     assert estimate.median == pytest.approx(1.02)
@@ -14,7 +14,7 @@ def test_one_disturbed_pair_moves_neither_median_nor_interval_far() -> None:
     assert estimate.count == 30
 
 
-def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_true_median_at_its_level() -> None:
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
@@ -33,13 +33,13 @@ def test_equal_values_give_equal_intervals() -> None:
     assert median_interval([1, 3, 2]) == median_interval([1, 3, 2])
 
 
-def test_ratios_and_differences_are_taken_pair_by_pair() -> None:
+def test_ratios_and_differences_are_computed_pair_by_pair() -> None:
     base = [10.0, 20.0, 40.0]
     assert paired_ratio([20.0, 40.0, 80.0], base).text(1) == "2.0 (2.0 to 2.0)"
     assert paired_difference([9.0, 19.0, 39.0], base).text(1, "+") == "-1.0 (-1.0 to -1.0)"
 
 
-def test_what_is_not_paired_is_refused() -> None:
+def test_unpaired_and_empty_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="argument"):
         paired_ratio([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="at least one"):

@@ -1,4 +1,4 @@
-"""What is started: the same model, arguments and proposer on every side."""
+"""Server commands: every side has the same model, arguments and proposer."""
 
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -6,31 +6,33 @@ from typing import Any
 
 import pytest
 
-from benchmarks.servers import Servers, proposer_fields, speculative_config
+from benchmarks.servers import ServerLauncher, proposer_fields, speculative_config
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
-from tests.benchmarks.sides import HEADS, NGRAM
+from tests.benchmarks.fake_systems import HEADS, NGRAM
 
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """The commands that would have been run, by side."""
+    """The commands that would have been run, by system name."""
     seen: dict[str, list[str]] = {}
 
     @asynccontextmanager
-    async def running(self: Servers, name: str, command: list[str], *_: Any, **__: Any) -> Any:
+    async def running(
+        self: ServerLauncher, name: str, command: list[str], *_: Any, **__: Any
+    ) -> Any:
         seen[name] = command
         yield None
 
-    monkeypatch.setattr(Servers, "_running", running)
+    monkeypatch.setattr(ServerLauncher, "_running", running)
     return seen
 
 
 async def test_stock_and_specgate_get_the_same_arguments(
     commands: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    host = Servers(tmp_path)
-    async with host.stock("model", NGRAM), host.specgate("one", "model", [NGRAM]):
+    launcher = ServerLauncher(tmp_path)
+    async with launcher.stock("model", NGRAM), launcher.specgate("one", "model", [NGRAM]):
         pass
     stock, one = commands["stock"], commands["one"]
     shared = stock[stock.index("--served-model-name") : stock.index("--speculative-config")]
@@ -42,11 +44,11 @@ async def test_stock_and_specgate_get_the_same_arguments(
 async def test_stock_without_a_proposer_does_not_speculate(
     commands: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    async with Servers(tmp_path).stock("model", None):
+    async with ServerLauncher(tmp_path).stock("model", None):
         assert "--speculative-config" not in commands["stock"]
 
 
-def test_vllm_gets_a_proposer_without_what_is_specgates_own() -> None:
+def test_vllm_gets_a_proposer_without_specgates_own_options() -> None:
     fields = {"name": "d", "method": "draft_model", "num_speculative_tokens": 4, "model": "d"}
     spec = parse_spec(fields)
     assert speculative_config(spec) == {
@@ -58,11 +60,11 @@ def test_vllm_gets_a_proposer_without_what_is_specgates_own() -> None:
 
 
 @pytest.mark.parametrize("spec", [NGRAM, HEADS])
-def test_specgate_gets_the_proposer_that_was_read(spec: ProposerSpec) -> None:
+def test_proposer_fields_parse_back_to_the_same_spec(spec: ProposerSpec) -> None:
     assert parse_spec(proposer_fields(spec)) == spec
 
 
-async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_fails_to_start_is_reported_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"one did not start:\n.*proposer"):
-        async with Servers(tmp_path, "fake").specgate("one", "model", [HEADS, HEADS]):
+        async with ServerLauncher(tmp_path, "fake").specgate("one", "model", [HEADS, HEADS]):
             pass

@@ -1,4 +1,4 @@
-"""From events to decoding speed."""
+"""Decoding speed computed from stream events."""
 
 import json
 from collections.abc import Sequence
@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.side import TRIES, measure
+from benchmarks.system import TRIES, measure
 from benchmarks.timeline import Timeline, decoding, read_events
 from benchmarks.workload import Request
-from tests.benchmarks.sides import SteadySide, timeline
+from tests.benchmarks.fake_systems import SteadySystem, timeline
 
 
 def chunk(tokens: int, **more: Any) -> bytes:
     return b"data: " + json.dumps({"usage": {"completion_tokens": tokens}, **more}).encode()
 
 
-def test_an_event_without_new_tokens_is_no_step() -> None:
+def test_an_event_without_new_tokens_is_not_a_step() -> None:
     figures = {"speculative_decoding": {"mean_tokens_per_step": 1.5}}
     read = read_events(
         [
@@ -33,7 +33,7 @@ def test_an_event_without_new_tokens_is_no_step() -> None:
     assert read.tokens_per_step == 1.5
 
 
-def test_a_stream_that_broke_off_is_no_measurement() -> None:
+def test_a_failed_stream_is_refused() -> None:
     with pytest.raises(RuntimeError, match="the engine died"):
         read_events([(1.0, chunk(1)), (2.0, b'data: {"error": {"message": "the engine died"}}')])
     with pytest.raises(RuntimeError, match="no tokens"):
@@ -48,7 +48,7 @@ def test_one_stream_is_measured_from_its_first_token_to_its_last() -> None:
     assert speed.tokens_per_step == pytest.approx(8 / 3)
 
 
-def test_prefill_of_others_is_left_out_and_so_is_the_time_alone() -> None:
+def test_only_the_time_when_all_streams_decode_is_measured() -> None:
     early = timeline(0.0, 1.0, 1, *[1] * 9)  # has ended at 9 s
     late = timeline(4.0, 1.0, 1, *[3] * 9)  # begins at 4 s
     speed = decoding([early, late])
@@ -57,7 +57,7 @@ def test_prefill_of_others_is_left_out_and_so_is_the_time_alone() -> None:
     assert speed.tokens_per_step == pytest.approx((5 + 15) / 10)
 
 
-def test_a_known_number_of_tokens_per_step_overrules_the_events() -> None:
+def test_reported_tokens_per_step_override_the_events() -> None:
     merged = timeline(0.0, 2.0, 1, 2, 2, 2)  # each event holds two steps
     known = type(merged)(merged.times_s, merged.tokens, tokens_per_step=1.0)
     assert decoding([merged]).step_ms == pytest.approx(2000)
@@ -65,32 +65,32 @@ def test_a_known_number_of_tokens_per_step_overrules_the_events() -> None:
     assert decoding([known]).tokens_per_step == 1.0
 
 
-def test_a_stream_of_few_steps_is_measured_by_the_one_that_it_made_beside_the_others() -> None:
+def test_a_stream_with_one_common_step_is_measured_by_that_step() -> None:
     quick = timeline(0.0, 1.0, 1, 8, 8)
     slow = timeline(1.2, 1.0, 1, 1, 1, 1)
     assert decoding([quick, timeline(0.5, 1.0, 1, 1)]).tokens_per_s == pytest.approx(8 + 1)
-    with pytest.raises(ValueError, match="ask for more tokens"):
+    with pytest.raises(ValueError, match="use more tokens"):
         decoding([quick, slow])
 
 
-class Stumbling(SteadySide):
-    """Its first waves do not run together."""
+class LateSystem(SteadySystem):
+    """In its first bursts the streams do not decode at the same time."""
 
-    stumbles = 0
+    late = 0
 
-    async def wave(self, requests: Sequence[Request]) -> list[Timeline]:
-        answers = await super().wave(requests)
-        if self.stumbles:
-            self.stumbles -= 1
+    async def send_burst(self, requests: Sequence[Request]) -> list[Timeline]:
+        answers = await super().send_burst(requests)
+        if self.late:
+            self.late -= 1
             answers[-1] = timeline(1e6, 1.0, 1, 1)
         return answers
 
 
-async def test_a_wave_that_did_not_run_together_is_sent_again_a_few_times() -> None:
-    side = Stumbling("one", 0.01)
+async def test_a_burst_whose_streams_do_not_overlap_is_sent_again() -> None:
+    system = LateSystem("one", 0.01)
     requests = [Request([], 9, proposer="none")] * 2
-    side.stumbles = TRIES - 1
-    assert (await measure(side, requests)).step_ms == pytest.approx(10)
-    side.stumbles = TRIES
-    with pytest.raises(ValueError, match="ask for more tokens"):
-        await measure(side, requests)
+    system.late = TRIES - 1
+    assert (await measure(system, requests)).step_ms == pytest.approx(10)
+    system.late = TRIES
+    with pytest.raises(ValueError, match="use more tokens"):
+        await measure(system, requests)

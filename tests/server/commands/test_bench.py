@@ -1,4 +1,4 @@
-"""`specgate bench`, on the fake engine, and what it refuses."""
+"""`specgate bench` on the fake engine, and the arguments that it refuses."""
 
 import json
 import subprocess
@@ -9,6 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks import step_cost
+from benchmarks.sides import Side
+from benchmarks.step_cost import StepPlan
+from demo import model_path
 from server.cli import main
 from server.commands import BAD_SETTING, FAILED, INTERRUPTED
 
@@ -49,9 +53,12 @@ def test_compare_measures_two_servers(tmp_path: Path) -> None:
         (["gain", "--proposer", '{"name": "none"}'], "--proposer: name: 'none' is reserved"),
         (["compare", "--pairs", "0"], "--pairs: must be an integer of at least 1, got '0'"),
         (["compare", "--quick"], "--quick"),
+        (["step", "--side", "two"], "--side: invalid choice: 'two'"),
+        (["step", "--profile", "0"], "--profile: must be an integer of at least 1, got '0'"),
+        (["step", "--concurrency", "2"], "--concurrency"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_wrong_arguments_are_refused(
     words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -67,11 +74,11 @@ def test_an_unknown_method_fails_before_anything_starts(
 ) -> None:
     words = ["bench", "compare", "--engine", "fake", "--proposer", NGRAM, "--method", "suffix"]
     assert main([*words, "--out", str(tmp_path)]) == FAILED
-    assert "no proposer 'suffix'; there are ngram" in capsys.readouterr().err
+    assert "no proposer 'suffix'; the proposers are ngram" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_ended_from_outside_it_ends_its_servers(tmp_path: Path) -> None:
+def test_on_sigterm_it_ends_its_servers(tmp_path: Path) -> None:
     words = ["bench", "gain", "--engine", "fake", "--target", "demo", "--proposer", NGRAM]
     with subprocess.Popen([sys.executable, "-m", "server.cli", *words, "--out", tmp_path]) as bench:
         servers: list[psutil.Process] = []
@@ -84,3 +91,18 @@ def test_ended_from_outside_it_ends_its_servers(tmp_path: Path) -> None:
         bench.terminate()
         assert bench.wait(90) == INTERRUPTED
     assert psutil.wait_procs(servers, timeout=10)[1] == []
+
+
+def test_step_arguments_become_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[StepPlan] = []
+    monkeypatch.setattr(step_cost, "measure_steps", lambda plan, print_line: plans.append(plan))
+    words = ["bench", "step", "--proposer", NGRAM]
+    assert main(words) == 0
+    more = ["--method", "ngram", "--side", "one", "--side", "all", "--streams", "8"]
+    assert main([*words, *more, "--rounds", "3", "--profile", "20"]) == 0
+    default, given = plans
+    assert default == StepPlan(str(model_path("target")), default.specs, ["none", "ngram"])
+    assert given == StepPlan(
+        default.target, default.specs, ["ngram"], (Side.ONE, Side.ALL), 8, 3, profile_steps=20
+    )
+    assert [spec.name for spec in default.specs] == ["ngram"]

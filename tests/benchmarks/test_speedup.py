@@ -1,4 +1,4 @@
-"""The curve, on a side whose speed is known."""
+"""Speedups, with a system of known speed."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,23 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot, report
-from benchmarks.gain import HEAD, LONGEST, SHORTEST, Curve, gain, line, tables
-from tests.benchmarks.sides import HEADS, NGRAM, SteadyHost
+from benchmarks.speedup import (
+    LONGEST,
+    SHORTEST,
+    TABLE_HEAD,
+    SpeedupPlan,
+    measure_speedups,
+    table_row,
+    tables,
+)
+from tests.benchmarks.fake_systems import HEADS, NGRAM, SteadyLauncher
 
 
-async def test_every_situation_has_every_proposer_and_none() -> None:
-    host = SteadyHost()
-    curve = Curve("t", [NGRAM, HEADS], levels=(1, 4), minutes=0.01, prompts=10)
-    results = await gain(curve, host)
-    assert host.started == ["all look heads"] * 2, "one server for each temperature"
+async def test_every_situation_measures_every_proposer_and_none() -> None:
+    launcher = SteadyLauncher()
+    plan = SpeedupPlan("t", [NGRAM, HEADS], levels=(1, 4), minutes=0.01, prompts=10)
+    results = await measure_speedups(plan, launcher)
+    assert launcher.started == ["all look heads"] * 2, "one server for each temperature"
     assert len(results) == 2 * 2 * 2 * 3
     assert {result.max_tokens for result in results} == {SHORTEST}
     for result in results:
@@ -26,32 +34,34 @@ async def test_every_situation_has_every_proposer_and_none() -> None:
         assert result.gain.median == pytest.approx(each)
 
 
-async def test_no_request_of_a_proposer_is_repeated_at_a_temperature() -> None:
-    host = SteadyHost()
-    await gain(Curve("t", [NGRAM], levels=(1, 2, 8), minutes=0.01), host)
-    for side in host.sides:
-        asked = [
+async def test_no_proposer_gets_a_prompt_twice_at_a_temperature() -> None:
+    launcher = SteadyLauncher()
+    await measure_speedups(SpeedupPlan("t", [NGRAM], levels=(1, 2, 8), minutes=0.01), launcher)
+    for system in launcher.systems:
+        prompts = [
             str(request.messages)
-            for wave in side.asked
-            for request in wave
+            for burst in system.bursts
+            for request in burst
             if request.proposer == "look"
         ]
-        assert len(asked) == len(set(asked)) > 40
+        assert len(prompts) == len(set(prompts)) > 40
 
 
 async def test_more_minutes_make_longer_answers_up_to_a_limit() -> None:
     lengths = []
     for minutes in (0.5, 2.0, 1000.0):
-        curve = Curve("t", [NGRAM], levels=(1, 2), kinds=("free",), minutes=minutes)
-        lengths.append((await gain(curve, SteadyHost()))[0].max_tokens)
+        plan = SpeedupPlan("t", [NGRAM], levels=(1, 2), kinds=("free",), minutes=minutes)
+        lengths.append((await measure_speedups(plan, SteadyLauncher()))[0].max_tokens)
     assert SHORTEST <= lengths[0] < lengths[1] < lengths[2] == LONGEST
 
 
 async def test_results_are_written_as_json_table_and_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    results = await gain(Curve("t", [NGRAM], levels=(1, 2), minutes=0.01), SteadyHost())
-    about = report.circumstances(["gain", "--target", "my model"], "some/folder/wide")
-    report.write(tmp_path, "gain", about, results, tables(results))
+    results = await measure_speedups(
+        SpeedupPlan("t", [NGRAM], levels=(1, 2), minutes=0.01), SteadyLauncher()
+    )
+    info = report.environment_info(["gain", "--target", "my model"], "some/folder/wide")
+    report.write(tmp_path, "gain", info, results, tables(results))
     plot.save(results, tmp_path / "gain.svg", "Target: wide")
     read = json.loads((tmp_path / "gain.json").read_text())
     assert read["command"] == "specgate bench gain --target 'my model'"
@@ -68,5 +78,5 @@ async def test_results_are_written_as_json_table_and_plot(tmp_path: Path) -> Non
         "| `look` | 167, x **2.00** (2.00) | 333, x **2.00** (2.00) |",
     ]
     assert table.count(table[2]) == 4
-    assert {line(result).count("|") for result in results} == {HEAD[0].count("|")}
+    assert {table_row(result).count("|") for result in results} == {TABLE_HEAD[0].count("|")}
     assert "<svg" in (tmp_path / "gain.svg").read_text()

@@ -1,4 +1,4 @@
-"""Sides that need no server: their timing is made up."""
+"""Systems without a server, with made-up timing."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.side import Side
+from benchmarks.system import System
 from benchmarks.timeline import Timeline
 from benchmarks.workload import Request
 from engine_adapter.proposers import draft_options
@@ -24,16 +24,16 @@ def timeline(start_s: float, step_s: float, *emitted: int) -> Timeline:
 
 
 @dataclass
-class SteadySide:
+class SteadySystem:
     """Every step takes `step_s`; a draft doubles the tokens."""
 
     name: str
     step_s: float
-    asked: list[Sequence[Request]] = field(default_factory=list)
+    bursts: list[Sequence[Request]] = field(default_factory=list)
 
-    async def wave(self, requests: Sequence[Request]) -> list[Timeline]:
+    async def send_burst(self, requests: Sequence[Request]) -> list[Timeline]:
         """One timeline for each request."""
-        self.asked.append(requests)
+        self.bursts.append(requests)
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Request) -> Timeline:
@@ -43,26 +43,26 @@ class SteadySide:
 
 
 @dataclass
-class SteadyHost:
-    """Stock's steps take 10 ms, Specgate's 11, and 12 with everything loaded."""
+class SteadyLauncher:
+    """Stock's steps take 10 ms, Specgate's 11 ms, and 12 ms with all proposers loaded."""
 
     started: list[str] = field(default_factory=list)
-    sides: list[SteadySide] = field(default_factory=list)
+    systems: list[SteadySystem] = field(default_factory=list)
 
     @asynccontextmanager
-    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[Side]:
-        """A side of 10 ms."""
+    async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[System]:
+        """A system with steps of 10 ms."""
         self.started.append(f"stock {spec.name if spec else NONE}")
-        yield self._side("stock", 0.010)
+        yield self._system("stock", 0.010)
 
     @asynccontextmanager
     async def specgate(
         self, name: str, target: str, specs: Sequence[ProposerSpec]
-    ) -> AsyncIterator[Side]:
-        """A side of 11 or 12 ms."""
+    ) -> AsyncIterator[System]:
+        """A system with steps of 11 or 12 ms."""
         self.started.append(f"{name} {' '.join(spec.name for spec in specs)}".strip())
-        yield self._side(name, 0.012 if name == "all" else 0.011)
+        yield self._system(name, 0.012 if name == "all" else 0.011)
 
-    def _side(self, name: str, step_s: float) -> SteadySide:
-        self.sides.append(SteadySide(name, step_s))
-        return self.sides[-1]
+    def _system(self, name: str, step_s: float) -> SteadySystem:
+        self.systems.append(SteadySystem(name, step_s))
+        return self.systems[-1]

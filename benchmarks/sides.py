@@ -1,0 +1,59 @@
+"""The sides of a comparison, and the proposers that each of them loads."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import NONE
+
+STOCK_METHODS = frozenset({"ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"})
+"""Methods that vLLM 0.32 has too."""
+
+
+class Side(StrEnum):
+    """One way to run the measured proposer."""
+
+    STOCK = "stock"
+    """Stock vLLM with the proposer."""
+    ONE = "one"
+    """Specgate with only this proposer loaded."""
+    ALL = "all"
+    """Specgate with all proposers loaded."""
+
+
+def specs_by_name(
+    names: Sequence[str], specs: Sequence[ProposerSpec]
+) -> dict[str, ProposerSpec | None]:
+    """The spec of each named proposer, in the order of the names; `None` for `none`.
+
+    Raises `ValueError` for a name that no spec has.
+    """
+    known: dict[str, ProposerSpec | None] = {spec.name: spec for spec in specs}
+    for name in names:
+        if name != NONE and name not in known:
+            raise ValueError(f"no proposer {name!r}; the proposers are {', '.join(known)}")
+    return {name: known.get(name) for name in names}
+
+
+def supported_sides(sides: Sequence[Side], spec: ProposerSpec | None) -> list[Side]:
+    """The sides that can run the proposer: stock vLLM does not have every method."""
+    in_stock = spec is None or spec.method in STOCK_METHODS
+    return [side for side in sides if in_stock or side != Side.STOCK]
+
+
+def loaded_specs(
+    side: Side, spec: ProposerSpec | None, specs: Sequence[ProposerSpec]
+) -> Sequence[ProposerSpec]:
+    """The proposers that Specgate loads to measure one of them.
+
+    Args:
+        side: `one` (the proposer, after the members that it refers to) or `all`.
+        spec: the measured proposer; `None` is decoding without a proposer.
+        specs: all proposers.
+    """
+    if side == Side.ALL:
+        return specs
+    if spec is None:
+        return []
+    by_name = {known.name: known for known in specs}
+    return [*(by_name[name] for name in spec.options.get("members", ())), spec]

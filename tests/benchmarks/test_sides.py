@@ -1,0 +1,36 @@
+"""The sides of a comparison: the proposers that they need and load."""
+
+import pytest
+
+from benchmarks.sides import Side, loaded_specs, specs_by_name, supported_sides
+from engine_adapter.proposers.contract import ProposerSpec
+from tests.benchmarks.fake_systems import HEADS, NGRAM
+
+CASCADE = ProposerSpec("both", "cascade", 5, None, {"members": ["look", "heads"]})
+SPECS = (NGRAM, HEADS, CASCADE)
+
+
+def test_named_specs_keep_the_order_of_the_names() -> None:
+    assert list(specs_by_name(["heads", "none", "look"], SPECS).items()) == [
+        ("heads", HEADS),
+        ("none", None),
+        ("look", NGRAM),
+    ]
+
+
+def test_a_name_without_a_spec_is_refused() -> None:
+    with pytest.raises(ValueError, match="no proposer 'draft'; the proposers are look, heads"):
+        specs_by_name(["look", "draft"], [NGRAM, HEADS])
+
+
+def test_stock_vllm_is_a_side_only_of_methods_that_it_has() -> None:
+    every = tuple(Side)
+    assert supported_sides(every, NGRAM) == supported_sides(every, None) == list(Side)
+    assert supported_sides(every, HEADS) == supported_sides(every, CASCADE) == ["one", "all"]
+
+
+def test_one_loads_the_proposer_with_its_members_and_all_loads_everything() -> None:
+    assert loaded_specs(Side.ONE, NGRAM, SPECS) == [NGRAM]
+    assert loaded_specs(Side.ONE, CASCADE, SPECS) == [NGRAM, HEADS, CASCADE]
+    assert loaded_specs(Side.ONE, None, SPECS) == []
+    assert loaded_specs(Side.ALL, NGRAM, SPECS) == SPECS

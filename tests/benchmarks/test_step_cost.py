@@ -1,0 +1,125 @@
+"""`specgate bench step`: order of the turns, table rows and profiles, without an engine."""
+
+import cProfile
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from benchmarks import step_cost
+from benchmarks.sides import Side
+from benchmarks.step_cost import (
+    STEPS,
+    WARM_UP,
+    EngineSetup,
+    StepPlan,
+    measure_steps,
+    profile_rows,
+    table_rows,
+)
+from tests.benchmarks.fake_systems import HEADS, NGRAM
+
+STEP_MS = {Side.STOCK: 4.0, Side.ONE: 4.5, Side.ALL: 5.0}
+
+
+class FakePipe:
+    """The pipe to an engine with steps of constant CPU time."""
+
+    def __init__(self, side: Side, turns: list[tuple[Side, int, int]]) -> None:
+        self._side = side
+        self._turns = turns
+
+    def send(self, turn: tuple[int, int]) -> None:
+        self._turns.append((self._side, *turn))
+
+    def recv(self) -> list[float]:
+        return [STEP_MS[self._side]] * self._turns[-1][1]
+
+
+@pytest.fixture
+def engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[list[dict[Side, EngineSetup]], list[tuple[Side, int, int]]]:
+    """The setups of each comparison, and the turns (side, steps, streams) of all of them."""
+    started: list[dict[Side, EngineSetup]] = []
+    turns: list[tuple[Side, int, int]] = []
+
+    @contextmanager
+    def fake(setups: dict[Side, EngineSetup]) -> Any:
+        started.append(setups)
+        yield {side: FakePipe(side, turns) for side in setups}
+
+    monkeypatch.setattr(step_cost, "_engines", fake)
+    monkeypatch.setattr(step_cost.os, "environ", {"OMP_NUM_THREADS": "2"})
+    return started, turns
+
+
+def printed(plan: StepPlan) -> list[str]:
+    """The lines of a measurement."""
+    lines: list[str] = []
+    measure_steps(plan, lines.append)
+    return lines
+
+
+def test_sides_take_turns_after_the_warm_up(engines: Any) -> None:
+    plan = StepPlan("t", [NGRAM], ["none"], (Side.STOCK, Side.ONE), streams=8, rounds=2)
+    assert printed(plan) == [
+        "| `none` | 8 | stock | 4.00 |  |",
+        "| `none` | 8 | one | 4.50 | +0.50 (+0.50 to +0.50) |",
+    ]
+    _, turns = engines
+    order = [Side.STOCK, Side.ONE]
+    assert turns[:2] == [(side, WARM_UP, 8) for side in order]
+    assert turns[2:] == [(side, STEPS, 8) for side in (*reversed(order), *order)]
+
+
+def test_each_side_has_its_own_proposers(engines: Any) -> None:
+    printed(StepPlan("t", [NGRAM, HEADS], ["look", "heads"], rounds=1))
+    look, heads = engines[0]
+    assert look == {
+        Side.STOCK: EngineSetup("t", NGRAM, None),
+        Side.ONE: EngineSetup("t", NGRAM, [NGRAM]),
+        Side.ALL: EngineSetup("t", NGRAM, [NGRAM, HEADS]),
+    }
+    assert list(heads) == [Side.ONE, Side.ALL], "vLLM has no MLP speculator"
+
+
+def test_the_engines_have_one_openmp_thread_unless_set(engines: Any) -> None:
+    plan = StepPlan("t", [], ["none"], rounds=1)
+    printed(plan)
+    assert step_cost.os.environ["OMP_NUM_THREADS"] == "2"
+    del step_cost.os.environ["OMP_NUM_THREADS"]
+    printed(plan)
+    assert step_cost.os.environ["OMP_NUM_THREADS"] == "1"
+    assert step_cost.os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_an_unknown_method_is_refused_before_anything_starts(engines: Any) -> None:
+    with pytest.raises(ValueError, match="no proposer 'draft'; the proposers are look"):
+        printed(StepPlan("t", [NGRAM], ["none", "draft"]))
+    assert engines[0] == []
+
+
+def test_differences_are_paired_by_round() -> None:
+    rows = list(table_rows("look", 1, {Side.ONE: [1.0, 9.0, 5.0], Side.ALL: [1.5, 9.5, 5.5]}))
+    assert rows == [
+        "| `look` | 1 | one | 5.00 |  |",
+        "| `look` | 1 | all | 5.50 | +0.50 (+0.50 to +0.50) |",
+    ]
+
+
+def test_a_profile_shows_only_functions_that_belong_to_a_step() -> None:
+    profiler = cProfile.Profile(lambda: 0.0)
+    profiler.runcall(lambda: list(table_rows("x", 1, {Side.ONE: [1.0]})))
+    rows = list(profile_rows(profiler, steps=2))
+    # A generator counts one call per row and one for its end.
+    assert rows == ["| `step_cost.table_rows` | 1.0 | 0 | 0 |"]
+
+
+def test_an_engine_that_fails_is_named() -> None:
+    class BrokenPipe:
+        def send(self, turn: tuple[int, int]) -> None:
+            raise BrokenPipeError
+
+    with pytest.raises(RuntimeError, match="the engine of all failed"):
+        step_cost._step(BrokenPipe(), Side.ALL, 1, 1)  # type: ignore[arg-type]
