@@ -1,8 +1,8 @@
-"""Small models trained for this project, with the recipe that makes them again.
+"""Small models trained for this project, with the recipe that reproduces them.
 
-`target` is what a server serves; `draft` and `draft-small` are distilled on it and draft for it.
+`target` is the model to serve; `draft` and `draft-small` are distilled from it and draft for it.
 All three share one tokenizer of 2,048 entries. The heads draft from the target's hidden states.
-Importing this package loads no torch.
+Importing this package does not load torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def model_path(name: str = "target") -> Path:
         FileNotFoundError: the package was installed without its weights.
     """
     if name not in MODELS + HEADS:
-        raise ValueError(f"no demo model {name!r}; there are {', '.join(MODELS + HEADS)}")
+        raise ValueError(f"no demo model {name!r}; the models are {', '.join(MODELS + HEADS)}")
     folder = _FOLDER / "models" / name
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"demo model {name!r} has no weights in {folder}")

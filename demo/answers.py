@@ -1,6 +1,6 @@
-"""The target's own answers: what drafts and heads are trained on, since they are judged on it.
+"""The target's own answers, on which drafts and heads are trained because they predict them.
 
-Prompts come from the training split; the held-out split stays unseen.
+Prompts come from the training split; the held-out split is not used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BATCH, PROMPT_TOKENS = 64, 320
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a set of answers is drawn.
+    """How a set of answers is sampled.
 
     Attributes:
         name: seeds the prompts and the noise.
-        quote_every: every so many prompts one asks for a quotation; the others are free.
-        temperatures: they take turns by batch; 0 is the greedy answer.
-        max_tokens: longest answer.
+        quote_every: one in this number of prompts asks for a quotation; the others are free.
+        temperatures: used in turn, one per batch; 0 is greedy.
+        max_tokens: length limit of an answer.
     """
 
     name: str
@@ -52,13 +52,13 @@ def sample_chats(
     count: int,
     sampling: Sampling,
 ) -> list[Tokenized]:
-    """`count` chats; what is masked of each is its prompt.
+    """`count` chats with the target's answers; the prompt of each is masked.
 
     Args:
-        target: answers; left in evaluation mode.
+        target: generates the answers; is left in evaluation mode.
         tokenizer: the target's.
-        pieces: what the prompts ask for; the training split.
-        count: number of chats, best a multiple of `BATCH`.
+        pieces: the subjects of the prompts, from the training split.
+        count: number of chats, preferably a multiple of `BATCH`.
         sampling: kinds of prompts and temperatures.
     """
     rng = random.Random(f"{sampling.name}:{SEED}")
@@ -112,7 +112,7 @@ def _prompts(
         ids = encode(tokenizer, render_chat(tokenizer, chat.prompt, answer_next=True))
         if len(ids) <= PROMPT_TOKENS:
             prompts.append(ids)
-    # Equal lengths together, so that batches hold little padding; batches in random order.
+    # Similar lengths are batched together, which saves padding; the batches are shuffled.
     prompts.sort(key=len)
     batches = [prompts[at : at + BATCH] for at in range(0, count, BATCH)]
     rng.shuffle(batches)
@@ -122,9 +122,10 @@ def _prompts(
 def corpus_chats(
     tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece], count: int
 ) -> list[Tokenized]:
-    """`count` free chats with the corpus's own answers; what is masked of each is its prompt.
+    """`count` free chats with the corpus's answers; the prompt of each is masked.
 
-    The target did not write them, but it has an opinion on every token, and they cost no sampling.
+    The target did not write these answers, but it has a distribution for every position, and they
+    need no sampling.
     """
     rng = random.Random(f"corpus-chats:{SEED}")
     chats: list[Tokenized] = []
@@ -137,10 +138,10 @@ def corpus_chats(
 
 
 def save_chats(chats: Sequence[Tokenized], path: Path) -> None:
-    """Keep chats as JSON, so that training can be repeated without sampling again."""
+    """Write chats as JSON, so that training can be repeated without sampling again."""
     path.write_text(json.dumps([asdict(chat) for chat in chats]), encoding="utf-8")
 
 
 def load_chats(path: Path) -> list[Tokenized]:
-    """Read what `save_chats` wrote."""
+    """Read chats that `save_chats` wrote."""
     return [Tokenized(**chat) for chat in json.loads(path.read_text(encoding="utf-8"))]

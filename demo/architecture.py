@@ -1,7 +1,7 @@
 """Shapes of the demo models: three Llamas with one vocabulary.
 
-Head sizes are among those that vLLM's CPU attention supports; two KV heads each, so that tensor
-parallelism over two ranks divides them.
+The head sizes are supported by vLLM's CPU attention. Each model has two KV heads, so that tensor
+parallelism can divide them between two ranks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The corpus: short pieces cut out of the Python standard library's own sources.
+"""The corpus: short pieces of the Python standard library's sources.
 
-Every machine with Python has the text, so the recipe needs nothing from outside. A piece is a
-function, a method, a class's head, a docstring or a paragraph of documentation. Pieces belong to
-groups (a module's top-level definition), and a whole group is either trained on or held out, so
-that a held-out method never reappears inside its trained class.
+Every machine with Python has this text, so the recipe needs no download. A piece is a function, a
+method, the beginning of a class, a docstring or a paragraph of documentation. Pieces belong to
+groups (a top-level definition of a module). A whole group is either trained on or held out, so
+that a held-out method does not appear inside a trained class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HELD_OUT_PERCENT = 3
 MIN_CHARS = 70
 MAX_CHARS = 1000
 
-# Tests are not documentation; the code-page tables and generated parsers are not prose or code.
+# Tests, code-page tables and generated parsers make poor training text.
 _SKIPPED_PARTS = frozenset(
     {
         "test",
@@ -48,13 +48,13 @@ class Piece:
     """One short text of the corpus.
 
     Attributes:
-        kind: what it is; `text` and `code` are fragments without a name of their own.
+        kind: `text` and `code` are fragments without a name.
         group: `module:top-level name`, the unit of the held-out split.
-        name: the definition's own name, empty for fragments.
-        owner: the enclosing class's name, or empty.
+        name: of the definition; empty for fragments.
+        owner: name of the enclosing class, or empty.
         signature: argument list without the parentheses (functions and methods).
         summary: first sentence of the docstring, or empty.
-        text: the piece itself, dedented, without trailing newline.
+        text: dedented, without trailing newline.
     """
 
     kind: Kind
@@ -85,7 +85,7 @@ def _is_wanted(relative: Path) -> bool:
 
 
 def load_pieces(root: Path | None = None) -> list[Piece]:
-    """All pieces in a deterministic order, each text once.
+    """All pieces in a deterministic order, without repeated texts.
 
     Args:
         root: a folder of Python sources; the running interpreter's standard library by default.
@@ -123,7 +123,7 @@ def _module_pieces(module: str, source: str, tree: ast.Module) -> Iterator[Piece
 
 
 def _topic_pieces(module: str, table: ast.Dict) -> Iterator[Piece]:
-    """Long strings of a dictionary display: pydoc's topics, the language reference in short."""
+    """Long strings of a dictionary literal: pydoc's topics, a short language reference."""
     for key, value in zip(table.keys, table.values, strict=True):
         if not (isinstance(key, ast.Constant) and isinstance(value, ast.Constant)):
             continue
@@ -188,7 +188,7 @@ def _source_of(
 
 
 def _parts(lines: list[str], limit: int) -> list[str]:
-    """Cut lines into parts of at most `limit` characters, at blank lines where there are any."""
+    """Split lines into parts of at most `limit` characters, at blank lines if possible."""
     parts: list[str] = []
     rest = lines
     while rest:
@@ -201,7 +201,7 @@ def _parts(lines: list[str], limit: int) -> list[str]:
 
 
 def _cut(lines: list[str], limit: int) -> str:
-    """The longest head of `lines` within `limit` characters, ending at a blank line if it can."""
+    """The longest prefix of `lines` within `limit` characters, up to a blank line if possible."""
     size, end, blank = 0, 0, 0
     for index, line in enumerate(lines):
         size += len(line) + 1

@@ -1,9 +1,9 @@
-"""The drafts: first trained on the corpus, then distilled on the target.
+"""The draft models: first trained on the corpus, then distilled from the target.
 
 Distillation minimises KL(target || draft) over the whole vocabulary at every position (Hinton et
-al., arXiv:1503.02531), on corpus documents and on the target's own answers, because a draft is
-judged on what the target writes (Zhou et al., DistillSpec, arXiv:2310.08461). Both drafts learn
-from one forward pass of the target.
+al., arXiv:1503.02531), on corpus documents and on the target's own answers, because a draft model
+predicts the target's text (Zhou et al., DistillSpec, arXiv:2310.08461). Both draft models learn
+from the same forward pass of the target.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DRAFTS = ("draft", "draft-small")
 STEP_TOKENS = 4096
 WARMUP_STEPS = 30
 PLAIN_CHUNK, DISTIL_CHUNK = 30_000, 40_000
-# Of every SAMPLE_EVERY batches in distillation one holds the target's own answers.
+# In distillation one in SAMPLE_EVERY batches has the target's own answers.
 SAMPLE_EVERY = 3
 
 
-class Learner:
-    """A draft with its optimizers and schedule."""
+class DraftTrainer:
+    """A draft model with its optimizers and learning-rate schedule."""
 
     def __init__(self, model: LlamaForCausalLM, steps: int, peak: float = 1.0) -> None:
         self.model, self._steps, self._peak, self._done = model.train(), steps, peak, 0
@@ -43,7 +43,7 @@ class Learner:
             return torch.as_tensor(self.model(input_ids=inputs, use_cache=False).logits)
 
     def step(self, loss: torch.Tensor) -> float:
-        """One update; the rate warms up, then falls linearly to zero. Returns the loss."""
+        """One update; the rate warms up, then decreases linearly to zero. Returns the loss."""
         warm = min(1.0, (self._done + 1) / WARMUP_STEPS)
         factor = self._peak * min(warm, 1 - self._done / self._steps)
         for group, base in zip(self._groups, self._bases, strict=True):
@@ -58,20 +58,20 @@ class Learner:
 
 
 def pretrain_drafts(stream: Stream, tokens: int) -> dict[str, LlamaForCausalLM]:
-    """Both drafts, trained on `tokens` tokens of the corpus without the target."""
+    """Both draft models, trained on `tokens` tokens of the corpus without the target."""
     steps = tokens // STEP_TOKENS
-    learners = {name: Learner(new_model(name), steps) for name in DRAFTS}
+    trainers = {name: DraftTrainer(new_model(name), steps) for name in DRAFTS}
     batches = _corpus_batches(stream, PLAIN_CHUNK)
     began = time.monotonic()
     for step in range(1, steps + 1):
         rows = next(batches)
         inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
         losses = {
-            name: learner.step(token_loss(learner.logits(inputs), labels))
-            for name, learner in learners.items()
+            name: trainer.step(token_loss(trainer.logits(inputs), labels))
+            for name, trainer in trainers.items()
         }
         _print_step("plain", step, steps, losses, began)
-    return {name: learner.model for name, learner in learners.items()}
+    return {name: trainer.model for name, trainer in trainers.items()}
 
 
 def distil_drafts(
@@ -81,17 +81,17 @@ def distil_drafts(
     samples: Sequence[Tokenized],
     tokens: int,
 ) -> None:
-    """Distil the target into `drafts`, which are changed in place.
+    """Distil the target into `drafts`, which are modified in place.
 
     Args:
-        target: the finished target.
+        target: the trained target.
         drafts: models by name, as `pretrain_drafts` returns them.
         stream: documents of the training split.
         samples: the target's own chats, as `demo.answers.sample_chats` returns them.
-        tokens: total tokens, padding included.
+        tokens: total tokens, including padding.
     """
     steps = tokens // STEP_TOKENS
-    learners = {name: Learner(model, steps, 0.5) for name, model in drafts.items()}
+    trainers = {name: DraftTrainer(model, steps, 0.5) for name, model in drafts.items()}
     target.train(False)
     corpus, own = _corpus_batches(stream, DISTIL_CHUNK), _sample_batches(samples)
     began = time.monotonic()
@@ -102,8 +102,8 @@ def distil_drafts(
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             goal = target(input_ids=inputs, use_cache=False).logits[wanted].float().softmax(-1)
         losses = {
-            name: learner.step(divergence(goal, learner.logits(inputs)[wanted]))
-            for name, learner in learners.items()
+            name: trainer.step(divergence(goal, trainer.logits(inputs)[wanted]))
+            for name, trainer in trainers.items()
         }
         _print_step("distil", step, steps, losses, began)
 

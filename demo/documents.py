@@ -1,8 +1,8 @@
-"""Training documents: plain pieces, and chats made from them.
+"""Training documents: chats made from pieces.
 
-Two kinds of chat. *Quoting*: the user shows one to three passages and asks for one of them; the
-assistant repeats it verbatim, which is what prompt lookup feeds on. *Free*: the user asks for a
-function by name and purpose; the assistant writes it.
+There are two kinds. In a *quoting* chat the user shows one to three passages and asks for one of
+them; the assistant repeats it verbatim, so prompt lookup can draft it. In a *free* chat the user
+asks for a function by name and purpose; the assistant writes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYSTEM_SHARE = 0.08
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat whose last message is the assistant's; `group` is the answer's split unit."""
+    """A chat that ends with the assistant's answer; `group` is the corpus group of the answer."""
 
     group: str
     messages: list[Message]
@@ -69,7 +69,7 @@ _FREE_DOC = (
 
 
 def can_quote(piece: Piece) -> bool:
-    """True for named pieces short enough to be quoted whole next to others."""
+    """True for named pieces that are short enough to be quoted completely, next to others."""
     return bool(piece.name) and len(piece.text) <= QUOTE_CHARS and "`" not in piece.name
 
 
@@ -81,13 +81,13 @@ def can_request(piece: Piece) -> bool:
 def quoting_chat(
     piece: Piece, others: Sequence[Piece], rng: random.Random, passages: int | None = None
 ) -> Chat:
-    """A chat that quotes `piece` from among up to two distractors.
+    """A chat that quotes `piece`, which is shown with up to two distractors.
 
     Args:
-        piece: what is asked for; `can_quote` holds.
-        others: where distractors are drawn from; equal names are passed over.
-        rng: decides phrasing, order and number of passages; advanced.
-        passages: how many passages the user shows; drawn from one to three if None.
+        piece: the requested piece; `can_quote` must be true.
+        others: the source of the distractors; pieces with the same name are skipped.
+        rng: determines phrasing, order and number of passages; is advanced.
+        passages: number of passages that the user shows; random from one to three if None.
     """
     count = passages or rng.choice((1, 2, 2, 3, 3))
     shown = [piece, *_distractors(piece, others, count - 1, rng)]
@@ -103,7 +103,10 @@ def quoting_chat(
 
 
 def free_chat(piece: Piece, rng: random.Random) -> Chat:
-    """A chat that asks for `piece` without showing it; `can_request` holds, `rng` is advanced."""
+    """A chat that asks for `piece` without showing it.
+
+    `can_request` must be true of the piece; `rng` is advanced.
+    """
     kind = "function" if piece.kind == "doc" else piece.kind
     place = f" of the class `{piece.owner}`" if piece.owner else ""
     if piece.kind == "doc":
@@ -120,11 +123,11 @@ def free_chat(piece: Piece, rng: random.Random) -> Chat:
 
 
 def copy_chat(words: Sequence[str], rng: random.Random) -> Chat:
-    """A chat that quotes a meaningless passage: nothing but copying can lower its loss.
+    """A chat that quotes a meaningless passage: only copying can lower its loss.
 
     Args:
-        words: where the passage's words are drawn from.
-        rng: decides the words; advanced.
+        words: the source of the passage's words.
+        rng: determines the words; is advanced.
     """
 
     def passage() -> Piece:

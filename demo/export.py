@@ -1,4 +1,4 @@
-"""Writing a trained model as a Hugging Face folder: bf16 safetensors, tokenizer, defaults."""
+"""Writes a trained model as a Hugging Face folder: bf16 safetensors, tokenizer, defaults."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from demo.tokenizer import MAX_LENGTH
 
 
 def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write `model` into `folder`, weights in bf16; the model in memory stays as it is.
+    """Write `model` into `folder`, weights in bf16; the model in memory is not modified.
 
-    The configuration says bf16 too, so a server must be told fp32 (`dtype=float32`) where it is
-    served as fp32. Generation defaults: stop at eos, temperature 0.7.
+    The configuration names bf16 too, so serving in fp32 needs `dtype=float32`. Generation
+    defaults: stop at eos, temperature 0.7.
     """
     folder.mkdir(parents=True, exist_ok=True)
     copy = LlamaForCausalLM(model.config)  # type: ignore[no-untyped-call]
@@ -30,7 +30,7 @@ def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fo
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the tokenizer files; the class is named as both transformers 4 and 5 know it."""
+    """Write the tokenizer files, with a class name that transformers 4 and 5 both have."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Figures on the held-out split: plain text, quoted answers and free answers apart."""
+"""Loss on the held-out split, separately for plain text, quoted and free answers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """Token ids of a document and where the scored part begins."""
+class ScoredDocument:
+    """Token ids of a document, and the index of the first scored one."""
 
     ids: list[int]
     start: int
 
 
 class HeldOut:
-    """Fixed held-out documents, scored the same way at every report."""
+    """Fixed held-out documents, scored in the same way in every report."""
 
     def __init__(
         self, pieces: Sequence[Piece], tokenizer: PreTrainedTokenizerFast, count: int = 64
@@ -45,7 +45,7 @@ class HeldOut:
         }
 
     def report(self, model: LlamaForCausalLM) -> dict[str, float]:
-        """Mean loss in nats per token of each set, and the share of quoted tokens guessed."""
+        """Mean loss in nats per token of each set, and the top-1 accuracy on quoted tokens."""
         model.train(False)
         figures: dict[str, float] = {}
         for name, documents in self._sets.items():
@@ -55,18 +55,18 @@ class HeldOut:
                 figures["quote_accuracy"] = round(hits, 4)
         return figures
 
-    def _plain(self, piece: Piece) -> Scored:
-        return Scored(encode(self._tokenizer, f"{BOS}{piece.text}{EOS}"), 1)
+    def _plain(self, piece: Piece) -> ScoredDocument:
+        return ScoredDocument(encode(self._tokenizer, f"{BOS}{piece.text}{EOS}"), 1)
 
-    def _chat(self, chat: Chat) -> Scored:
+    def _chat(self, chat: Chat) -> ScoredDocument:
         whole = render_chat(self._tokenizer, chat.messages, answer_next=False)
         prompt = render_chat(self._tokenizer, chat.prompt, answer_next=True)
-        return Scored(encode(self._tokenizer, whole), len(encode(self._tokenizer, prompt)))
+        return ScoredDocument(encode(self._tokenizer, whole), len(encode(self._tokenizer, prompt)))
 
 
 @torch.inference_mode()
-def _score(model: LlamaForCausalLM, documents: Sequence[Scored]) -> tuple[float, float]:
-    """(nats per scored token, share of them that are the model's first choice)."""
+def _score(model: LlamaForCausalLM, documents: Sequence[ScoredDocument]) -> tuple[float, float]:
+    """(nats per scored token, share of them that are the model's most likely token)."""
     loss = hits = count = 0.0
     ordered = sorted(documents, key=lambda doc: len(doc.ids))
     for at in range(0, len(ordered), BATCH):

@@ -1,7 +1,7 @@
-"""`python -m demo.measure`: what each proposer gains on the demo prompts, from a running server.
+"""`python -m demo.measure`: tokens per decode step of each proposer, on a running server.
 
 Sends the 40 quoting and the 40 free chats of `demo/prompts.json`, one at a time, with each loaded
-proposer at each temperature, and prints the table of demo/README.md.
+proposer at each temperature, and prints the table in demo/README.md.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TEMPERATURES = (0.0, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One completion's figures.
+    """The figures of one completion.
 
     Attributes:
-        tokens: completion tokens that decode steps emitted: all but the first, eos included.
+        tokens: completion tokens emitted by decode steps: all except the first, eos included.
         tokens_per_step: `mean_tokens_per_step` of the response; 1 without speculation.
-        drafted, accepted: draft tokens.
-        ended: the generation ended by itself.
+        drafted, accepted: numbers of draft tokens.
+        ended: the answer ended before the token limit.
     """
 
     tokens: int
@@ -39,8 +39,13 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One row of the table: pooled over the prompts of a kind."""
+class TableRow:
+    """One row of the table, aggregated over the prompts of a kind.
+
+    Attributes:
+        acceptance_rate: accepted over drafted tokens; `None` without drafts.
+        ended: share of the answers that ended before the token limit.
+    """
 
     kind: PromptKind
     temperature: float
@@ -50,11 +55,13 @@ class Line:
     ended: float
 
 
-def pool(kind: PromptKind, temperature: float, proposer: str, replies: Sequence[Reply]) -> Line:
-    """Pool replies: all tokens over all decode steps, so that long answers weigh more."""
+def aggregate(
+    kind: PromptKind, temperature: float, proposer: str, replies: Sequence[Reply]
+) -> TableRow:
+    """Divides all tokens by all decode steps, so that long answers weigh more."""
     steps = sum(reply.tokens / reply.tokens_per_step for reply in replies)
     drafted = sum(reply.drafted for reply in replies)
-    return Line(
+    return TableRow(
         kind=kind,
         temperature=temperature,
         proposer=proposer,
@@ -65,7 +72,7 @@ def pool(kind: PromptKind, temperature: float, proposer: str, replies: Sequence[
 
 
 def read_reply(body: dict[str, Any]) -> Reply:
-    """Take the figures out of a chat completion's body."""
+    """Reads the figures from the body of a chat completion."""
     figures = (body.get("metrics") or {}).get("speculative_decoding") or {}
     return Reply(
         tokens=max(0, int(body["usage"]["completion_tokens"]) - 1),
@@ -83,17 +90,17 @@ def measure(
     temperature: float,
     max_tokens: int = MAX_TOKENS,
 ) -> list[Reply]:
-    """Send `prompts` one after another with a pinned proposer.
+    """Sends `prompts` one after another with a pinned proposer.
 
     Args:
-        client: with the server's base URL and, where needed, a key.
-        prompts: what to send.
-        proposer: a loaded proposer's name, with `:k` to cap its draft tokens, or `none`.
-        temperature: of the sampling; the seed is fixed.
-        max_tokens: most tokens per answer.
+        client: with the server's base URL and, if needed, a key.
+        prompts: the prompts to send.
+        proposer: name of a loaded proposer, with `:k` to limit its draft tokens, or `none`.
+        temperature: sampling temperature; the seed is fixed.
+        max_tokens: token limit of an answer.
 
     Raises:
-        httpx.HTTPStatusError: the server refused.
+        httpx.HTTPStatusError: the server refused a request.
     """
     name, _, k = proposer.partition(":")
     spec_decode: dict[str, Any] = {"proposer": name}
@@ -116,14 +123,14 @@ def measure(
 
 
 def loaded_proposers(client: httpx.Client) -> list[str]:
-    """Names of the loaded proposers (an admin route: loopback, or with an admin key)."""
+    """Names of the loaded proposers, from an admin route (needs loopback or an admin key)."""
     body = client.get("/v1/proposers").raise_for_status().json()
     entries = body if isinstance(body, list) else body.get("data") or body.get("proposers") or []
     return [str(entry["name"]) for entry in entries]
 
 
-def table(lines: Iterable[Line]) -> Iterator[str]:
-    """The rows of a markdown table, each as soon as its line is there."""
+def table(rows: Iterable[TableRow]) -> Iterator[str]:
+    """The lines of a Markdown table, each as soon as its row is known."""
     head = (
         "prompts",
         "temperature",
@@ -134,16 +141,16 @@ def table(lines: Iterable[Line]) -> Iterator[str]:
     )
     yield f"| {' | '.join(head)} |"
     yield "|---|---|---|---|---|---|"
-    for line in lines:
-        rate = "" if line.acceptance_rate is None else f"{line.acceptance_rate:.0%}"
+    for row in rows:
+        rate = "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}"
         yield (
-            f"| {line.kind} | {line.temperature:g} | `{line.proposer}` "
-            f"| {line.tokens_per_step:.2f} | {rate} | {line.ended:.0%} |"
+            f"| {row.kind} | {row.temperature:g} | `{row.proposer}` "
+            f"| {row.tokens_per_step:.2f} | {rate} | {row.ended:.0%} |"
         )
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure and print the table."""
+    """Measures and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m demo.measure", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--api-key", default="", help="inference key")
@@ -151,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
         "--proposers",
         default="",
         metavar="NAME[:K],...",
-        help="default: every loaded one, and none",
+        help="default: none and every loaded proposer",
     )
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     parser.add_argument("--limit", type=int, default=0, help="prompts per kind; 0 for all")
@@ -163,27 +170,27 @@ def main(argv: list[str] | None = None) -> None:
             if options.proposers
             else ["none", *(name for name in loaded_proposers(client) if name != "none")]
         )
-        lines = (
-            _line(client, kind, temperature, name, options.max_tokens, options.limit)
+        rows = (
+            _table_row(client, kind, temperature, name, options.max_tokens, options.limit)
             for kind in KINDS
             for temperature in TEMPERATURES
             for name in names
         )
-        for row in table(lines):
-            print(row, flush=True)
+        for line in table(rows):
+            print(line, flush=True)
 
 
-def _line(
+def _table_row(
     client: httpx.Client,
     kind: PromptKind,
     temperature: float,
     proposer: str,
     max_tokens: int,
     limit: int,
-) -> Line:
+) -> TableRow:
     prompts = [prompt for prompt in load_prompts() if prompt.kind == kind]
     replies = measure(client, prompts[: limit or None], proposer, temperature, max_tokens)
-    return pool(kind, temperature, proposer, replies)
+    return aggregate(kind, temperature, proposer, replies)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The training stream: documents of every kind, tokenized and packed into rows without cuts.
 
-The stream is a pure function of (pieces, tokenizer, seed, row length), so a run that resumes sees
-the rows it would have seen.
+The stream is a pure function of (pieces, tokenizer, seed, row length), so a resumed run sees the
+same rows as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from demo.tokenizer import BOS, EOS, Message, render_chat
 
 IGNORED = -100
 CHUNKS_PER_EPOCH = 8
-# Shares of the pieces of a chunk that also appear as a chat; by tokens the mixture is about
-# 35 % plain, 45 % quoting and 20 % free.
+# Shares of the pieces of a chunk that also appear as chats. By tokens the mixture is about 35 %
+# plain, 45 % quoting and 20 % free.
 QUOTE_SHARE = 0.75
 FREE_SHARE = 0.75
-# Added to QUOTE_SHARE in focused chunks; above one, the rest is the chance of a second chat.
+# Added to QUOTE_SHARE in focused chunks; a sum above one is the chance of a second chat.
 FOCUSED_QUOTES = 0.75
-# Meaningless passages teach copying early; later a few keep it from leaning on memory.
+# Meaningless passages teach copying early; a few later ones keep the model copying.
 COPY_CHATS_EARLY, COPY_CHATS_LATE, EARLY_CHUNKS = 600, 120, 2
 
 IntArray = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """One document: token ids, and how many leading ones carry no loss."""
+    """One document: token ids, and the number of leading ones without loss."""
 
     ids: list[int]
     masked: int = 0
@@ -42,14 +42,14 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed rows: inputs and labels, both int64 of shape [rows, length]; labels are shifted."""
+    """Packed rows: inputs and labels, both int64 [rows, length]; labels are shifted by one."""
 
     inputs: IntArray
     labels: IntArray
 
 
 class Stream:
-    """Documents of the training split, chunk by chunk, without end."""
+    """An endless stream of documents of the training split, in chunks."""
 
     def __init__(
         self, pieces: Sequence[Piece], tokenizer: PreTrainedTokenizerFast, seed: int
@@ -61,7 +61,7 @@ class Stream:
         self._seed = seed
 
     def rows(self, length: int, start: int = 0, *, focused: bool = False) -> Iterator[Rows]:
-        """Packed rows of one chunk after another, beginning at chunk `start`."""
+        """Packed rows of one chunk after another, from chunk `start`."""
         chunk = start
         while True:
             rng = random.Random(f"pack:{self._seed}:{chunk}")
@@ -69,9 +69,9 @@ class Stream:
             chunk += 1
 
     def documents(self, chunk: int, *, focused: bool = False) -> list[Tokenized]:
-        """Chunk number `chunk`: an eighth of the pieces, as plain text and as chats.
+        """The documents of a chunk: an eighth of the pieces, as plain text and as chats.
 
-        A focused chunk leaves out the code fragments, which end anywhere, and quotes more.
+        A focused chunk leaves out code fragments, which may end anywhere, and has more quotes.
         """
         epoch, part = divmod(chunk, CHUNKS_PER_EPOCH)
         order = list(self._pieces)
@@ -109,28 +109,28 @@ class Stream:
 
 
 def pack(documents: Sequence[Tokenized], length: int, rng: random.Random) -> Rows:
-    """Pack documents into rows of `length + 1` tokens, best fit first, none cut.
+    """Pack documents into rows of `length + 1` tokens by best fit; no document is cut.
 
-    Longer documents are left out. Rows are shuffled with `rng`; gaps are padded and carry no loss.
-    A document sees those before it in its row, which costs nothing and keeps the mask causal.
+    Longer documents are left out. Rows are shuffled with `rng`; padding has no loss. A document
+    attends to those before it in its row, so that the mask is simply causal.
     """
-    room = length + 1
+    row_length = length + 1
     bins: list[list[Tokenized]] = []
     open_bins: dict[int, list[int]] = {}
-    fitting = [item for item in documents if len(item.ids) <= room]
+    fitting = [item for item in documents if len(item.ids) <= row_length]
     for item in sorted(fitting, key=lambda doc: -len(doc.ids)):
         size = len(item.ids)
-        left = next((gap for gap in range(size, room + 1) if open_bins.get(gap)), None)
+        left = next((gap for gap in range(size, row_length + 1) if open_bins.get(gap)), None)
         if left is None:
             bins.append([])
-            index, left = len(bins) - 1, room
+            index, left = len(bins) - 1, row_length
         else:
             index = open_bins[left].pop()
         bins[index].append(item)
         open_bins.setdefault(left - size, []).append(index)
     rng.shuffle(bins)
-    ids = np.zeros((len(bins), room), dtype=np.int64)
-    targets = np.full((len(bins), room), IGNORED, dtype=np.int64)
+    ids = np.zeros((len(bins), row_length), dtype=np.int64)
+    targets = np.full((len(bins), row_length), IGNORED, dtype=np.int64)
     for row, items in enumerate(bins):
         rng.shuffle(items)
         at = 0

@@ -1,8 +1,8 @@
-"""Training the target: Muon for the matrices, AdamW for the rest, warm-up, stable rate, decay.
+"""Trains the target: Muon for the matrices, AdamW for the rest, warm-up, stable rate, decay.
 
 Muon: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
-Schedule: trapezoidal (warm-up, stable, decay), Haegele et al., arXiv:2405.18392; the stable part
-does not depend on the total, so a run can be shortened or lengthened while it goes on.
+Schedule: trapezoidal (warm-up, stable, decay), Haegele et al., arXiv:2405.18392. The stable part
+does not depend on the total, so a running training can be shortened or lengthened.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ ROW_TOKENS, LONG_ROW_TOKENS = 512, 1024
 STEP_TOKENS = 8192
 WARMUP_STEPS = 30
 DECAY_SHARE = 0.25
-# Long rows cost a third more, so only the last steps have them.
+# Long rows cost a third more, so only the last steps use them.
 LONG_SHARE = 0.08
 MUON_RATE, ADAM_RATE, FINAL_RATE = 0.02, 3e-3, 0.02
 FOCUSED_CHUNK, LONG_CHUNK = 10_000, 20_000
 
 
 @dataclass
-class Progress:
-    """Where a run stands; saved in checkpoints."""
+class TrainingState:
+    """Completed steps and their seconds; saved in checkpoints."""
 
     step: int = 0
     seconds: float = 0.0
@@ -60,7 +60,7 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def rate(step: int, total: int) -> float:
-    """Factor on the learning rates at `step` of `total`."""
+    """Factor of the learning rates at `step` of `total`."""
     decay = max(1, int(total * DECAY_SHARE))
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     left = min(1.0, (total - step) / decay)
@@ -68,7 +68,7 @@ def rate(step: int, total: int) -> float:
 
 
 def batches(chunks: Iterator[Rows], skip: int) -> Iterator[Rows]:
-    """Batches of `STEP_TOKENS` tokens out of chunks of rows, the first `skip` passed over."""
+    """Batches of `STEP_TOKENS` tokens from chunks of rows, without the first `skip`."""
     seen = 0
     for rows in chunks:
         size = STEP_TOKENS // rows.inputs.shape[1]
@@ -91,41 +91,41 @@ def train_target(
     report: Callable[[LlamaForCausalLM], dict[str, float]],
     every_s: float = 600.0,
 ) -> LlamaForCausalLM:
-    """Train the target on `tokens` tokens and return it; resumes from `out/target.pt`.
+    """Train the target on `tokens` tokens and return it; a run resumes from `out/target.pt`.
 
     Args:
         stream: documents of the training split.
-        tokens: total tokens of the run, padding included.
-        out: folder of the checkpoint and of `target.jsonl`, one line of figures per report.
-        report: held-out figures of the model as it is.
+        tokens: total tokens of the run, including padding.
+        out: folder of the checkpoint and of `target.jsonl`, which gets one line per report.
+        report: computes the held-out figures of the model.
         every_s: seconds between checkpoints.
     """
     model, total = new_model("target"), tokens // STEP_TOKENS
     optims = optimizers(model)
     bases = [group["lr"] for optim in optims for group in optim.param_groups]
-    progress = _resume(out / "target.pt", model, optims)
+    state = _resume(out / "target.pt", model, optims)
     saved = time.monotonic()
-    for step, rows in _schedule(stream, progress.step, total):
+    for step, rows in _schedule(stream, state.step, total):
         began = time.monotonic()
         factor = rate(step, total)
         groups = [group for optim in optims for group in optim.param_groups]
         for group, base in zip(groups, bases, strict=True):
             group["lr"] = base * factor
         loss = _step(model, optims, rows)
-        progress.step, progress.seconds = step + 1, progress.seconds + time.monotonic() - began
-        done = progress.step == total
-        if progress.step % 10 == 0:
-            print(f"step {step + 1}/{total} loss {loss:.3f} s {progress.seconds:.0f}", flush=True)
-        if progress.step % 100 == 0 or done:
-            _log(out / "target.jsonl", progress, loss, report(model))
+        state.step, state.seconds = step + 1, state.seconds + time.monotonic() - began
+        done = state.step == total
+        if state.step % 10 == 0:
+            print(f"step {step + 1}/{total} loss {loss:.3f} s {state.seconds:.0f}", flush=True)
+        if state.step % 100 == 0 or done:
+            _log(out / "target.jsonl", state, loss, report(model))
         if done or time.monotonic() - saved > every_s:
-            _save(out / "target.pt", model, optims, progress)
+            _save(out / "target.pt", model, optims, state)
             saved = time.monotonic()
     return model
 
 
 def _schedule(stream: Stream, start: int, total: int) -> Iterator[tuple[int, Rows]]:
-    """Step numbers with their batches: everything, then focused chunks, at last in long rows."""
+    """Step numbers with their batches: all pieces, then focused chunks, then long rows."""
     focused_from = total - int(total * DECAY_SHARE)
     long_from = total - int(total * LONG_SHARE)
     parts = (
@@ -153,37 +153,37 @@ def _step(model: LlamaForCausalLM, optims: list[torch.optim.Optimizer], rows: Ro
     return float(loss.detach())
 
 
-def _resume(path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]) -> Progress:
+def _resume(path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]) -> TrainingState:
     if not path.exists():
-        return Progress()
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    for optim, saved in zip(optims, state["optims"], strict=True):
-        optim.load_state_dict(saved)
-    return Progress(state["step"], state["seconds"])
+        return TrainingState()
+    saved: dict[str, Any] = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for optim, optim_state in zip(optims, saved["optims"], strict=True):
+        optim.load_state_dict(optim_state)
+    return TrainingState(saved["step"], saved["seconds"])
 
 
 def _save(
-    path: Path, model: nn.Module, optims: list[torch.optim.Optimizer], progress: Progress
+    path: Path, model: nn.Module, optims: list[torch.optim.Optimizer], state: TrainingState
 ) -> None:
     part = path.with_suffix(".part")
     torch.save(
         {
             "model": model.state_dict(),
             "optims": [optim.state_dict() for optim in optims],
-            "step": progress.step,
-            "seconds": progress.seconds,
+            "step": state.step,
+            "seconds": state.seconds,
         },
         part,
     )
     part.replace(path)
 
 
-def _log(path: Path, progress: Progress, loss: float, figures: dict[str, float]) -> None:
+def _log(path: Path, state: TrainingState, loss: float, figures: dict[str, float]) -> None:
     line = {
-        "step": progress.step,
-        "tokens": progress.step * STEP_TOKENS,
-        "seconds": round(progress.seconds),
+        "step": state.step,
+        "tokens": state.step * STEP_TOKENS,
+        "seconds": round(state.seconds),
         "loss": round(loss, 4),
         **figures,
     }

@@ -1,7 +1,7 @@
 """The measured prompts: 40 quoting and 40 free chats from the held-out split.
 
-They are shipped as `demo/prompts.json`, because another Python version has another standard
-library and so other prompts.
+They are shipped as `demo/prompts.json`, because a different Python version has a different standard
+library and would give different prompts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Prompt:
     Attributes:
         id: `quote-00` to `quote-39` and `free-00` to `free-39`.
         kind: whether the answer repeats a passage of the prompt.
-        group: held-out group of the answer; `demo.corpus.is_held_out` is true of it.
+        group: the corpus group of the answer; `demo.corpus.is_held_out` is true for it.
         messages: the chat to send.
-        reference: the answer as the corpus has it.
+        reference: the answer in the corpus.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Prompt:
 
 
 def load_prompts(path: Path | None = None) -> list[Prompt]:
-    """The shipped prompts, quoting ones first."""
+    """The shipped prompts, or those in `path`; quoting ones first."""
     entries = json.loads((path or prompts_path()).read_text(encoding="utf-8"))
     return [Prompt(**entry) for entry in entries]
 
@@ -57,7 +57,7 @@ def save_prompts(prompts: Sequence[Prompt], path: Path) -> None:
 
 
 def build_prompts(held_out: Sequence[Piece], seed: int) -> list[Prompt]:
-    """Draw the prompts from held-out pieces, one per group; deterministic for equal pieces."""
+    """Choose the prompts from held-out pieces, one per group; deterministic for equal pieces."""
     rng = random.Random(f"prompts:{seed}")
     quotable = [piece for piece in held_out if can_quote(piece)]
     low, high = QUOTED_CHARS

@@ -1,7 +1,6 @@
-"""The one tokenizer of all demo models: byte-level BPE with 2,048 entries, trained on the corpus.
+"""The tokenizer of all demo models: byte-level BPE with 2,048 entries, trained on the corpus.
 
-The vocabulary is small so that the embeddings, and heads such as Medusa's that carry one
-vocabulary projection each, stay small.
+The vocabulary is small so that embeddings and the heads' output matrices are small.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ VOCAB_SIZE = 2048
 MAX_LENGTH = 2048
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
-# Their order is their id: pad 0, bos 1, eos 2, then the role markers.
+# The index is the token id: pad 0, bos 1, eos 2, then the role markers.
 SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT)
 
 CHAT_TEMPLATE = (
@@ -36,14 +35,14 @@ CHAT_TEMPLATE = (
 
 
 class Message(TypedDict):
-    """One chat message, as the OpenAI API has it."""
+    """One chat message of the OpenAI API."""
 
     role: str
     content: str
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on `texts` (the training split alone); deterministic for equal input."""
+    """Train the tokenizer on `texts` (the training split only); deterministic for equal input."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     core.decoder = decoders.ByteLevel()
@@ -54,7 +53,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    # Completions begin with bos as chats do; the chat template writes its own.
+    # Completion prompts begin with bos, as chats do, whose template adds its own.
     core.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))]
     )
@@ -78,14 +77,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of `text`, nothing added; special tokens written out in it count as such."""
+    """Token ids of `text` without added ones; special tokens in the text are recognised."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def render_chat(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, answer_next: bool
 ) -> str:
-    """The chat as text; `answer_next` opens the assistant's turn at the end."""
+    """The chat as text; `answer_next` appends the marker of the assistant's turn."""
     rows = [{"role": message["role"], "content": message["content"]} for message in messages]
     return str(
         tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=answer_next)

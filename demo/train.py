@@ -1,6 +1,6 @@
 """`python -m demo.train`: the whole recipe, from the standard library's sources to the weights.
 
-Stages, each from what the one before left in `--out`: `tokenizer` (and the measured prompts),
+Each stage uses the files of the earlier ones in `--out`: `tokenizer` (and the measured prompts),
 `target` (resumes from its last checkpoint), `drafts`, `heads`, `export`. `all` runs them in this
 order.
 """
@@ -45,7 +45,7 @@ def split() -> tuple[list[Piece], list[Piece]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the stages asked for."""
+    """Run the selected stages."""
     options = _parser().parse_args(argv)
     torch.set_num_threads(options.threads)
     out: Path = options.out
@@ -92,7 +92,7 @@ def _train_drafts(
     tokenizer: PreTrainedTokenizerFast,
     training: list[Piece],
 ) -> None:
-    """Corpus, then samples, then distillation; the first two are kept and not done twice."""
+    """Pretraining, samples, distillation; results of the first two are saved and reused."""
     plain = {name: out / f"{name}.plain.pt" for name in DRAFTS}
     if not all(path.exists() for path in plain.values()):
         for name, model in pretrain_drafts(stream, options.plain_draft_tokens).items():
@@ -114,9 +114,10 @@ def _train_heads(
     tokenizer: PreTrainedTokenizerFast,
     training: list[Piece],
 ) -> None:
-    """Answers of the target as it is served, which are kept, then all heads at once.
+    """Answers of the target with its served weights, then all heads together.
 
-    The corpus's answers join them: on the target's alone the heads learn them by heart.
+    The answers are saved and reused. The corpus's answers are added, because the heads overfit to
+    the target's answers alone.
     """
     target = _trained(out, "target").bfloat16().float()  # type: ignore[no-untyped-call]
     target.requires_grad_(False)

@@ -1,13 +1,12 @@
-"""`python -m demo.wide`: a wide twin of the target, for honest economics on a CPU.
+"""`python -m demo.wide`: a wide twin of the target, with realistic costs on a CPU.
 
-A step of the small target costs little more than the engine itself, so no draft could pay. The
-twin computes the same function at a bigger model's price: its MLPs are widened by neurons whose
-output columns (`down_proj`) are zero, so they add exact zeros. KV cache and hidden states are the
-target's, and drafts or heads made for the target fit it. It is written on the user's disk and
-never shipped.
+A step of the small target takes little more time than the engine itself, so no draft could save
+time. The twin computes the same function at a bigger model's cost: its MLPs have additional neurons
+whose output columns (`down_proj`) are zero, so they add exact zeros. KV cache and hidden states are
+the target's, so drafts and heads for the target fit the twin. It is written to the user's disk and
+not shipped.
 
-Weights are saved in bf16, as the target's are (halves the disk; the added ones are random anyway),
-and are meant to be served as fp32.
+Weights are saved in bf16, as the target's are, which halves the file; serve them in fp32.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _COPIED = (
 
 
 def default_folder() -> Path:
-    """Where the twin goes when nobody says: below the user's cache."""
+    """The default folder of the twin, in the user's cache."""
     return Path.home() / ".cache" / "specgate" / "wide"
 
 
@@ -43,10 +42,10 @@ def write_wide_twin(
     """Write the twin and return its folder.
 
     Args:
-        out: folder to write; files of these names in it are replaced.
-        intermediate_size: neurons of each MLP, at least the target's.
-        source: the model to widen; the demo target by default. Any Llama folder with one
-            safetensors file will do.
+        out: folder to write; existing files are replaced.
+        intermediate_size: neurons of each MLP, at least the source's.
+        source: the model to widen, a Llama folder with one safetensors file; the demo target by
+            default.
 
     Raises:
         ValueError: `intermediate_size` is smaller than the source's.
@@ -77,7 +76,10 @@ def write_wide_twin(
 def _widened(
     name: str, weight: torch.Tensor, extra: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """`gate_proj` and `up_proj` [neurons, hidden] get random rows, `down_proj` zero columns."""
+    """Adds random rows to `gate_proj` and `up_proj`, and zero columns to `down_proj`.
+
+    `weight` is [neurons, hidden], that of `down_proj` [hidden, neurons].
+    """
     if name.endswith(("gate_proj.weight", "up_proj.weight")):
         rows = torch.randn(extra, weight.shape[1], generator=generator) * weight.float().std()
         return torch.cat([weight, rows.to(weight.dtype)]).contiguous()
@@ -88,7 +90,7 @@ def _widened(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write the twin and say where it is and how big."""
+    """Write the twin and print its folder and size."""
     parser = argparse.ArgumentParser(
         prog="python -m demo.wide",
         description=__doc__,

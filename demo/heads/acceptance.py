@@ -1,4 +1,4 @@
-"""How many tokens per decode step a head brings, without a server."""
+"""A head's tokens per decode step, computed without a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaForCausalLM
 
-from demo.heads.lesson import new_lesson
+from demo.heads.teacher import teacher_batch
 from demo.heads.training import Head
 from demo.packing import Tokenized
 
@@ -18,28 +18,28 @@ BATCH = 8
 def tokens_per_step(
     target: LlamaForCausalLM, head: Head, chats: Sequence[Tokenized], k: int
 ) -> float:
-    """Mean tokens per decode step when `head` drafts `k` tokens, each answer's first left out.
+    """Mean tokens per decode step when `head` drafts `k` tokens, without each answer's first token.
 
-    Chains follow the text that the target wrote, which is exact as far as drafts are accepted:
-    the first rejected one ends the step. A draft is accepted if it is the text's token, greedy or
-    sampled, as in verification.
+    Chains follow the target's text. This is exact because a step ends at its first rejected draft,
+    and all drafts before it equal the text. A draft is accepted if it is the text's token, for
+    greedy and for sampled answers, as in verification.
 
     Args:
         target: fp32, in evaluation mode.
-        head: drafts; `k` is at most its `steps`.
-        chats: answers of the target; what is masked is the prompt.
-        k: drafted tokens per step.
+        head: the drafting head.
+        chats: answers of the target, with masked prompts.
+        k: drafted tokens per step, at most `head.steps`.
     """
     steps = tokens = 0
     for at in range(0, len(chats), BATCH):
-        lesson = new_lesson(target, chats[at : at + BATCH], head.steps)
-        agreed = torch.zeros(k, len(lesson.rows), dtype=torch.bool)
-        for step, logits in enumerate(head(lesson)):
+        batch = teacher_batch(target, chats[at : at + BATCH], head.steps)
+        agreed = torch.zeros(k, len(batch.rows), dtype=torch.bool)
+        for step, logits in enumerate(head(batch)):
             if step < k:
-                agreed[step, lesson.chains[step]] = lesson.hits(step, logits)
+                agreed[step, batch.chains[step]] = batch.hits(step, logits)
         accepted = agreed.int().cumprod(0).sum(0)
-        for row in range(len(lesson.ids)):
-            taken = accepted[lesson.rows == row].tolist()
+        for row in range(len(batch.ids)):
+            taken = accepted[batch.rows == row].tolist()
             start = 0
             while start < len(taken) - 1:
                 tokens += min(taken[start] + 1, len(taken) - 1 - start)

@@ -1,9 +1,10 @@
 """EAGLE and EAGLE-3: one more decoder layer of the target's shape, run on its own outputs.
 
-EAGLE (arXiv:2401.15077) reads the token's embedding and the target's last hidden state and writes
-the next one; EAGLE-3 (arXiv:2503.01840) reads states of three layers and has an output matrix of
-its own, over the more frequent tokens only. Both are trained as they run, each step on what the
-step before wrote. The layouts are those that vLLM 0.32 loads; the embedding is the target's.
+EAGLE (arXiv:2401.15077) takes the token's embedding and the target's last hidden state and outputs
+the next hidden state. EAGLE-3 (arXiv:2503.01840) takes states of three layers and has its own
+output matrix, over the more frequent tokens only. Both are trained as they run, each step on the
+output of the step before. The layouts are those that vLLM 0.32 loads. The embedding is the
+target's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from demo.architecture import SHAPES, Shape, llama_config
-from demo.heads.lesson import AUX_LAYERS, Lesson
+from demo.heads.teacher import AUX_LAYERS, TeacherBatch
 
 STEPS = 4
 DRAFT_VOCABULARY = 1536
@@ -46,7 +47,7 @@ class Attention(nn.Module):
         rotation: tuple[torch.Tensor, torch.Tensor],
         memory: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> torch.Tensor:
-        """Output [rows, length, hidden] of every chain's step number `len(memory)`.
+        """Output [rows, length, hidden] of step `len(memory)` of every chain.
 
         Args:
             x: inputs [rows, length, inputs], one chain per position.
@@ -82,12 +83,12 @@ class Layer(nn.Module):
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
 
     def feed(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's second half: `x` [..., hidden] and what the MLP adds to it."""
+        """The layer's second half: `x` [..., hidden] plus the MLP's output."""
         return torch.as_tensor(x + self.mlp(self.post_attention_layernorm(x)))
 
 
 class WideLayer(Layer):
-    """EAGLE-3's: it attends to the token and the state side by side, each normed."""
+    """EAGLE-3's layer: its input is the normalised token and state, concatenated."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config, 2 * config.hidden_size)
@@ -96,12 +97,12 @@ class WideLayer(Layer):
 
 
 class Eagle(nn.Module):
-    """EAGLE for a Llama; its outputs are the target's hidden states, so it needs no norm."""
+    """EAGLE for a Llama; it predicts hidden states after the target's norm, so it has no norm."""
 
     steps = STEPS
 
     def __init__(self, embedding: torch.Tensor) -> None:
-        """Read and write the target's tied `embedding` [vocabulary, hidden], which is kept."""
+        """Use the target's tied `embedding` [vocabulary, hidden], which is not trained."""
         super().__init__()
         self._embedding, self._config = embedding, llama_config("target")
         self._rotary = LlamaRotaryEmbedding(self._config)
@@ -111,16 +112,16 @@ class Eagle(nn.Module):
         with torch.no_grad():
             self.fc.weight.copy_(torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], 1))
 
-    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
-        """Logits [chains, tokens] of one step after another, on the text's own tokens."""
-        state, length = lesson.hidden, lesson.hidden.shape[1]
+    def forward(self, batch: TeacherBatch) -> Iterator[torch.Tensor]:
+        """Yields the logits [chains, tokens] of each step; the input tokens are the text's."""
+        state, length = batch.hidden, batch.hidden.shape[1]
         memory: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in range(STEPS):
-            token = self._embedding[lesson.ids[:, step + 1 : step + 1 + length]]
+            token = self._embedding[batch.ids[:, step + 1 : step + 1 + length]]
             seen = self._attend(token, state, torch.arange(length)[None] + step, memory)
-            written = self.layer.feed(lesson.states(seen, step))
-            yield lesson.logits(written, self._embedding)
-            state = lesson.spread(written, step)
+            written = self.layer.feed(batch.states(seen, step))
+            yield batch.logits(written, self._embedding)
+            state = batch.spread(written, step)
 
     def _attend(
         self,
@@ -134,11 +135,11 @@ class Eagle(nn.Module):
         return torch.as_tensor(x + layer.self_attn(x, self._rotary(x, positions), memory))
 
     def config(self) -> dict[str, Any]:
-        """What goes into `config.json`: the target's, with one layer."""
+        """The contents of `config.json`: the target's, with one layer."""
         return _config(self._config, "EagleLlamaForCausalLM")
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
-        """Tensors by their published names."""
+        """Tensors by their names in the published layout."""
         return {name.replace("layer.", "layers.0.", 1): t for name, t in self.state_dict().items()}
 
 
@@ -148,11 +149,11 @@ class Eagle3(nn.Module):
     steps = STEPS
 
     def __init__(self, embedding: torch.Tensor, frequent: torch.Tensor) -> None:
-        """Read the target's tied `embedding`, which is kept.
+        """Use the target's tied `embedding`, which is not trained.
 
         Args:
             embedding: fp32 [vocabulary, hidden].
-            frequent: int64 [DRAFT_VOCABULARY], ascending ids of the tokens that it may draft.
+            frequent: int64 [DRAFT_VOCABULARY], ascending ids of the tokens that it can draft.
         """
         super().__init__()
         self._embedding, self._config = embedding, llama_config("target")
@@ -166,16 +167,16 @@ class Eagle3(nn.Module):
         with torch.no_grad():
             self.lm_head.weight.copy_(embedding[frequent])
 
-    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
-        """Logits [chains, tokens] of one step after another, on the text's tokens."""
-        state, length = self.fc(lesson.aux), lesson.aux.shape[1]
+    def forward(self, batch: TeacherBatch) -> Iterator[torch.Tensor]:
+        """Yields the logits [chains, tokens] of each step; the input tokens are the text's."""
+        state, length = self.fc(batch.aux), batch.aux.shape[1]
         memory: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in range(STEPS):
-            token = self._embedding[lesson.ids[:, step + 1 : step + 1 + length]]
+            token = self._embedding[batch.ids[:, step + 1 : step + 1 + length]]
             seen = self._attend(token, state, torch.arange(length)[None] + step, memory)
-            written = self.midlayer.feed(lesson.states(seen, step))
-            yield self._logits(lesson, self.norm(written))
-            state = lesson.spread(written, step)
+            written = self.midlayer.feed(batch.states(seen, step))
+            yield self._logits(batch, self.norm(written))
+            state = batch.spread(written, step)
 
     def _attend(
         self,
@@ -188,15 +189,15 @@ class Eagle3(nn.Module):
         x = torch.cat([layer.input_layernorm(token), layer.hidden_norm(state)], -1)
         return torch.as_tensor(state + layer.self_attn(x, self._rotary(x, positions), memory))
 
-    def _logits(self, lesson: Lesson, states: torch.Tensor) -> torch.Tensor:
+    def _logits(self, batch: TeacherBatch, states: torch.Tensor) -> torch.Tensor:
         matrix = torch.zeros_like(self._embedding).index_copy(
             0, self._frequent, self.lm_head.weight
         )
-        cannot = ~torch.isin(lesson.tokens_at_play, self._frequent)
-        return lesson.logits(states, matrix).masked_fill(cannot, float("-inf"))
+        cannot = ~torch.isin(batch.token_subset, self._frequent)
+        return batch.logits(states, matrix).masked_fill(cannot, float("-inf"))
 
     def config(self) -> dict[str, Any]:
-        """What goes into `config.json`: the target's, with one layer and a smaller vocabulary."""
+        """The contents of `config.json`: the target's, with one layer and a smaller vocabulary."""
         return _config(self._config, "LlamaForCausalLMEagle3") | {
             "draft_vocab_size": len(self._frequent),
             "tie_word_embeddings": False,
@@ -204,7 +205,7 @@ class Eagle3(nn.Module):
         }
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
-        """Tensors by their published names; `d2t` is what to add to a drafted id."""
+        """Tensors by their names in the published layout; `d2t` is the offset of a drafted id."""
         allowed = torch.zeros(len(self._embedding), dtype=torch.bool)
         allowed[self._frequent] = True
         return dict(self.state_dict()) | {

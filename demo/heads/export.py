@@ -1,4 +1,4 @@
-"""Writing a trained head in its published layout: config.json and bf16 safetensors."""
+"""Writes a trained head in its published layout: config.json and bf16 safetensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from demo.heads.training import Head
 
 
 def export_head(head: Head, folder: Path) -> None:
-    """Write `head` into `folder`, floating-point tensors in bf16; the head stays as it is.
+    """Write `head` into `folder`, floating-point tensors in bf16; the head is not modified.
 
-    There is no tokenizer beside it: a head drafts for the one target that it was trained on.
+    No tokenizer is written: a head only drafts for the target that it was trained on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {

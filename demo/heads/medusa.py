@@ -1,7 +1,7 @@
 """Medusa heads: residual blocks on the target's last hidden state (arXiv:2401.10774).
 
-The layout is vLLM's, with one output matrix for all heads (`original_lm_head`), which for a small
-vocabulary is most of the size.
+The layout is vLLM's, with one output matrix for all heads (`original_lm_head`). Here
+this matrix has half of the parameters.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo.heads.lesson import Lesson
+from demo.heads.teacher import TeacherBatch
 
 NUM_HEADS, NUM_LAYERS = 4, 2
 
 
 class ResidualBlock(nn.Module):
-    """`NUM_LAYERS` times x + SiLU(W x); zero at first, so that it begins as the identity."""
+    """`NUM_LAYERS` times x + SiLU(W x); W is zero at first, so that it begins as the identity."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class ResidualBlock(nn.Module):
 
 
 class Medusa(nn.Module):
-    """`NUM_HEADS` heads; head i guesses the token i + 2 positions after the hidden state's."""
+    """`NUM_HEADS` heads; head i predicts the token i + 2 positions after the hidden state's."""
 
     steps = NUM_HEADS
 
     def __init__(self, embedding: torch.Tensor) -> None:
-        """Begin with the target's tied `embedding` [vocabulary, hidden] as output matrix."""
+        """Initialise the output matrix with the target's tied `embedding` [vocabulary, hidden]."""
         super().__init__()
         vocabulary, hidden = embedding.shape
         self.blocks = nn.ModuleList(ResidualBlock(hidden) for _ in range(NUM_HEADS))
@@ -49,14 +49,14 @@ class Medusa(nn.Module):
         with torch.no_grad():
             self.lm_head.weight.copy_(embedding)
 
-    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
-        """Logits [chains, tokens] of one head after another."""
+    def forward(self, batch: TeacherBatch) -> Iterator[torch.Tensor]:
+        """Yields the logits [chains, tokens] of each head."""
         for step, block in enumerate(self.blocks):
-            state = block(lesson.states(lesson.hidden, step))
-            yield lesson.logits(state, self.lm_head.weight)
+            state = block(batch.states(batch.hidden, step))
+            yield batch.logits(state, self.lm_head.weight)
 
     def config(self) -> dict[str, Any]:
-        """What goes into `config.json`."""
+        """The contents of `config.json`."""
         vocabulary, hidden = self.lm_head.weight.shape
         return {
             "architectures": ["MedusaModel"],
@@ -71,6 +71,6 @@ class Medusa(nn.Module):
         }
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
-        """Tensors by their published names."""
+        """Tensors by their names in the published layout."""
         blocks = {f"blocks.{name}": tensor for name, tensor in self.blocks.state_dict().items()}
         return {**blocks, "lm_heads.0.weight": self.lm_head.weight.detach()}

@@ -1,7 +1,7 @@
-"""An MLP speculator: a recurrent state, from the hidden state and each token (arXiv:2404.19124).
+"""An MLP speculator: a recurrent state of the hidden state and each token (arXiv:2404.19124).
 
 The layout is that of the `ibm-fms/*-accelerator` checkpoints, with tied weights: embedding,
-output matrix, norm and every projection but the first are shared by all steps.
+output matrix, norm and all projections except the first are shared by all steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo.heads.lesson import Lesson
+from demo.heads.teacher import TeacherBatch
 
 N_PREDICT, INNER_DIM = 4, 384
 EPS = 1e-6
@@ -34,7 +34,7 @@ class Norm(nn.Module):
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
-    """`x` over its root mean square along the last axis."""
+    """`x` divided by its root mean square along the last axis."""
     return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS)
 
 
@@ -44,7 +44,7 @@ class MlpSpeculator(nn.Module):
     steps = N_PREDICT
 
     def __init__(self, embedding: torch.Tensor) -> None:
-        """Sizes are those of the target's `embedding` [vocabulary, hidden]."""
+        """Initialise from the target's `embedding` [vocabulary, hidden], which gives the sizes."""
         super().__init__()
         vocabulary, hidden = embedding.shape
         self.emb = nn.Embedding(vocabulary, INNER_DIM)
@@ -52,7 +52,7 @@ class MlpSpeculator(nn.Module):
         self.later = nn.Linear(INNER_DIM, INNER_DIM, bias=False)
         self.head = nn.Linear(INNER_DIM, vocabulary, bias=False)
         self.ln = Norm(INNER_DIM)
-        # Tokens that the target reads and writes alike begin alike here too.
+        # Tokens with similar embeddings in the target begin with similar ones here.
         for matrix in (self.emb.weight, self.head.weight):
             nn.init.normal_(matrix, std=0.02)
             with torch.no_grad():
@@ -60,18 +60,18 @@ class MlpSpeculator(nn.Module):
         self._state_weight = 0.5 ** (0.5 / N_PREDICT)
         self._emb_weight = math.sqrt((1 - self._state_weight**2) * INNER_DIM / 2)
 
-    def forward(self, lesson: Lesson) -> Iterator[torch.Tensor]:
-        """Logits [chains, tokens] of one step after another, on the text's own tokens."""
-        state = rms(lesson.states(lesson.hidden, 0)) / math.sqrt(2)
+    def forward(self, batch: TeacherBatch) -> Iterator[torch.Tensor]:
+        """Yields the logits [chains, tokens] of each step; the input tokens are the text's."""
+        state = rms(batch.states(batch.hidden, 0)) / math.sqrt(2)
         for step in range(N_PREDICT):
-            state = self.later(state[lesson.kept[step]]) if step else self.first(state)
-            token = self.emb(lesson.tokens(step))
+            state = self.later(state[batch.continued[step]]) if step else self.first(state)
+            token = self.emb(batch.tokens(step))
             state = state + token * (self._emb_weight / self._state_weight)
             state = F.gelu(self.ln(state))
-            yield lesson.logits(state, self.head.weight)
+            yield batch.logits(state, self.head.weight)
 
     def config(self) -> dict[str, Any]:
-        """What goes into `config.json`."""
+        """The contents of `config.json`."""
         return {
             "architectures": ["MLPSpeculatorPreTrainedModel"],
             "model_type": "mlp_speculator",
@@ -86,7 +86,7 @@ class MlpSpeculator(nn.Module):
         }
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
-        """Tensors by their published names."""
+        """Tensors by their names in the published layout."""
         return {
             "speculator.emb.0.weight": self.emb.weight.detach(),
             "speculator.proj.0.weight": self.first.weight.detach(),

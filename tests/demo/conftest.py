@@ -1,4 +1,4 @@
-"""A small library to cut a corpus from, and the shipped tokenizer."""
+"""A small library as the source of a corpus, and the shipped tokenizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shape{i}:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of three modules and a test folder that the corpus must leave out."""
+    """A folder of three modules and a test folder that the corpus must ignore."""
     root = tmp_path_factory.mktemp("library")
     for number in range(3):
         names = range(number * 20, number * 20 + 20)
@@ -51,5 +51,5 @@ def pieces(library: Path) -> list[Piece]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer as it is shipped."""
+    """The shipped tokenizer."""
     return load_tokenizer(model_path("target"))

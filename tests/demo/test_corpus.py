@@ -1,4 +1,4 @@
-"""The corpus is deterministic, its split disjoint, its documents whole."""
+"""The corpus is deterministic, and its split keeps groups together."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def test_functions_methods_classes_and_docstrings_become_pieces(pieces: list[Pie
     assert any(p.kind == "doc" and p.name == "area_3" for p in pieces)
 
 
-def test_no_text_comes_twice_and_none_is_too_long(pieces: list[Piece]) -> None:
+def test_texts_are_unique_and_within_the_limit(pieces: list[Piece]) -> None:
     texts = [piece.text for piece in pieces]
     assert len(set(texts)) == len(texts)
     assert max(map(len, texts)) <= MAX_CHARS
 
 
 def test_split_keeps_a_class_together_with_its_methods(pieces: list[Piece]) -> None:
-    sides: dict[str, set[bool]] = {}
+    splits: dict[str, set[bool]] = {}
     for piece in pieces:
-        sides.setdefault(piece.group, set()).add(is_held_out(piece.group))
-    assert all(len(side) == 1 for side in sides.values())
+        splits.setdefault(piece.group, set()).add(is_held_out(piece.group))
+    assert all(len(split) == 1 for split in splits.values())
 
 
 def test_split_holds_out_about_three_percent_and_depends_on_the_seed() -> None:

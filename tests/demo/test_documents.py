@@ -1,4 +1,4 @@
-"""Chats made from pieces: quoting ones hold their answer, free ones do not."""
+"""Chats made from pieces: quoting prompts contain their answer, free ones do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from demo.documents import can_quote, can_request, copy_chat, free_chat, quoting
 from demo.packing import IGNORED, Stream, Tokenized, pack
 
 
-def test_quoted_answer_stands_in_the_prompt(pieces: list[Piece]) -> None:
+def test_a_quoted_answer_is_in_the_prompt(pieces: list[Piece]) -> None:
     quotable = [piece for piece in pieces if can_quote(piece)]
     rng = random.Random(1)
     for piece in quotable:
@@ -22,7 +22,7 @@ def test_quoted_answer_stands_in_the_prompt(pieces: list[Piece]) -> None:
         assert chat.group == piece.group
 
 
-def test_quoting_chat_shows_as_many_passages_as_asked(pieces: list[Piece]) -> None:
+def test_quoting_chat_shows_the_given_number_of_passages(pieces: list[Piece]) -> None:
     functions = [piece for piece in pieces if piece.kind == "function"]
     chat = quoting_chat(functions[0], functions, random.Random(2), passages=3)
     shown = [p.name for p in functions if f"def {p.name}(" in chat.prompt[-1]["content"]]
@@ -50,13 +50,13 @@ def test_chats_are_the_same_for_the_same_seed(pieces: list[Piece]) -> None:
     assert first == again
 
 
-def test_packing_cuts_nothing_and_masks_what_carries_no_loss() -> None:
+def test_packing_cuts_nothing_and_masks_tokens_without_loss() -> None:
     documents = [Tokenized([10 + i] * size) for i, size in enumerate((5, 9, 3, 17, 8))]
     documents.append(Tokenized([90, 91, 92, 93], masked=2))
     rows = pack(documents, 16, random.Random(6))
     assert rows.inputs.shape == rows.labels.shape == (3, 16)
     counts = {i: int((rows.labels == 10 + i).sum()) for i in range(5)}
-    # The first token of a document is not predicted; the one of 17 tokens fills a row of 16 + 1.
+    # The first token of a document is not predicted; the document of 17 tokens fills a row.
     assert counts == {0: 4, 1: 8, 2: 2, 3: 16, 4: 7}
     assert set(np.unique(rows.labels)) >= {IGNORED, 92, 93}
     assert 91 not in rows.labels
@@ -79,7 +79,7 @@ def test_every_document_begins_with_bos_and_ends_with_eos(
     assert {(doc.ids[0], doc.ids[-1]) for doc in documents} == {(1, 2)}
 
 
-def test_focused_chunks_leave_fragments_out_and_quote_more(
+def test_focused_chunks_have_no_fragments_and_more_quotes(
     pieces: list[Piece], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     fragment = Piece("code", "m:f", "", "", "", "", "zzz = qqq(" * 9)

@@ -1,4 +1,4 @@
-"""The measurement sends what the contract says and pools what comes back."""
+"""The measurement sends pinned requests and aggregates the replies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from demo.measure import Reply, loaded_proposers, measure, pool, table
+from demo.measure import Reply, aggregate, loaded_proposers, measure, table
 from demo.prompts import load_prompts
 
 
@@ -53,13 +53,15 @@ def test_proposers_are_read_from_the_server() -> None:
     assert loaded_proposers(server([])) == ["ngram", "draft"]
 
 
-def test_pooling_divides_all_tokens_by_all_steps() -> None:
-    line = pool("free", 0.0, "draft", [Reply(30, 3.0, 40, 20, True), Reply(10, 1.0, 10, 0, False)])
-    assert line.tokens_per_step == pytest.approx(40 / 20)
-    assert line.acceptance_rate == pytest.approx(0.4)
-    assert line.ended == 0.5
+def test_aggregation_divides_all_tokens_by_all_steps() -> None:
+    row = aggregate(
+        "free", 0.0, "draft", [Reply(30, 3.0, 40, 20, True), Reply(10, 1.0, 10, 0, False)]
+    )
+    assert row.tokens_per_step == pytest.approx(40 / 20)
+    assert row.acceptance_rate == pytest.approx(0.4)
+    assert row.ended == 0.5
 
 
-def test_table_has_a_row_for_each_line() -> None:
-    line = pool("quote", 0.7, "none", [Reply(8, 1.0, 0, 0, True)])
-    assert list(table([line]))[-1] == "| quote | 0.7 | `none` | 1.00 |  | 100% |"
+def test_table_has_a_line_for_each_row() -> None:
+    row = aggregate("quote", 0.7, "none", [Reply(8, 1.0, 0, 0, True)])
+    assert list(table([row]))[-1] == "| quote | 0.7 | `none` | 1.00 |  | 100% |"

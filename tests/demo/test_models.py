@@ -1,4 +1,4 @@
-"""The shipped folders: small enough, loadable, one tokenizer."""
+"""The shipped folders: size limit, loading, one tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_all_folders_together_stay_below_24_mib() -> None:
     assert sum(path.stat().st_size for path in files) < MAX_BYTES
 
 
-def test_unknown_model_is_refused_with_the_names_that_exist() -> None:
+def test_unknown_model_is_refused_with_the_known_names() -> None:
     with pytest.raises(ValueError, match="draft-small"):
         model_path("huge")
 

@@ -1,4 +1,4 @@
-"""The shipped prompts: forty of each kind, none from the training split."""
+"""The shipped prompts: forty of each kind, from the held-out split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_no_prompt_is_from_the_training_split() -> None:
     assert all(is_held_out(prompt.group) for prompt in load_prompts())
 
 
-def test_quoting_prompts_hold_their_answer_and_free_ones_do_not() -> None:
+def test_only_quoting_prompts_contain_their_answer() -> None:
     for prompt in load_prompts():
         shown = prompt.messages[-1]["content"]
         body = prompt.reference.split(":\n\n", 1)[-1]
@@ -28,13 +28,13 @@ def test_quoting_prompts_hold_their_answer_and_free_ones_do_not() -> None:
         assert prompt.messages[-1]["role"] == "user"
 
 
-def test_prompts_leave_room_for_an_answer(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompts_are_short_enough_for_an_answer(tokenizer: PreTrainedTokenizerFast) -> None:
     for prompt in load_prompts():
         text = render_chat(tokenizer, prompt.messages, answer_next=True)
         assert len(encode(tokenizer, text)) < 640
 
 
-def test_saving_and_loading_prompts_keeps_them(tmp_path: Path) -> None:
+def test_prompts_are_unchanged_by_saving_and_loading(tmp_path: Path) -> None:
     prompts = load_prompts()[:3]
     save_prompts(prompts, tmp_path / "prompts.json")
     assert load_prompts(tmp_path / "prompts.json") == prompts

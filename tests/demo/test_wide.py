@@ -1,4 +1,4 @@
-"""The wide twin computes what the target computes."""
+"""The wide twin computes the same function as the target."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_logits_equal_the_targets(twin: Path) -> None:
     wide = LlamaForCausalLM.from_pretrained(twin, dtype=torch.float32)
     ids = torch.randint(6, 2048, (2, 64), generator=torch.Generator().manual_seed(1))
     expected, got = narrow(input_ids=ids).logits, wide(input_ids=ids).logits
-    # The added terms are exact zeros; what remains is the order in which a wider sum is blocked.
+    # The added terms are exact zeros, but a wider sum may be blocked in another order.
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-def test_added_neurons_have_sane_inputs_and_zero_outputs(twin: Path) -> None:
+def test_added_neurons_have_scaled_inputs_and_zero_outputs(twin: Path) -> None:
     narrow = load_file(model_path("target") / "model.safetensors")
     for name, weight in load_file(twin / "model.safetensors").items():
         if name.endswith("down_proj.weight"):
