@@ -1,11 +1,13 @@
 """Server commands: every side has the same model, arguments and proposer."""
 
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import servers
 from benchmarks.servers import ServerLauncher, proposer_fields, speculative_config
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
@@ -68,3 +70,23 @@ async def test_a_server_that_fails_to_start_is_reported_with_its_log(tmp_path: P
     with pytest.raises(RuntimeError, match=r"one did not start:\n.*proposer"):
         async with ServerLauncher(tmp_path, "fake").specgate("one", "model", [HEADS, HEADS]):
             pass
+
+
+async def test_a_server_that_is_busy_without_requests_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(servers, "START_S", 1)
+    monkeypatch.setattr(servers, "IDLE_S", 0.5)
+    command = [sys.executable, "-c", "while True: pass"]
+    with (
+        servers._Process("one", command, tmp_path / "one.log") as process,
+        pytest.raises(RuntimeError, match=r"one is idle but uses \d+% of a core"),
+    ):
+        await process.check_idle()
+
+
+async def test_a_sleeping_server_is_idle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(servers, "IDLE_S", 0.5)
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with servers._Process("one", command, tmp_path / "one.log") as process:
+        await process.check_idle()
