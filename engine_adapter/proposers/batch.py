@@ -1,4 +1,4 @@
-"""What a proposer is asked in a step, and what it answers: rows of tokens. Python and numpy."""
+"""A proposer's input and output in one step: a `DraftBatch` and `Drafts`. Python and numpy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,48 +9,48 @@ import numpy.typing as npt
 
 
 class DraftSampler(Protocol):
-    """Draws drafts for the R rows of a batch, as their requests are sampled."""
+    """Samples draft tokens for the R rows of a batch with their requests' sampling parameters."""
 
     def draw(self, logits: Any, rows: npt.NDArray[np.intp], depth: int) -> tuple[Any, Any]:
-        """The next token of some rows: the likeliest one for a request at temperature 0.
+        """Draws the next token of N rows: the most likely one for a request at temperature 0.
 
         Args:
             logits: [N, V], a tensor; not changed.
-            rows: which of the R rows the logits belong to, [N].
-            depth: how many drafts stand before in each row.
+            rows: the index of each logits row among the R rows of the batch, [N].
+            depth: how many drafts precede this one in each row.
 
         Returns:
-            The tokens, int64 [N], and what they were drawn from, float32 [N, V], for
-            `Drafts.probabilities`.
+            The tokens, int64 [N], and the distributions that they were drawn from, float32
+            [N, V], for `Drafts.probabilities`.
         """
         ...
 
     def select(self, index: npt.NDArray[np.intp]) -> "DraftSampler":
-        """The same for the rows at `index`, [N]."""
+        """The sampler for the rows at `index`, [N]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBatch:
-    """The rows for which one proposer drafts in one step. Read only.
+    """The R rows for which one proposer drafts in one step. Read only.
 
     Attributes:
-        rows: int array [R]: indices into the engine's batch.
-        request_ids: the R requests' ids.
-        num_tokens: int array [R]: committed tokens of each row, the newest included.
-        num_prompt_tokens: int array [R]: how many of them are the prompt's.
-        num_computed: int array [R]: how many the target had read before this step; what a
-            proposer lacks of these is its lag.
-        k: int array [R]: the most tokens to draft for each row. 0 is a row in the middle of its
-            prompt, to be read only; methods without draft KV never see one.
-        token_ids: int32 array [B, max_model_len], the whole batch's tokens; row `rows[i]` is
-            valid in [0, num_tokens[i]).
-        hidden: tensor [R, H] on the engine's device, of its dtype: the target's final hidden
-            state from which each row's newest token was sampled, so that of position
-            num_tokens[i] - 2. `None` for methods that do not ask for it.
-        predicted: for each of the R rows the int32 [P] tokens that its request predicts, or
-            `None`. `None` altogether for methods that do not ask for it.
-        sampling: draws the drafts; `None` where each is to be the likeliest token.
+        rows: int array [R]: the rows' indices in the engine's batch of B rows.
+        request_ids: the R request ids.
+        num_tokens: int array [R]: committed tokens of each row, including the newest.
+        num_prompt_tokens: int array [R]: how many of them belong to the prompt.
+        num_computed: int array [R]: how many the target had read before this step. Those of them
+            that the proposer has not read are its lag.
+        k: int array [R]: the maximum number of tokens to draft for each row. 0 is a row in
+            mid-prompt, which is only read; only methods with draft KV get such rows.
+        token_ids: int32 array [B, max_model_len], the tokens of the engine's batch; row `rows[i]`
+            is valid in [0, num_tokens[i]).
+        hidden: tensor [R, H] on the engine's device and in its dtype: the target's final hidden
+            state from which each row's newest token was sampled, at position num_tokens[i] - 2.
+            `None` if the method does not have the capability `hidden_states`.
+        predicted: the predicted output of each row's request, int32 [P], or `None` for a request
+            without one. `None` if the method does not have the capability `prediction`.
+        sampling: samples the drafts; `None` if every draft is the most likely token.
     """
 
     rows: npt.NDArray[np.intp]
@@ -69,36 +69,40 @@ class DraftBatch:
         return self.token_ids[self.rows[i], : self.num_tokens[i]]
 
     def draw(self, logits: Any, depth: int) -> tuple[Any, Any]:
-        """The next token of every row: the likeliest one, unless the drafts are sampled.
+        """Draws the next token of every row: the most likely one, unless drafts are sampled.
 
         Args:
             logits: [R, V], a tensor; not changed.
-            depth: how many drafts stand before.
+            depth: how many drafts precede this one.
 
         Returns:
-            The tokens, int64 [R], and what they were drawn from: float32 [R, V], or `None`.
+            The tokens, int64 [R], and the distributions that they were drawn from, float32
+            [R, V], or `None` if they are not sampled.
         """
         if self.sampling is None:
             return logits.argmax(-1), None
         return self.sampling.draw(logits, np.arange(len(self.rows)), depth)
 
-    def cut(self, tokens: Sequence[list[int]], drawn_from: Sequence[Any] | None = None) -> "Drafts":
-        """Drafts of the R rows of `tokens`, each cut to its row's k.
+    def truncate(
+        self, tokens: Sequence[list[int]], probabilities: Sequence[Any] | None = None
+    ) -> "Drafts":
+        """The drafts of the R rows, each truncated to its row's k.
 
         Args:
-            tokens: R lists of at most N ids.
-            drawn_from: R tensors [N, V], what they were drawn from; `None` if they are one-hot.
+            tokens: R lists of token ids.
+            probabilities: the distributions that they were drawn from, R tensors
+                [len(tokens[i]), V]; `None` if they are one-hot.
         """
         ks = self.k.tolist()
         drafts = [row[:k] for row, k in zip(tokens, ks, strict=True)]
-        if drawn_from is None:
+        if probabilities is None:
             return Drafts(drafts)
-        return Drafts(drafts, [row[:k] for row, k in zip(drawn_from, ks, strict=True)])
+        return Drafts(drafts, [row[:k] for row, k in zip(probabilities, ks, strict=True)])
 
     def select(
         self, index: npt.NDArray[np.intp], k: npt.NDArray[np.int64] | None = None
     ) -> "DraftBatch":
-        """The rows at `index` ([N], into this batch's R), with the N entries of `k` if given."""
+        """The batch of the rows at `index`, [N], with `k`, [N], instead of their own if given."""
         return DraftBatch(
             rows=self.rows[index],
             request_ids=[self.request_ids[i] for i in index],
@@ -115,14 +119,14 @@ class DraftBatch:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What a proposer drafted in one step.
+    """The drafts of a proposer in one step.
 
     Attributes:
-        tokens: R lists of token ids; the i-th holds at most `batch.k[i]`, and none where the
-            proposer has nothing to say.
-        probabilities: for drafts that were sampled, the distributions they were sampled from:
-            R tensors, the i-th float32 [len(tokens[i]), V], or `None` for a one-hot row. `None`
-            altogether where all are one-hot.
+        tokens: R lists of token ids. The i-th holds at most `batch.k[i]`; it is empty if the
+            proposer has no draft for the row.
+        probabilities: the distributions that sampled drafts were drawn from: R tensors, the i-th
+            float32 [len(tokens[i]), V], or `None` for a one-hot row. `None` if all rows are
+            one-hot.
         catchup_tokens: the lag, in tokens over all rows, that was removed before drafting.
     """
 
@@ -131,11 +135,11 @@ class Drafts:
     catchup_tokens: int = 0
 
 
-class DraftRows:
-    """Drafts gathered row by row from several proposers; a row that gets none stays empty.
+class DraftCollector:
+    """Merges the drafts of several proposers by row; a row without drafts stays empty.
 
     Args:
-        count: how many rows.
+        count: the number of rows.
     """
 
     def __init__(self, count: int) -> None:
@@ -143,22 +147,22 @@ class DraftRows:
         self._probabilities: list[Any] = [None] * count
         self._catchup_tokens = 0
 
-    def put(self, index: npt.NDArray[np.intp], drafts: Drafts) -> None:
-        """Takes the drafts of the rows at `index`, [N]."""
-        places = index.tolist()
-        for i, tokens in zip(places, drafts.tokens, strict=True):
+    def set(self, index: npt.NDArray[np.intp], drafts: Drafts) -> None:
+        """Sets the drafts of the N rows at `index`, [N]."""
+        rows = index.tolist()
+        for i, tokens in zip(rows, drafts.tokens, strict=True):
             self._tokens[i] = tokens
         if drafts.probabilities is not None:
-            for i, probabilities in zip(places, drafts.probabilities, strict=True):
+            for i, probabilities in zip(rows, drafts.probabilities, strict=True):
                 self._probabilities[i] = probabilities
         self._catchup_tokens += drafts.catchup_tokens
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
-        """Which rows have no draft, bool [count]."""
+        """Whether each row has no draft yet, bool [count]."""
         return np.array([not tokens for tokens in self._tokens], np.bool_)
 
-    def drafts(self) -> Drafts:
-        """All of them."""
+    def collect(self) -> Drafts:
+        """The drafts of all rows."""
         sampled = any(one is not None for one in self._probabilities)
         return Drafts(self._tokens, self._probabilities if sampled else None, self._catchup_tokens)

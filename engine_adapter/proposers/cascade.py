@@ -1,26 +1,27 @@
-"""`cascade`: other proposers in order; for each row the first that has a draft gives it.
+"""`cascade`: calls its members in order; the first one with a draft for a row drafts for it.
 
-Source: vLLM issue 46977 and pull request 24344, n-gram lookup with a model behind it, as wished
-for there. Here any loaded proposers can stand in any order, and a model runs for the rows alone
-for which nobody before it had a draft.
+Source: vLLM issue 46977 and pull request 24344, which ask for n-gram lookup followed by a model.
+Here the members are any loaded proposers in any order. A later member drafts only for the rows for
+which no earlier member had a draft, so a model runs only where lookup found nothing.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
+from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
     DraftHost,
     Member,
+    OptionError,
     ProposerMethod,
     ProposerSpec,
 )
 
 
 class CascadeProposer:
-    """Asks its members one after the other. They are the proposers of their names, not copies."""
+    """Calls its members one after the other. They are the loaded proposers, not copies."""
 
     weights_bytes = 0
 
@@ -28,30 +29,30 @@ class CascadeProposer:
         self._members = members
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        """Each row's draft by the first member that has one, at most that member's k tokens.
+        """The drafts of the first member that has any for the row, at most that member's k.
 
-        A row in mid-prompt is read along by every member with KV. What a member missed of a row
-        that others drafted for is caught up when it is needed.
+        Every member with draft KV also reads rows in mid-prompt. A member that is skipped for a
+        row lags behind it, and catches up when it is next called for this row.
         """
-        rows = DraftRows(len(batch.rows))
+        collected = DraftCollector(len(batch.rows))
         for member in self._members:
-            wanted = rows.empty if member.draft_kv else rows.empty & (batch.k > 0)
+            wanted = collected.empty if member.draft_kv else collected.empty & (batch.k > 0)
             index = np.flatnonzero(wanted)
             if index.size:
                 k = np.minimum(batch.k[index], member.num_speculative_tokens)
-                rows.put(index, member.draft(batch.select(index, k)))
-        return rows.drafts()
+                collected.set(index, member.draft(batch.select(index, k)))
+        return collected.collect()
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept; the members are told themselves."""
+        """Nothing to drop: it has no state, and the engine calls `forget` of each member."""
 
 
 def _validate(spec: ProposerSpec) -> None:
     members = spec.options["members"]
     if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
-        raise ValueError(f"members must be a list of proposers' names, got {members!r}")
+        raise OptionError("members", f"must be a list of proposers' names, got {members!r}")
     if len(members) < 2 or len(set(members)) < len(members):
-        raise ValueError(f"members must be at least two different proposers, got {members!r}")
+        raise OptionError("members", f"must be at least two different proposers, got {members!r}")
 
 
 def _create(spec: ProposerSpec, host: DraftHost) -> CascadeProposer:
@@ -66,4 +67,4 @@ METHOD = ProposerMethod(
     validate=_validate,
     create=_create,
 )
-"""The catalog's entry."""
+"""The entry in `METHODS`."""

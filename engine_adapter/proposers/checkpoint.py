@@ -1,7 +1,8 @@
-"""A checkpoint of heads: its configuration and tensors, checked before a weight is read.
+"""A checkpoint of a draft head: configuration and tensor shapes, checked before weights are read.
 
-A folder or a hub id with a `config.json` and weights: safetensors or PyTorch's own format, in one
-file or in shards with an index. Names and shapes come from the files' headers.
+A checkpoint is a folder or a hub id with a `config.json` and weights, as safetensors or in
+PyTorch's format, in one file or in shards with an index. Names and shapes come from the files'
+headers.
 """
 
 import json
@@ -27,14 +28,14 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""Where weights are looked for; the first file that is there holds them all."""
+"""File names of weights. The first file that exists has them all, or is the index of the shards."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and what would be right.
+    """A checkpoint that cannot be used. The message has the file and the expected value.
 
     Attributes:
-        field: the proposer's field at fault.
+        field: the field of the proposer's configuration at fault.
     """
 
     def __init__(self, message: str, field: str = "model") -> None:
@@ -42,13 +43,13 @@ class CheckpointError(ValueError):
         self.field = field
 
 
-class _Missing(CheckpointError):
-    """A file that is not there."""
+class _MissingFile(CheckpointError):
+    """A file that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a tensor is, and its shape."""
+    """The file and the shape of a tensor."""
 
     path: Path
     shape: Shape
@@ -58,11 +59,14 @@ class Checkpoint:
     """A checkpoint whose configuration has been read.
 
     Args:
-        model: a folder, or an id on the hub; from there only what is asked for is fetched.
-        weights: names of files to look for, beside `WEIGHTS`.
+        model: a folder, or a hub id, of which only the files in use are downloaded.
+        weights: file names of weights that are tried before `WEIGHTS`.
+
+    Attributes:
+        config: the fields of `config.json`.
 
     Raises:
-        CheckpointError: there is no such folder, or its `config.json` cannot be read.
+        CheckpointError: the folder does not exist, or its `config.json` cannot be read.
     """
 
     def __init__(self, model: str, weights: Sequence[str] = ()) -> None:
@@ -74,47 +78,51 @@ class Checkpoint:
     # -- configuration -------------------------------------------------------------------------
 
     def integer(self, *names: str, at_least: int = 1, default: int | None = None) -> int:
-        """The first of the fields `names` that is set; else `default`, if there is one."""
+        """The first of the fields `names` that is set, or else `default`.
+
+        Raises `CheckpointError` if it is not an integer of at least `at_least`, or if none is set
+        and there is no default.
+        """
         for name in names:
             value = self.config.get(name)
             if value is not None:
                 if type(value) is not int or value < at_least:
-                    raise self.wrong(name, f"must be an integer of at least {at_least}")
+                    raise self.field_error(name, f"must be an integer of at least {at_least}")
                 return value
         if default is None:
             raise CheckpointError(f"{self._config_path}: {' or '.join(names)} is missing")
         return default
 
     def flag(self, name: str) -> bool:
-        """A field that is true or false; false if it is not set."""
+        """A field that is true or false; false by default. Raises `CheckpointError` otherwise."""
         value = self.config.get(name, False)
         if type(value) is not bool:
-            raise self.wrong(name, "must be true or false")
+            raise self.field_error(name, "must be true or false")
         return value
 
     def require_architecture(self, name: str, model_type: str) -> None:
-        """Raises `CheckpointError` unless `architectures`, or else `model_type`, is this one."""
+        """Raises `CheckpointError` unless `architectures` (else `model_type`) is the given one."""
         architectures = self.config.get("architectures")
         if architectures and name not in architectures:
-            raise self.wrong("architectures", f"must be [{name!r}]")
+            raise self.field_error("architectures", f"must be [{name!r}]")
         if not architectures and self.config.get("model_type") != model_type:
-            raise self.wrong("model_type", f"must be {model_type!r}")
+            raise self.field_error("model_type", f"must be {model_type!r}")
 
-    def agree(self, name: str, value: int, whose: str) -> None:
-        """Raises `CheckpointError` if the field `name` is set to something other than `value`."""
+    def require(self, name: str, value: int, whose: str) -> None:
+        """Raises `CheckpointError` if the field `name` is set and not `value`, which is `whose`."""
         if self.integer(name, default=value) != value:
-            raise self.wrong(name, f"must be {value}, which is {whose}")
+            raise self.field_error(name, f"must be {value}, which is {whose}")
 
-    def wrong(self, name: str, what: str) -> CheckpointError:
-        """The error that says what the field `name` must be."""
+    def field_error(self, name: str, message: str) -> CheckpointError:
+        """The error for an invalid field `name`; `message` says what it must be."""
         found = self.config.get(name)
-        return CheckpointError(f"{self._config_path}: {name} {what}; it is {found!r}")
+        return CheckpointError(f"{self._config_path}: {name} {message}; it is {found!r}")
 
-    def limit(self, k: int, most: int, what: str) -> None:
-        """Raises `CheckpointError` if k is above `most`, which is `what` of the checkpoint."""
-        if k > most:
+    def check_k(self, k: int, limit: int, what: str) -> None:
+        """Raises `CheckpointError` if k is above `limit`, which is `what` of the checkpoint."""
+        if k > limit:
             raise CheckpointError(
-                f"{self._config_path.parent}: num_speculative_tokens must be at most {most}, "
+                f"{self._config_path.parent}: num_speculative_tokens must be at most {limit}, "
                 f"{what}; it is {k}",
                 "num_speculative_tokens",
             )
@@ -123,19 +131,19 @@ class Checkpoint:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's name and shape. Raises `CheckpointError` if a file cannot be read."""
+        """Tensor name -> shape. Raises `CheckpointError` if a file cannot be read."""
         return {name: entry.shape for name, entry in self._entries.items()}
 
     def path_of(self, name: str) -> Path:
-        """The file that holds a tensor."""
+        """The file of a tensor."""
         return self._entries[name].path
 
     def check_tensors(self, needed: Mapping[str, Shape], known: Iterable[str] = ()) -> None:
-        """Raises `CheckpointError` unless the tensors are those in `needed`.
+        """Raises `CheckpointError` for a missing tensor, a wrong shape, or an unexpected tensor.
 
         Args:
-            needed: name -> shape.
-            known: names that may be there as well and are not used.
+            needed: name -> shape of the tensors that must exist.
+            known: names of tensors that may exist too and are not used.
         """
         for name, shape in needed.items():
             if name not in self.shapes:
@@ -151,14 +159,14 @@ class Checkpoint:
             raise CheckpointError(f"{self.path_of(name)}: tensor {name} is not expected")
 
     def read(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
-        """Reads tensors, on the CPU and in their own dtype; they may be views of the file."""
+        """Reads tensors to the CPU in their stored dtype. They may be views of the mapped file."""
         by_path: dict[Path, list[str]] = {}
         for name in names:
             by_path.setdefault(self._entries[name].path, []).append(name)
         tensors: dict[str, torch.Tensor] = {}
-        for path, held in by_path.items():
+        for path, in_file in by_path.items():
             with _reading(path):
-                tensors |= _tensors(path, held)
+                tensors |= _tensors(path, in_file)
         return tensors
 
     @cached_property
@@ -166,7 +174,7 @@ class Checkpoint:
         for name in self._candidates:
             try:
                 return _locate(self._model, name)
-            except _Missing:
+            except _MissingFile:
                 continue
         raise CheckpointError(f"{self._model}: there is none of {', '.join(self._candidates)}")
 
@@ -191,7 +199,7 @@ def _locate(model: str, name: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / name).is_file():
-            raise _Missing(f"{folder / name} is missing")
+            raise _MissingFile(f"{folder / name} is missing")
         return folder / name
     if model.startswith(("/", ".", "~")):
         raise CheckpointError(f"there is no folder {model}")
@@ -201,7 +209,7 @@ def _locate(model: str, name: str) -> Path:
     try:
         return Path(hf_hub_download(model, name))
     except EntryNotFoundError as error:
-        raise _Missing(f"{model}: {name}: {error}") from error
+        raise _MissingFile(f"{model}: {name}: {error}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{model}: {name}: {error}") from error
 
@@ -218,7 +226,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns what the libraries raise for a damaged file into a `CheckpointError`."""
+    """Raises `CheckpointError` instead of the libraries' exceptions for a damaged file."""
     try:
         yield
     except (OSError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
@@ -226,7 +234,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _header(path: Path) -> dict[str, _Entry]:
-    """The tensors of a file. A PyTorch file is mapped into memory; only its pickle is read."""
+    """The entries of a file. A PyTorch file is mapped into memory; only its pickle is read."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="numpy") as file:
             names = file.offset_keys()

@@ -1,29 +1,41 @@
-"""What a proposer is: its configuration, its needs, and the call that drafts.
+"""The contract of a proposer: its configuration, its capabilities, and the call that drafts.
 
-Pure Python. The engine owns model execution and lends it to proposers through `DraftHost`; a
-proposer owns the drafting algorithm alone.
+Pure Python. A proposer implements only the drafting algorithm. The engine executes models and
+makes them available to proposers through `DraftHost`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 
 RESERVED_NAMES = frozenset({"auto", "none", "primary", "backup", "disable"})
-"""Names that mean something else on the wire; no proposer may bear them."""
+"""Reserved names: they have another meaning on the wire, so they cannot name a proposer."""
+
+
+class OptionError(ValueError):
+    """An invalid value of a proposer's option. The text is the option, a space, and the message.
+
+    Attributes:
+        option: the option's name.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option} {message}")
+        self.option = option
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerSpec:
-    """A named, configured proposer, as `--proposer` gives it.
+    """A named proposer and its configuration, parsed from `--proposer`.
 
     Attributes:
-        name: how requests, switches and metrics call it.
-        method: an entry of the catalog, e.g. `ngram`.
-        num_speculative_tokens: k, the most tokens it drafts in one step.
-        model: path or id of its weights, where the method has weights.
-        options: the method's own settings, by vLLM's names, already validated.
+        name: the name used by requests, switches and metrics.
+        method: the name of an entry in `METHODS`, e.g. `ngram`.
+        num_speculative_tokens: k, the maximum number of tokens that it drafts in one step.
+        model: path or hub id of its weights; `None` for a method without weights.
+        options: the method's own settings under vLLM's names, already validated.
     """
 
     name: str
@@ -35,17 +47,17 @@ class ProposerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a method needs from the engine.
+    """The requirements of a method on the engine.
 
     Attributes:
-        model: it has weights of its own (`model` is required).
-        tokenizer: its weights come with a tokenizer, which must be the target's.
-        draft_kv: it keeps KV of its own, reserved when the engine starts; a method without can
-            be loaded while the engine serves.
-        hidden_states: it drafts from the target's last hidden states (`DraftBatch.hidden`).
-        members: it drafts through other proposers, whose names its option `members` lists; it
-            needs what they need, and their KV is reserved with them.
-        prediction: it drafts from what the request predicts (`DraftBatch.predicted`).
+        model: it has its own weights, so `model` is required.
+        tokenizer: its weights include a tokenizer, which must be the target's.
+        draft_kv: it has its own KV cache, reserved when the engine starts. Only a method without
+            it can be loaded while the engine serves.
+        hidden_states: it drafts from the target's final hidden states (`DraftBatch.hidden`).
+        members: it drafts with other proposers, listed in its option `members`. It has all
+            requirements of its members.
+        prediction: it drafts from the request's predicted output (`DraftBatch.predicted`).
     """
 
     model: bool = False
@@ -56,53 +68,33 @@ class Capabilities:
     prediction: bool = False
 
     def __or__(self, other: "Capabilities") -> "Capabilities":
-        """What is needed by either."""
-        return Capabilities(
-            model=self.model or other.model,
-            tokenizer=self.tokenizer or other.tokenizer,
-            draft_kv=self.draft_kv or other.draft_kv,
-            hidden_states=self.hidden_states or other.hidden_states,
-            members=self.members or other.members,
-            prediction=self.prediction or other.prediction,
-        )
+        """The requirements of both."""
+        names = [known.name for known in fields(Capabilities)]
+        return Capabilities(*(getattr(self, name) or getattr(other, name) for name in names))
 
 
 class Proposer(Protocol):
-    """A loaded proposer. Lives in the engine's process; no row is drafted for twice in a step."""
+    """A loaded proposer, in the worker process. No row is drafted for twice in a step."""
 
     @property
     def weights_bytes(self) -> int:
-        """What its own weights take, in bytes, on this rank; 0 where it has none."""
+        """The size of its weights on this rank, in bytes; 0 for a method without weights."""
         ...
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        """Drafts for every row of the batch. A row's drafts depend on that row alone."""
+        """Drafts at most `batch.k[i]` tokens for the i-th row.
+
+        A row's drafts depend only on that row, not on the rest of the batch.
+        """
         ...
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drops what is kept of requests that have ended. Unknown ids are ignored."""
-        ...
-
-
-class DraftModel(Protocol):
-    """A draft model that the engine runs for a proposer, with KV that the engine keeps."""
-
-    @property
-    def weights_bytes(self) -> int:
-        """What its weights take, in bytes, on this rank."""
-        ...
-
-    def draft(self, batch: DraftBatch) -> Drafts:
-        """Drafts `batch.k[i]` tokens for each row.
-
-        Committed tokens whose draft KV is missing are read first, so a row drafts as well
-        after a switch, a prefix-cache hit or a preemption as if it had never been away.
-        """
+        """Drops the state of requests that have ended. Unknown ids are ignored."""
         ...
 
 
 class Member(Protocol):
-    """A loaded proposer as another one asks it: what it gets wrong is contained before."""
+    """A loaded proposer that another one calls. The engine has already handled its errors."""
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -111,11 +103,11 @@ class Member(Protocol):
 
     @property
     def draft_kv(self) -> bool:
-        """Whether it reads rows in mid-prompt along."""
+        """Whether it has its own KV and so must read rows in mid-prompt too."""
         ...
 
     def draft(self, batch: DraftBatch) -> Drafts:
-        """What it drafts for each row; nothing where it fails or is not to be asked."""
+        """Its drafts for each row; none if it fails or is quarantined."""
         ...
 
 
@@ -129,12 +121,12 @@ class Target(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """V; its logits may be padded beyond it."""
+        """V. The output layer may be padded beyond it."""
         ...
 
     @property
     def dtype(self) -> Any:
-        """The torch dtype of its hidden states; heads are loaded in it."""
+        """The torch dtype of its hidden states. Heads are loaded in this dtype."""
         ...
 
     @property
@@ -143,38 +135,43 @@ class Target(Protocol):
         ...
 
     def logits(self, hidden: Any) -> Any:
-        """The target's language-model head: [N, H] -> logits [N, V]."""
+        """The target's output layer: hidden states [N, H] -> logits [N, V]."""
         ...
 
 
 class DraftHost(Protocol):
-    """What an engine lends to the proposers that it creates."""
+    """The engine, as a method's `create` sees it."""
 
     @property
     def target(self) -> Target:
         """The target, loaded before any proposer."""
         ...
 
-    def draft_model(self, spec: ProposerSpec) -> DraftModel:
-        """The runner of the spec's draft model, loaded with the engine."""
+    def draft_model(self, spec: ProposerSpec) -> Proposer:
+        """A proposer that runs the spec's draft model, whose KV is in the target's blocks.
+
+        Its weights are loaded with the engine. Before it drafts, it computes the KV of committed
+        tokens that it missed, so drafts after a switch, a prefix-cache hit or a preemption are as
+        good as those of a proposer that was always active.
+        """
+        ...
+
+    def draft_head(self, spec: ProposerSpec) -> Proposer:
+        """The same for a head, which also reads the target's hidden states of every position."""
         ...
 
     def member(self, name: str) -> Member:
-        """Another proposer, by its name; it may be loaded later than the one that asks."""
-        ...
-
-    def draft_head(self, spec: ProposerSpec) -> DraftModel:
-        """The same for a head with KV that reads the target's hidden states of every position."""
+        """The proposer of this name. It may be loaded later than the proposer that calls it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """What is known of a target before it loads, as in `Target`.
+    """The sizes in the target's configuration, known before it is loaded; see `Target`.
 
     Attributes:
-        num_layers: its decoder layers; `None` where only methods without draft KV are checked.
-        tensor_parallel_size: ranks that share each of its layers.
+        num_layers: its decoder layers; `None` if only methods without draft KV are checked.
+        tensor_parallel_size: the number of ranks that share each layer.
     """
 
     hidden_size: int
@@ -184,24 +181,24 @@ class TargetSizes:
 
 
 def no_check(spec: ProposerSpec, target: TargetSizes) -> None:
-    """For methods that nothing but their options can make fail."""
+    """`ProposerMethod.check` of a method that works with every target."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerMethod:
-    """An entry of the catalog.
+    """A drafting method, an entry in `METHODS`.
 
     Attributes:
         name: the method's name, as in `ProposerSpec.method`.
-        capabilities: what it needs.
-        default_k: k where the configuration gives none; `None` is its members' largest.
-        options: the options it knows, with their defaults.
-        validate: raises `ValueError`, naming the option, if a spec's options cannot work.
-        create: builds the proposer; imports what it needs when called. It changes nothing but
-            what it returns, so a method without draft KV can be created beside a running engine.
-            Raises `ValueError` for what `check` raises it for.
-        check: raises `ValueError`, naming file and field, if the spec's weights cannot work with
-            the target. Reads configurations and headers, no weights.
+        capabilities: its requirements.
+        default_k: k if the configuration does not set it; `None` means the members' largest k.
+        options: the options that it accepts, with their defaults.
+        validate: raises `OptionError` if an option of the spec is invalid.
+        create: builds the proposer; imports heavy libraries only when called. It has no side
+            effects, so a method without draft KV can be created while the engine serves. Raises
+            `ValueError` in the same cases as `check`.
+        check: raises `ValueError`, with the file and the field, if the spec's weights do not fit
+            the target. Reads configurations and headers, but no weights.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""The options of methods that can sample their drafts, not only take the likeliest token."""
+"""The options of methods that can sample their drafts instead of taking the most likely token."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.contract import OptionError, ProposerSpec
 
 OPTIONS: Mapping[str, Any] = {"draft_sampling": "greedy", "verification": "token"}
 """The options, with their defaults."""
@@ -12,17 +12,17 @@ _VALUES = {"draft_sampling": ("greedy", "probabilistic"), "verification": ("toke
 
 
 def samples(spec: ProposerSpec) -> bool:
-    """Whether the proposer's drafts are sampled, for requests that are sampled."""
+    """Whether the proposer samples its drafts for requests with a temperature above 0."""
     return bool(spec.options.get("draft_sampling") == "probabilistic")
 
 
 def validate(spec: ProposerSpec) -> None:
-    """Raises `ValueError`, naming the option, for a value that means nothing."""
+    """Raises `OptionError` for an unknown value, or block verification of greedy drafts."""
     for option, values in _VALUES.items():
         if spec.options[option] not in values:
             known = " or ".join(map(repr, values))
-            raise ValueError(f"{option} must be {known}, got {spec.options[option]!r}")
+            raise OptionError(option, f"must be {known}, got {spec.options[option]!r}")
     if spec.options["verification"] == "block" and not samples(spec):
-        raise ValueError(
-            'verification "block" is for sampled drafts: it needs draft_sampling "probabilistic"'
+        raise OptionError(
+            "verification", '"block" is for sampled drafts: it needs draft_sampling "probabilistic"'
         )

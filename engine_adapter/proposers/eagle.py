@@ -1,9 +1,10 @@
-"""`eagle` and `eagle3`: a layer on top of the target's hidden states drafts k tokens.
+"""`eagle` and `eagle3`: a decoder layer on top of the target's hidden states drafts k tokens.
 
-Sources: EAGLE, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840. A head predicts the next hidden state
-from the last one and the next token, and the token after it with the output layer. EAGLE reads
-the target's final hidden state; EAGLE-3 combines those of several layers, and may have an output
-layer of its own over a smaller vocabulary. Greedy drafts need no draft probabilities.
+Sources: EAGLE, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840. From the hidden state of a position
+and the embedding of the next token, the head predicts the hidden state of the next position; the
+output layer turns this state into the draft. EAGLE reads the target's final hidden state, [H].
+EAGLE-3 reads those of several layers, [layers * H], combined into one by its matrix `fc`, and may
+have its own output layer over a smaller vocabulary. Here the drafts are a chain, not a tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,34 +15,34 @@ from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
     DraftHost,
+    Proposer,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
 )
-from engine_adapter.proposers.draft_model import DraftModelProposer
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
-"""The field that names the target's layers, in the configuration or in its `eagle_config`."""
+"""The field with the target's layers that the head reads; also found in `eagle_config`."""
 
 _EAGLE = ("LlamaForCausalLM", "EagleLlamaForCausalLM")
 _EAGLE3 = ("LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")
 
 
 def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The target's layers that an EAGLE-3 configuration names, ascending; none if it names none.
+    """The target's layers that an EAGLE-3 head reads, ascending; empty for the default layers.
 
     Args:
-        config: the fields of its `config.json`.
+        config: the fields of the head's `config.json`.
     """
     named = config.get(AUX_LAYERS) or (config.get("eagle_config") or {}).get(AUX_LAYERS)
     return tuple(sorted(set(named or ())))
 
 
 def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
-    """See `ProposerMethod.check`: the layout that vLLM's EAGLE of the Llama kind loads."""
+    """`ProposerMethod.check` for the checkpoints that vLLM's EAGLE head with Llama layers loads."""
     checkpoint = _open(spec, _EAGLE)
-    checkpoint.agree("hidden_size", target.hidden_size, "the target's hidden size")
-    checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
+    checkpoint.require("hidden_size", target.hidden_size, "the target's hidden size")
+    checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
     hidden = target.hidden_size
     needed: dict[str, Shape] = {"fc.weight": (hidden, 2 * hidden)}
     for i in range(checkpoint.integer("num_hidden_layers")):
@@ -50,13 +51,12 @@ def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
 
 
 def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
-    """See `ProposerMethod.check`: the layout that vLLM's EAGLE-3 of the Llama kind loads."""
+    """`ProposerMethod.check` for those that vLLM's EAGLE-3 head with Llama layers loads."""
     checkpoint = _open(spec, _EAGLE3)
-    size_of_target = "target_hidden_size" if "target_hidden_size" in checkpoint.config else None
-    checkpoint.agree(
-        size_of_target or "hidden_size", target.hidden_size, "the target's hidden size"
-    )
-    checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
+    own = "target_hidden_size" in checkpoint.config
+    size_field = "target_hidden_size" if own else "hidden_size"
+    checkpoint.require(size_field, target.hidden_size, "the target's hidden size")
+    checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
     layers = _checked_aux_layers(checkpoint, target)
     hidden, combined = checkpoint.integer("hidden_size"), len(layers) or 3
     first = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint.shapes else "layers.0."
@@ -87,20 +87,20 @@ def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
     assert spec.model is not None
     checkpoint = Checkpoint(spec.model)
     if "speculators_config" in checkpoint.config:
-        checkpoint.config = _of_speculators(checkpoint, spec.method)
+        checkpoint.config = _from_speculators(checkpoint, spec.method)
     found = checkpoint.config.get("architectures")
     if not isinstance(found, list) or len(found) != 1 or found[0] not in architectures:
-        raise checkpoint.wrong("architectures", f"must be one of {', '.join(architectures)}")
+        raise checkpoint.field_error("architectures", f"must be one of {', '.join(architectures)}")
     return checkpoint
 
 
-def _of_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
-    """The fields of a configuration in the format of the library `speculators`, as others'."""
+def _from_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
+    """Converts the configuration format of the library `speculators` to the usual one."""
     fields, layer = checkpoint.config, checkpoint.config.get("transformer_layer_config")
     if fields.get("speculators_model_type") != method:
-        raise checkpoint.wrong("speculators_model_type", f"must be {method!r}")
+        raise checkpoint.field_error("speculators_model_type", f"must be {method!r}")
     if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
-        raise checkpoint.wrong("transformer_layer_config", "must be of a Llama layer")
+        raise checkpoint.field_error("transformer_layer_config", "must describe a Llama layer")
     return {**layer, **fields, "architectures": [_EAGLE3[-1]]}
 
 
@@ -111,7 +111,7 @@ def _checked_aux_layers(checkpoint: Checkpoint, target: TargetSizes) -> tuple[in
     except (TypeError, AttributeError):
         known = False
     if not known:
-        raise checkpoint.wrong(
+        raise checkpoint.field_error(
             AUX_LAYERS if AUX_LAYERS in checkpoint.config else "eagle_config",
             f"must name layers of the target in {AUX_LAYERS}, 0 to {target.num_layers}",
         )
@@ -121,7 +121,10 @@ def _checked_aux_layers(checkpoint: Checkpoint, target: TargetSizes) -> tuple[in
 def _layer(
     checkpoint: Checkpoint, prefix: str, width: int, *, first: bool = False
 ) -> dict[str, Shape]:
-    """A Llama layer whose attention reads `width` elements; EAGLE's first one has no norm there."""
+    """The tensors of a Llama layer whose attention reads `width` elements, name -> shape.
+
+    The `first` layer of EAGLE has no norm before its attention.
+    """
     hidden, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
     heads = checkpoint.integer("num_attention_heads")
     kv_heads = checkpoint.integer("num_key_value_heads", default=heads)
@@ -149,8 +152,8 @@ def _check_tensors(
     checkpoint.check_tensors({**present, **needed}, inverse)
 
 
-def _create(spec: ProposerSpec, host: DraftHost) -> DraftModelProposer:
-    return DraftModelProposer(host.draft_head(spec))
+def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
+    return host.draft_head(spec)
 
 
 EAGLE = ProposerMethod(
@@ -162,7 +165,7 @@ EAGLE = ProposerMethod(
     create=_create,
     check=check_eagle,
 )
-"""The catalog's entry for EAGLE heads."""
+"""The entry in `METHODS` for EAGLE heads."""
 
 EAGLE3 = ProposerMethod(
     name="eagle3",
@@ -173,4 +176,4 @@ EAGLE3 = ProposerMethod(
     create=_create,
     check=check_eagle3,
 )
-"""The catalog's entry for EAGLE-3 heads."""
+"""The entry in `METHODS` for EAGLE-3 heads."""

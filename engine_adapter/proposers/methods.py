@@ -1,4 +1,4 @@
-"""The explicit tuple of methods, and the one place where a proposer's JSON becomes a spec."""
+"""All drafting methods, and the parser from a proposer's JSON object to its `ProposerSpec`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from engine_adapter.proposers import (
 from engine_adapter.proposers.contract import (
     RESERVED_NAMES,
     Capabilities,
+    OptionError,
     ProposerMethod,
     ProposerSpec,
 )
@@ -43,12 +44,12 @@ _BY_NAME = {method.name: method for method in METHODS}
 
 
 def get_method(name: str) -> ProposerMethod:
-    """The method called `name`. Raises `KeyError`."""
+    """The method of this name. Raises `KeyError` for an unknown one."""
     return _BY_NAME[name]
 
 
 def needs(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Capabilities:
-    """What a proposer needs from the engine, its members included; `others` has those."""
+    """The capabilities of a proposer and of its members, which are among `others`."""
     capabilities = get_method(spec.method).capabilities
     if capabilities.members:
         for other in others:
@@ -60,9 +61,13 @@ def needs(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Capabilities:
 def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -> ProposerSpec:
     """Builds a proposer's spec from its JSON object.
 
-    `method` may be left out where `name` is a method's name. `others` are the proposers that it
-    may name as members. Raises `EngineConfigError`, with the setting `proposer` and the field,
-    for anything that cannot work.
+    Args:
+        fields: the object. `method` is optional if `name` is the name of a method.
+        others: the proposers that it may list as members.
+
+    Raises:
+        EngineConfigError: a field is missing, unknown or invalid. Its `setting` is `proposer`,
+            its `field` the one at fault.
     """
     name = fields.get("name")
     if name is None:
@@ -85,16 +90,15 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
     spec = ProposerSpec(name, method_name, k, _model(chosen, fields), options)
     try:
         chosen.validate(spec)
-    except ValueError as error:
-        at_fault = next((word for word in str(error).split()[:1] if word in options), None)
-        raise EngineConfigError("proposer", f"{name}: {error}", at_fault) from None
+    except OptionError as error:
+        raise EngineConfigError("proposer", f"{name}: {error}", error.option) from None
     if chosen.capabilities.members:
         _check_members(spec, others)
     return spec
 
 
 def parse_specs(objects: Sequence[Mapping[str, Any]]) -> tuple[ProposerSpec, ...]:
-    """`parse_spec` for each object; two proposers of one name are refused too."""
+    """`parse_spec` for each object. Raises `EngineConfigError` for a repeated name too."""
     simple = tuple(parse_spec(fields) for fields in objects if not _has_members(fields))
     specs = tuple(parse_spec(fields, simple) for fields in objects)
     seen: set[str] = set()
@@ -106,7 +110,7 @@ def parse_specs(objects: Sequence[Mapping[str, Any]]) -> tuple[ProposerSpec, ...
 
 
 def with_prediction(specs: Sequence[ProposerSpec], k: int) -> tuple[ProposerSpec, ...]:
-    """The proposers, and `prediction` with this k unless one of its method is configured."""
+    """The proposers, plus one named `prediction` with this k if none of this method is there."""
     if any(get_method(spec.method).capabilities.prediction for spec in specs):
         return tuple(specs)
     name = prediction.METHOD.name
@@ -121,7 +125,7 @@ def _has_members(fields: Mapping[str, Any]) -> bool:
 
 
 def _largest_k(members: Any, others: Sequence[ProposerSpec]) -> int:
-    """The largest k of the members; 1 where there are none, which is refused later."""
+    """The largest k of the members; 1 without valid members, which `validate` refuses later."""
     named = members if isinstance(members, list) else []
     return max((spec.num_speculative_tokens for spec in others if spec.name in named), default=1)
 
@@ -132,7 +136,7 @@ def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
         if name not in known:
             there_are = ", ".join(known) or "none"
             raise _error(
-                "members", f"{name!r} is no proposer to be a member; there are {there_are}"
+                "members", f"{name!r} is not a proposer that can be a member; there are {there_are}"
             )
 
 

@@ -1,7 +1,7 @@
-"""`ngram`: prompt lookup. Drafts what followed the same n-gram earlier in the row.
+"""`ngram`: prompt lookup. Drafts the tokens that followed the row's last n-gram earlier in the row.
 
-Source: prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding; the choice among
-matches is vLLM's (the longest n-gram, and of those the earliest), so acceptance compares.
+Source: prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding. Among several
+matches the longest n-gram wins, then the earliest, as in vLLM, so acceptance rates are comparable.
 """
 
 from collections.abc import Sequence
@@ -10,25 +10,31 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    OptionError,
+    ProposerMethod,
+    ProposerSpec,
+)
 
-_NOTHING = np.empty(0, np.int32)
+_EMPTY = np.empty(0, np.int32)
 
 
 def continuation(
     tokens: npt.NDArray[np.int32], min_n: int, max_n: int, k: int
 ) -> npt.NDArray[np.int32]:
-    """What followed the earliest occurrence of the longest n-gram that ends `tokens`.
+    """The tokens after the earliest occurrence of the longest n-gram that `tokens` end with.
 
     Args:
-        tokens: int32 [n], the row so far.
-        min_n, max_n: the n-gram's length lies in [min_n, max_n].
-        k: the most tokens to return.
+        tokens: int32 [T], the row so far.
+        min_n, max_n: the n-gram has min_n to max_n tokens.
+        k: the maximum number of tokens to return.
 
     Returns:
         int32 [at most k], a view into `tokens`; empty without a match.
     """
-    # Where the last n tokens also end earlier; narrowed as n grows.
+    # Positions where an earlier occurrence of the last n tokens ends; fewer as n grows.
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])
     start = int(ends[0]) + 1 if ends.size and min_n == 1 else 0
     for n in range(2, max_n + 1):
@@ -38,11 +44,11 @@ def continuation(
         ends = ends[tokens[ends - n + 1] == tokens[-n]]
         if ends.size and n >= min_n:
             start = int(ends[0]) + 1
-    return tokens[start : start + k] if start else _NOTHING
+    return tokens[start : start + k] if start else _EMPTY
 
 
 class NgramProposer:
-    """Looks every row up in itself. Keeps nothing between steps, so it never lags."""
+    """Searches every row for its own last n-gram. Has no state, so it never lags."""
 
     weights_bytes = 0
 
@@ -51,7 +57,7 @@ class NgramProposer:
         self._max_n = max_n
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        """Each row's continuation of its longest repeated n-gram."""
+        """The `continuation` of each row."""
         return Drafts(
             [
                 continuation(batch.context(i), self._min_n, self._max_n, int(k)).tolist()
@@ -60,16 +66,18 @@ class NgramProposer:
         )
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Nothing to drop: it has no state."""
 
 
 def _validate(spec: ProposerSpec) -> None:
     low, high = spec.options["prompt_lookup_min"], spec.options["prompt_lookup_max"]
     for name, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
         if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+            raise OptionError(name, f"must be an integer of at least 1, got {value!r}")
     if low > high:
-        raise ValueError(f"prompt_lookup_min ({low}) must not exceed prompt_lookup_max ({high})")
+        raise OptionError(
+            "prompt_lookup_min", f"({low}) must not exceed prompt_lookup_max ({high})"
+        )
 
 
 def _create(spec: ProposerSpec, host: DraftHost) -> NgramProposer:
@@ -84,4 +92,4 @@ METHOD = ProposerMethod(
     validate=_validate,
     create=_create,
 )
-"""The catalog's entry."""
+"""The entry in `METHODS`."""

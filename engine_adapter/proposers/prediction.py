@@ -1,9 +1,10 @@
-"""`prediction`: drafts a text that the client predicts, wherever the row follows it.
+"""`prediction`: drafts from the output that the client predicts, as long as the row follows it.
 
-The body's `prediction` (OpenAI's predicted outputs) comes with the request. A row follows its
-prediction from the start; where it departs from it, it is put back where its last tokens stand in
-the prediction, as prompt lookup does (github.com/apoorvumang/prompt-lookup-decoding): the longest
-match wins, and of those the one that is nearest to where the row had left.
+The request brings its predicted output in the field `prediction` (OpenAI's predicted outputs). The
+row's output is compared with it from its first token on. After a difference, the last tokens of
+the row are looked up in the prediction, as in prompt lookup
+(github.com/apoorvumang/prompt-lookup-decoding), and drafting resumes after the match. The longest
+match wins, then the one nearest to the position of the difference.
 """
 
 from collections.abc import Sequence
@@ -13,73 +14,80 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    OptionError,
+    ProposerMethod,
+    ProposerSpec,
+)
 
 Tokens = npt.NDArray[np.int32]
 
 
 def position_after(
-    tail: Tokens, predicted: Tokens, near: int, min_n: int, max_n: int
+    generated: Tokens, predicted: Tokens, near: int, min_n: int, max_n: int
 ) -> int | None:
-    """The position in `predicted` behind the longest n-gram that ends `tail`, nearest to `near`.
+    """The position in `predicted` after the longest n-gram that `generated` ends with.
 
     Args:
-        tail: int32 [T], the tokens generated so far.
-        predicted: int32 [P].
-        min_n, max_n: the n-gram's length lies in [min_n, max_n].
+        generated: int32 [T], the tokens generated so far.
+        predicted: int32 [P], the predicted output.
+        near: of several longest matches, the one that ends nearest to this position wins.
+        min_n, max_n: the n-gram has min_n to max_n tokens.
 
     Returns:
         A position in [min_n, P], or `None` without a match.
     """
     found = None
     ends = np.arange(1, len(predicted) + 1)
-    for n in range(1, min(max_n, len(tail)) + 1):
+    for n in range(1, min(max_n, len(generated)) + 1):
         ends = ends[ends >= n]
-        ends = ends[predicted[ends - n] == tail[-n]]
+        ends = ends[predicted[ends - n] == generated[-n]]
         if not ends.size:
             break
         if n >= min_n:
             found = ends
     if found is None:
         return None
-    # Of two as near, the later: texts go on.
+    # Of two equally near positions the later one wins: a text moves forward.
     return int(found[::-1][np.abs(found[::-1] - near).argmin()])
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a row stands in its prediction.
+class _Cursor:
+    """The position of a row in its prediction.
 
     Attributes:
-        read: generated tokens that were compared with the prediction.
-        at: the position of the token that is predicted next.
-        follows: whether the row is at `at`; if not, it left there.
+        num_read: how many generated tokens have been compared with the prediction.
+        position: the position of the next token in the prediction.
+        follows: whether the row follows the prediction. If not, it left it at `position`.
     """
 
-    read: int = 0
-    at: int = 0
+    num_read: int = 0
+    position: int = 0
     follows: bool = True
 
     def advance(self, generated: Tokens, predicted: Tokens, min_n: int, max_n: int) -> None:
-        """Takes in what was generated since."""
-        fresh = generated[self.read :]
-        self.read = len(generated)
+        """Compares the tokens that were generated since the last call."""
+        fresh = generated[self.num_read :]
+        self.num_read = len(generated)
         if self.follows:
-            expected = predicted[self.at : self.at + len(fresh)]
+            expected = predicted[self.position : self.position + len(fresh)]
             same = fresh[: len(expected)] == expected
             agreed = len(same) if same.all() else int(same.argmin())
-            self.at += agreed
+            self.position += agreed
             self.follows = agreed == len(fresh)
         if not self.follows:
-            found = position_after(generated, predicted, self.at, min_n, max_n)
+            found = position_after(generated, predicted, self.position, min_n, max_n)
             if found is not None:
-                self.at, self.follows = found, True
+                self.position, self.follows = found, True
 
 
 class PredictionProposer:
-    """Follows each row in its prediction; a row without one gets no drafts.
+    """Drafts the rest of each row's prediction; a row without one gets no drafts.
 
-    What it keeps of a row follows from the row's tokens, so it never lags.
+    Comparing the tokens of several steps at once costs nothing extra, so it never lags.
     """
 
     weights_bytes = 0
@@ -87,38 +95,38 @@ class PredictionProposer:
     def __init__(self, min_n: int, max_n: int) -> None:
         self._min_n = min_n
         self._max_n = max_n
-        self._places: dict[str, _Place] = {}
+        self._cursors: dict[str, _Cursor] = {}
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        """What each row's prediction goes on with."""
-        return batch.cut([self._rest(batch, i) for i in range(len(batch.rows))])
+        """The next tokens of each row's prediction, if the row follows it."""
+        return batch.truncate([self._rest(batch, i) for i in range(len(batch.rows))])
 
     def _rest(self, batch: DraftBatch, i: int) -> list[int]:
         predicted = None if batch.predicted is None else batch.predicted[i]
         if predicted is None:
             return []
-        place = self._places.setdefault(batch.request_ids[i], _Place())
+        cursor = self._cursors.setdefault(batch.request_ids[i], _Cursor())
         generated = batch.context(i)[batch.num_prompt_tokens[i] :]
-        place.advance(generated, predicted, self._min_n, self._max_n)
-        if not place.follows:
+        cursor.advance(generated, predicted, self._min_n, self._max_n)
+        if not cursor.follows:
             return []
-        rest: list[int] = predicted[place.at : place.at + int(batch.k[i])].tolist()
+        rest: list[int] = predicted[cursor.position : cursor.position + int(batch.k[i])].tolist()
         return rest
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drops the places of requests that have ended."""
+        """Drops the cursors of requests that have ended."""
         for request_id in request_ids:
-            self._places.pop(request_id, None)
+            self._cursors.pop(request_id, None)
 
 
 def _validate(spec: ProposerSpec) -> None:
     low, high = spec.options["prediction_lookup_min"], spec.options["prediction_lookup_max"]
     for name, value in (("prediction_lookup_min", low), ("prediction_lookup_max", high)):
         if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+            raise OptionError(name, f"must be an integer of at least 1, got {value!r}")
     if low > high:
-        raise ValueError(
-            f"prediction_lookup_min ({low}) must not exceed prediction_lookup_max ({high})"
+        raise OptionError(
+            "prediction_lookup_min", f"({low}) must not exceed prediction_lookup_max ({high})"
         )
 
 
@@ -136,4 +144,4 @@ METHOD = ProposerMethod(
     validate=_validate,
     create=_create,
 )
-"""The catalog's entry."""
+"""The entry in `METHODS`."""

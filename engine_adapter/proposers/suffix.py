@@ -1,23 +1,29 @@
-"""`suffix`: suffix decoding. Drafts from suffix trees over the row and over past outputs.
+"""`suffix`: suffix decoding. Drafts from suffix trees over the row and over earlier outputs.
 
-Source: arXiv 2411.04975; the trees are Arctic Inference's (package `arctic-inference`).
+Source: arXiv 2411.04975. The trees are those of Arctic Inference (package `arctic-inference`).
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    OptionError,
+    ProposerMethod,
+    ProposerSpec,
+)
 
 if TYPE_CHECKING:
     from arctic_inference.suffix_decoding import SuffixDecodingCache
 
 
 class SuffixProposer:
-    """Feeds each row's tokens to the trees once, late or not, then speculates.
+    """Adds each row's new tokens to the trees, then drafts from them.
 
-    A row that another proposer drafted for in between is fed all that it gained meanwhile, so
-    its trees are the same as if it had been here all along.
+    The new tokens are all since its last call for the row. So the trees do not depend on whether
+    another proposer drafted for the row in between.
     """
 
     weights_bytes = 0
@@ -34,24 +40,24 @@ class SuffixProposer:
         self._fed: dict[str, int] = {}
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        """The most likely continuation of each row, by the better of its two trees."""
+        """The most likely continuation of each row, by its own tree or the shared one."""
         count = len(batch.request_ids)
         caught_up = sum(self._feed(batch, i) for i in range(count))
         return Drafts([self._speculate(batch, i) for i in range(count)], None, caught_up)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Frees the rows' own trees; their outputs stay in the shared one."""
+        """Frees the requests' own trees. Their outputs stay in the shared tree."""
         for request_id in request_ids:
             if self._fed.pop(request_id, None) is not None:
                 self._cache.stop_request(request_id)
 
     def _feed(self, batch: DraftBatch, i: int) -> int:
-        """Gives the trees what they lack of a row; the lag that this removed, in tokens."""
+        """Adds the row's new tokens to the trees. Returns the lag that this removed, in tokens."""
         request_id, tokens = batch.request_ids[i], batch.context(i)
         fed = self._fed.get(request_id)
         if fed is None:
             fed = int(batch.num_prompt_tokens[i])
-            # Copies: the trees' binding refuses arrays that cannot be written, as the batch's.
+            # Copies: the batch's arrays are read only, which the library does not accept.
             self._cache.start_request(request_id, tokens[:fed].copy())
         self._cache.add_active_response(request_id, tokens[fed:].copy())
         self._fed[request_id] = len(tokens)
@@ -72,7 +78,7 @@ def _validate(spec: ProposerSpec) -> None:
     def check(name: str, kinds: tuple[type, ...], low: float, high: float) -> None:
         value = spec.options[name]
         if type(value) not in kinds or not low <= value <= high:
-            raise ValueError(f"{name} must be a number in [{low}, {high}], got {value!r}")
+            raise OptionError(name, f"must be a number in [{low}, {high}], got {value!r}")
 
     check("suffix_decoding_max_tree_depth", (int,), 1, 4096)
     check("suffix_decoding_max_cached_requests", (int,), 0, 2**31 - 1)
@@ -106,4 +112,4 @@ METHOD = ProposerMethod(
     validate=_validate,
     create=_create,
 )
-"""The catalog's entry; the options' defaults are vLLM's."""
+"""The entry in `METHODS`; the options' defaults are vLLM's."""

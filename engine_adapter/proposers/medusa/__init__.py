@@ -1,7 +1,8 @@
-"""`medusa`: several heads on the target's last hidden state, each for one position ahead.
+"""`medusa`: several heads on the target's final hidden state, one for each position ahead.
 
-Source: Medusa, arXiv 2401.10774; here each head gives one token, the best or a sampled one, so the
-drafts are a chain and not a tree. Checkpoints: FasterDecoding's layout and vLLM's.
+Source: Medusa, arXiv 2401.10774. Each head is one or more residual blocks, x + silu(W x + b) with
+x of width H, and an output layer. Here a head gives one token, the most likely or a sampled one, so
+the drafts are a chain, not a tree. Checkpoints: the layouts of FasterDecoding and of vLLM.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ def _open(spec: ProposerSpec, target: TargetSizes) -> tuple[Checkpoint, Layout]:
     assert spec.model is not None
     checkpoint = Checkpoint(spec.model, FILES)
     layout = read_layout(checkpoint, target)
-    checkpoint.limit(spec.num_speculative_tokens, layout.num_heads, "the number of its heads")
+    checkpoint.check_k(spec.num_speculative_tokens, layout.num_heads, "the number of its heads")
     return checkpoint, layout
 
 
@@ -50,4 +51,4 @@ METHOD = ProposerMethod(
     create=_create,
     check=_check,
 )
-"""The catalog's entry."""
+"""The entry in `METHODS`."""

@@ -1,4 +1,4 @@
-"""Medusa heads that draft one token each, all heads and rows in one computation."""
+"""The model of Medusa heads. All heads and rows are computed at once; each head gives one token."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from engine_adapter.proposers.medusa.layout import Layout
 
 
 class MedusaHeads:
-    """The loaded heads. They keep nothing between steps, so they never lag.
+    """The loaded heads. They have no state between steps, so they never lag.
 
     Args:
-        checkpoint, layout: where their weights are; all are read here.
-        target: the target, for its dtype and device, and for its output matrix if they share it.
+        checkpoint, layout: their weights, which are read here.
+        target: gives the dtype, the device, and the output layer if the heads have none.
 
     Raises:
-        CheckpointError: a token of the token map is none of the target's.
+        CheckpointError: the token map has an id outside the target's vocabulary.
     """
 
     def __init__(self, checkpoint: Checkpoint, layout: Layout, target: Target) -> None:
@@ -28,13 +28,13 @@ class MedusaHeads:
         def stacked(names: Sequence[str]) -> torch.Tensor:
             shape = (len(names), *tensors[names[0]].shape)
             stack = torch.empty(shape, dtype=target.dtype, device=target.device)
-            for place, name in zip(stack, names, strict=True):
-                place.copy_(tensors[name])
+            for head, name in zip(stack, names, strict=True):
+                head.copy_(tensors[name])
             return stack
 
         self._target = target
         self._num_heads = layout.num_heads
-        # Of each layer: [heads, H, H], and [heads, 1, H] if there are biases.
+        # Of each layer: weights [heads, H, H], and biases [heads, 1, H] if there are any.
         self._weights = [stacked(names) for names in layout.weights]
         self._biases = [stacked(names).unsqueeze(1) for names in layout.biases]
         self._token_map: torch.Tensor | None = None
@@ -48,18 +48,18 @@ class MedusaHeads:
             for name in layout.outputs:
                 if len(tensors[name]) != len(self._token_map):
                     tensors[name] = tensors[name][tensors[layout.token_map].long()]
-        # [heads or 1, V', H], or nothing.
+        # [heads, V', H], or [1, V', H] if shared.
         self._outputs = stacked(layout.outputs) if layout.outputs else None
 
     @property
     def weights_bytes(self) -> int:
-        """See `Proposer.weights_bytes`. The target's output matrix is the target's."""
-        held = [*self._weights, *self._biases, self._outputs, self._token_map]
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        """See `Proposer.weights_bytes`. The target's output layer does not count."""
+        tensors = [*self._weights, *self._biases, self._outputs, self._token_map]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Drafts:
-        """A token of each of as many heads as the longest k of the batch asks for."""
+        """Drafts with the first max(k) heads: head i drafts the token at depth i."""
         heads = min(int(batch.k.max()), self._num_heads)
         # [heads, R, H]
         states = batch.hidden.expand(heads, -1, -1)
@@ -76,16 +76,16 @@ class MedusaHeads:
             tokens = logits.argmax(-1).view(heads, -1).T
             if self._token_map is not None:
                 tokens = self._token_map[tokens]
-            return batch.cut(tokens.tolist())
-        every = self._over_vocabulary(logits).view(heads, len(batch.rows), -1)
-        drawn, drawn_from = zip(*map(batch.draw, every, range(heads)), strict=True)
-        return batch.cut(torch.stack(drawn, 1).tolist(), list(torch.stack(drawn_from, 1)))
+            return batch.truncate(tokens.tolist())
+        by_head = self._expand_to_vocabulary(logits).view(heads, len(batch.rows), -1)
+        drawn, probabilities = zip(*map(batch.draw, by_head, range(heads)), strict=True)
+        return batch.truncate(torch.stack(drawn, 1).tolist(), list(torch.stack(probabilities, 1)))
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Nothing to drop: they have no state."""
 
-    def _over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V'] as those of all the target's tokens, [..., V]."""
+    def _expand_to_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V'] -> [..., V]: -inf for tokens that are not in the token map."""
         if self._token_map is None:
             return logits
         shape = (*logits.shape[:-1], self._target.vocab_size)
@@ -96,7 +96,7 @@ class MedusaHeads:
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits of states [heads, R, H]: [heads, R, V'] or [heads * R, V']."""
         if self._outputs is None:
-            # A collective under tensor parallelism; every rank drafts for the same rows.
+            # A collective operation under tensor parallelism: every rank drafts for the same rows.
             logits: torch.Tensor = self._target.logits(states.flatten(0, 1))
             return logits
         if len(self._outputs) == 1:

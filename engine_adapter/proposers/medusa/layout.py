@@ -1,4 +1,4 @@
-"""What a Medusa checkpoint must hold, in FasterDecoding's layout and in vLLM's."""
+"""The tensors of a Medusa checkpoint, in FasterDecoding's layout and in vLLM's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import TargetSizes
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-"""Names that FasterDecoding gives the weights, looked for before the usual ones."""
+"""FasterDecoding's file names of weights, tried before the usual ones."""
 
 SHARED_OUTPUT, TOKEN_MAP = "lm_head.weight", "token_map"
 
@@ -18,13 +18,13 @@ class Layout:
     """A checkpoint's sizes, and the names of its tensors.
 
     Attributes:
-        num_heads: how many heads, so the largest k.
-        weights: for each layer and head the name of its linear map, [H, H].
-        biases: likewise, [H]; empty if there are none.
-        outputs: each head's output matrix, [V', H]; one name if all heads share it; none if they
-            share the target's.
-        token_map: the tensor that says which token each row of the output is, [V']; `None` if the
-            rows are the vocabulary.
+        num_heads: the number of heads, and so the largest k.
+        weights: the matrix of each layer and head, [H, H].
+        biases: the bias of each layer and head, [H]; empty if there are none.
+        outputs: the output matrix of each head, [V', H]; one name if all heads share it; empty if
+            they use the target's output layer.
+        token_map: the token id of each row of an output matrix, [V']; `None` if the rows are the
+            whole vocabulary, V' = V.
         needed: the shape of each of these tensors.
     """
 
@@ -38,7 +38,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """How a layout calls its tensors."""
+    """The patterns of the tensor names in a layout."""
 
     block: str
     output: str
@@ -50,10 +50,10 @@ _FASTERDECODING = _Names("{head}.{layer}.linear.{part}", "{head}.{num_layers}.we
 
 def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     """The checkpoint's layout. Raises `CheckpointError` if it does not fit the target."""
-    if "medusa_num_heads" not in checkpoint.config:  # FasterDecoding's say nothing else
+    if "medusa_num_heads" not in checkpoint.config:  # FasterDecoding's have no architecture
         checkpoint.require_architecture("MedusaModel", "medusa")
-    checkpoint.agree("hidden_size", target.hidden_size, "the target's hidden size")
-    checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
+    checkpoint.require("hidden_size", target.hidden_size, "the target's hidden size")
+    checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
     hidden, shapes = target.hidden_size, checkpoint.shapes
     names = _FASTERDECODING if "0.0.linear.weight" in shapes else _VLLM
     num_layers = checkpoint.integer("medusa_num_layers", "num_hidden_layers")
@@ -61,7 +61,7 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     def block(layer: int, head: int, part: str) -> str:
         return names.block.format(layer=layer, head=head, part=part)
 
-    # Some published configurations name fewer heads than the file holds.
+    # Some published configurations state fewer heads than the file has.
     present = next(head for head in count() if block(0, head, "weight") not in shapes)
     heads = range(max(present, checkpoint.integer("medusa_num_heads", "num_heads")))
     has_bias = checkpoint.flag("medusa_fc_bias") or block(0, 0, "bias") in shapes
@@ -88,10 +88,10 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
 
 
 def _outputs(checkpoint: Checkpoint, own: Sequence[str]) -> Sequence[str]:
-    """`Layout.outputs`, if `own` are the heads' own."""
+    """`Layout.outputs`; `own` are the names of one output matrix per head."""
     if SHARED_OUTPUT in checkpoint.shapes:
         return [SHARED_OUTPUT]
-    # The second is FasterDecoding's mark for heads without output matrices.
+    # FasterDecoding marks heads without output matrices by version 2.
     if checkpoint.flag("original_lm_head") or checkpoint.config.get("version") == "2":
         return own[:1] if own[0] in checkpoint.shapes else []
     return own
@@ -100,11 +100,11 @@ def _outputs(checkpoint: Checkpoint, own: Sequence[str]) -> Sequence[str]:
 def _rows(
     checkpoint: Checkpoint, target: TargetSizes, outputs: Sequence[str]
 ) -> tuple[int, str | None]:
-    """How many rows an output matrix has in the file, and `Layout.token_map`."""
-    kept = checkpoint.integer("truncated_vocab_size", default=target.vocab_size)
-    if kept > target.vocab_size:
-        raise checkpoint.wrong("truncated_vocab_size", f"must be at most {target.vocab_size}")
-    if kept == target.vocab_size or not outputs:
+    """The number of rows of an output matrix in the file, and `Layout.token_map`."""
+    truncated = checkpoint.integer("truncated_vocab_size", default=target.vocab_size)
+    if truncated > target.vocab_size:
+        raise checkpoint.field_error("truncated_vocab_size", f"must be at most {target.vocab_size}")
+    if truncated == target.vocab_size or not outputs:
         return target.vocab_size, None
     whole = checkpoint.shapes.get(outputs[0], ())[:1] == (target.vocab_size,)
-    return target.vocab_size if whole else kept, TOKEN_MAP
+    return target.vocab_size if whole else truncated, TOKEN_MAP

@@ -1,7 +1,8 @@
-"""`mlp_speculator`: a small recurrent network on the target's last hidden state.
+"""`mlp_speculator`: a small recurrent network on the target's final hidden state.
 
-Each step mixes the state so far with the embedding of the token before and gives the next token.
-Source: arXiv 2404.19124; the checkpoints are those of `ibm-fms/*-accelerator`.
+Source: arXiv 2404.19124; checkpoints: `ibm-fms/*-accelerator`. The state, [D], starts as the
+target's hidden state, [H]. Each step adds the projected state and the embedding of the last token
+with fixed weights, then applies a norm and GELU. The output layer gives the next token.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ def _open(spec: ProposerSpec, target: TargetSizes) -> tuple[Checkpoint, Layout]:
     assert spec.model is not None
     checkpoint = Checkpoint(spec.model)
     layout = read_layout(checkpoint, target)
-    checkpoint.limit(spec.num_speculative_tokens, layout.n_predict, "its n_predict")
+    checkpoint.check_k(spec.num_speculative_tokens, layout.n_predict, "its n_predict")
     return checkpoint, layout
 
 
@@ -50,4 +51,4 @@ METHOD = ProposerMethod(
     create=_create,
     check=_check,
 )
-"""The catalog's entry."""
+"""The entry in `METHODS`."""

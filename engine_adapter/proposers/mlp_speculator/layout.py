@@ -1,4 +1,4 @@
-"""What an MLP speculator's checkpoint must hold, in the format of `ibm-fms/*-accelerator`."""
+"""The tensors of an MLP speculator's checkpoint, in the format of `ibm-fms/*-accelerator`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from engine_adapter.proposers.contract import TargetSizes
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A checkpoint's sizes, and the tensor that each of its steps uses.
+    """A checkpoint's sizes, and the names of the tensors of each step.
 
-    With tied weights all steps name the same tensors, but for the first step's `proj`, whose
-    input is the target's hidden state.
+    With tied weights all steps use the same tensors. Only `proj` of the first step differs,
+    because its input is the target's hidden state.
 
     Attributes:
-        n_predict: how many steps, so the largest k.
+        n_predict: the number of steps, and so the largest k.
         inner_dim: D, the width of the state.
-        scale_input: the hidden state is normalized first.
-        emb: for each step the name of its token embedding, [V, D].
-        proj: for each step the name of its projection, [D, H] in the first, [D, D] after it.
-        ln_weight, ln_bias: for each step the names of its norm's, [D].
-        head: for each step the name of its output matrix, [V, D].
+        scale_input: whether the hidden state is normalized first.
+        emb: the token embedding of each step, [V, D].
+        proj: the projection of each step, [D, H] in the first step and [D, D] in the others.
+        ln_weight, ln_bias: weight and bias of the norm of each step, [D].
+        head: the output matrix of each step, [V, D].
         needed: the shape of each of these tensors.
     """
 
@@ -39,8 +39,8 @@ class Layout:
 def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     """The checkpoint's layout. Raises `CheckpointError` if it does not fit the target."""
     checkpoint.require_architecture("MLPSpeculatorPreTrainedModel", "mlp_speculator")
-    checkpoint.agree("emb_dim", target.hidden_size, "the target's hidden size")
-    checkpoint.agree("vocab_size", target.vocab_size, "the target's vocabulary")
+    checkpoint.require("emb_dim", target.hidden_size, "the target's hidden size")
+    checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
     n_predict = checkpoint.integer("n_predict")
     hidden, vocabulary = target.hidden_size, target.vocab_size
     inner = checkpoint.integer("inner_dim", at_least=0, default=0) or hidden
@@ -53,7 +53,7 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
         known.extend(own)
         if not tied:
             return own
-        # A tied tensor may be stored once, under any step's name, or for each step.
+        # A tied tensor is stored once, under the name of any step, or once for each step.
         shared = own[first:]
         stored = tuple(name for name in shared if name in checkpoint.shapes) or shared
         return own[:first] + stored[:1] * len(shared)

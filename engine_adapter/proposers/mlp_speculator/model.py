@@ -1,4 +1,4 @@
-"""An MLP speculator that drafts a chain for all rows at once."""
+"""The model of an MLP speculator, which drafts for all rows of a batch at once."""
 
 import math
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ class _Step:
 
 
 class MlpSpeculator:
-    """The loaded speculator. Keeps nothing between steps, so it never lags.
+    """The loaded speculator. Has no state between steps, so it never lags.
 
     Args:
-        checkpoint, layout: where its weights are; all are read here.
-        target: the target, for its dtype and device.
+        checkpoint, layout: its weights, which are read here.
+        target: gives the dtype and the device.
     """
 
     def __init__(self, checkpoint: Checkpoint, layout: Layout, target: Target) -> None:
-        # Copied, so that nothing hangs on the file once it is loaded.
+        # Copied, so that the mapped file is not in use after loading.
         weights = {
             name: tensor.to(device=target.device, dtype=target.dtype, copy=True)
             for name, tensor in checkpoint.read(layout.needed).items()
@@ -45,14 +45,14 @@ class MlpSpeculator:
             _Step(*(weights[name] for name in names)) for names in zip(*parts, strict=True)
         ]
         self._scale_input = layout.scale_input
-        # The state keeps half of its magnitude over all steps: what it loses, the token gets.
+        # Over all steps the squared weight of the first state decays to 1/2; tokens get the rest.
         self._state_weight = 0.5 ** (0.5 / layout.n_predict)
         self._emb_weight = math.sqrt((1 - self._state_weight**2) * layout.inner_dim / 2)
         self.weights_bytes = sum(tensor.nbytes for tensor in weights.values())
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Drafts:
-        """A chain for each row, from its newest token and the state before it."""
+        """Drafts from each row's newest token and the hidden state that it was sampled from."""
         # [R, H]
         state = batch.hidden
         newest = batch.token_ids[batch.rows, batch.num_tokens - 1]
@@ -60,7 +60,7 @@ class MlpSpeculator:
         tokens = torch.from_numpy(newest).to(state.device)
         if self._scale_input:
             state = functional.rms_norm(state, state.shape[-1:], eps=EPS) / math.sqrt(2)
-        chain, drawn_from = [], []
+        chain, probabilities = [], []
         for depth, step in enumerate(self._steps[: batch.k.max()]):
             # [R, D]
             state = torch.addmm(
@@ -70,16 +70,16 @@ class MlpSpeculator:
                 beta=self._emb_weight,
                 alpha=self._state_weight,
             )
-            # A root mean square norm, although the format calls it a layer norm.
+            # An RMS norm with a bias, although the format calls it a layer norm.
             state = functional.rms_norm(state, state.shape[-1:], step.ln_weight, EPS)
             state = functional.gelu(state + step.ln_bias)
             tokens, q = batch.draw(functional.linear(state, step.head), depth)
             chain.append(tokens)
-            drawn_from.append(q)
+            probabilities.append(q)
         sampled = batch.sampling is not None
-        return batch.cut(
-            torch.stack(chain, 1).tolist(), list(torch.stack(drawn_from, 1)) if sampled else None
+        return batch.truncate(
+            torch.stack(chain, 1).tolist(), list(torch.stack(probabilities, 1)) if sampled else None
         )
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Nothing to drop: it has no state."""

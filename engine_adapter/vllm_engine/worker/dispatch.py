@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
-from engine_adapter.proposers.contract import DraftModel, Member, Proposer, ProposerSpec, Target
+from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
+from engine_adapter.proposers.contract import Member, Proposer, ProposerSpec, Target
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
@@ -126,11 +126,11 @@ class ProposerDispatch:
         spec = next(spec for spec in self._specs if spec.name == name)
         return _Member(spec, self._capabilities[name].draft_kv, self)
 
-    def draft_model(self, spec: ProposerSpec) -> DraftModel:
+    def draft_model(self, spec: ProposerSpec) -> Proposer:
         """The runner of a proposer's draft model; loaded with the rest."""
         return self._paged(PagedDraftModel, spec)
 
-    def draft_head(self, spec: ProposerSpec) -> DraftModel:
+    def draft_head(self, spec: ProposerSpec) -> Proposer:
         """The runner of a proposer's head; loaded with the rest."""
         return self._paged(PagedHead, spec)
 
@@ -213,18 +213,18 @@ class ProposerDispatch:
             The drafts of each row of the batch, `[]` for a row without.
         """
         self._report = DraftReport()
-        merged = DraftRows(len(step.sampled))
+        merged = DraftCollector(len(step.sampled))
         for name, rows in self._group(plan, step.sampled).items():
             began = time.perf_counter()
             batch = self._batch(name, rows, plan, step)
             drafts = self.draft(name, batch)
-            merged.put(batch.rows, drafts)
+            merged.set(batch.rows, drafts)
             self._note(name, time.perf_counter() - began, drafts)
-        return [list(tokens) for tokens in merged.drafts().tokens]
+        return [list(tokens) for tokens in merged.collect().tokens]
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
         """What a proposer drafts for each row: nothing where it fails, or its context ends."""
-        rows = DraftRows(len(batch.rows))
+        collected = DraftCollector(len(batch.rows))
         index = np.arange(len(batch.rows))
         room = self._context(name) - batch.num_tokens
         if (room < batch.k).any():
@@ -241,8 +241,8 @@ class ProposerDispatch:
                 self._failed(name, error)
             else:
                 self.sampled.keep(name, batch, drafts)
-                rows.put(index, drafts)
-        return rows.drafts()
+                collected.set(index, drafts)
+        return collected.collect()
 
     def _context(self, name: str) -> int:
         """How many positions the engine and the proposer can hold."""

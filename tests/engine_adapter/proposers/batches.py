@@ -1,4 +1,4 @@
-"""Batches as an engine would lend them, from plain lists of tokens."""
+"""Batches as an engine builds them, from lists of tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ WIDTH = 512
 """Columns of the batch's token array: longer than any row of these tests."""
 
 JUNK = 7
-"""Fills what lies behind a row's end; a proposer that reads it gives itself away."""
+"""The fill value after a row's last token: a proposer that reads it gives wrong drafts."""
 
 
 def batch(
@@ -25,23 +25,25 @@ def batch(
     predicted: Sequence[Sequence[int] | None] | None = None,
     junk: int = JUNK,
 ) -> DraftBatch:
-    """One row per request id.
+    """A batch with one row per request.
 
     Args:
         rows: request id -> its committed tokens.
-        k, prompt: of every row, or of each.
-        computed: what the target had read before the step; all but the newest by default.
-        scattered: put every row at an index of its own, with other rows in between.
-        hidden_of: what makes the target's hidden states, for a method that drafts from them.
-        predicted: what each row's request predicts.
-        junk: fills what lies behind a row's end.
+        k: k of all rows, or of each row.
+        prompt: number of prompt tokens of all rows, or of each row.
+        computed: number of tokens of each row that the target had read before the step; all but
+            the newest by default.
+        scattered: whether other rows lie between these in the engine's batch.
+        hidden_of: computes the target's hidden states, for a method that drafts from them.
+        predicted: the predicted output of each row's request.
+        junk: the fill value after a row's last token.
     """
     count, lengths = len(rows), [len(tokens) for tokens in rows.values()]
     index = np.arange(count) * (2 if scattered else 1) + (1 if scattered else 0)
     table = np.full((int(index.max()) + 2, WIDTH), junk, np.int32)
     for i, tokens in zip(index, rows.values(), strict=True):
         table[i, : len(tokens)] = tokens
-    table.flags.writeable = False  # as the engine lends it
+    table.flags.writeable = False  # as in the engine
     num_computed = [length - 1 for length in lengths] if computed is None else list(computed)
     made = DraftBatch(
         rows=index,

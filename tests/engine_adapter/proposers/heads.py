@@ -1,4 +1,4 @@
-"""Checkpoints of random heads, in every published layout, and what it takes to run them."""
+"""Checkpoints of heads with random weights in every published layout, and a target for them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class Heads:
-    """A checkpoint before it is written."""
+    """A checkpoint in memory."""
 
     config: dict[str, Any]
     tensors: Tensors
@@ -82,14 +82,14 @@ def medusa(
     num_layers: int = 2,
     bias: bool = False,
     output: str = "each",
-    kept: int | None = None,
+    token_map: int | None = None,
     seed: int = 0,
 ) -> Heads:
     """Random weights in vLLM's layout.
 
     Args:
-        output: `each` head has an output matrix, or one is `shared`, or it is the `target`'s.
-        kept: tokens that the output matrices are cut to, with a token map.
+        output: `each` head has an output matrix, one is `shared`, or the `target`'s is used.
+        token_map: number of tokens in the token map; `None` for no token map.
     """
     draw = _drawing(seed)
     tensors: Tensors = {}
@@ -99,18 +99,18 @@ def medusa(
             if bias:
                 tensors[f"blocks.{head}.layers.{layer}.bias"] = draw(hidden)
         if output == "each":
-            tensors[f"lm_heads.{head}.weight"] = draw(kept or vocabulary, hidden)
+            tensors[f"lm_heads.{head}.weight"] = draw(token_map or vocabulary, hidden)
     if output == "shared":
-        tensors["lm_head.weight"] = draw(kept or vocabulary, hidden)
-    if kept:
+        tensors["lm_head.weight"] = draw(token_map or vocabulary, hidden)
+    if token_map:
         order = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(seed))
-        tensors["token_map"] = order[:kept]
+        tensors["token_map"] = order[:token_map]
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "hidden_size": hidden,
         "vocab_size": vocabulary,
-        "truncated_vocab_size": kept or vocabulary,
+        "truncated_vocab_size": token_map or vocabulary,
         "num_heads": num_heads,
         "num_hidden_layers": num_layers,
         "original_lm_head": output != "each",
@@ -122,7 +122,7 @@ def medusa(
 def fasterdecoding_medusa(
     *, num_heads: int = 4, num_layers: int = 1, output: str = "each", **how: Any
 ) -> Heads:
-    """Random weights in FasterDecoding's layout; the same as `medusa` makes in vLLM's."""
+    """Random weights in FasterDecoding's layout, equal to those of `medusa` in vLLM's."""
     of_vllm = medusa(num_heads=num_heads, num_layers=num_layers, bias=True, output=output, **how)
     tensors: Tensors = {}
     for name, tensor in of_vllm.tensors.items():
@@ -148,7 +148,7 @@ def _drawing(seed: int) -> Callable[..., torch.Tensor]:
 
 @dataclass
 class RandomTarget:
-    """A target of random weights, for heads to draft from."""
+    """A target with random weights for heads to draft from."""
 
     hidden_size: int = HIDDEN
     vocab_size: int = VOCABULARY
@@ -165,7 +165,7 @@ class RandomTarget:
         return hidden @ self.output.T
 
     def hidden_of(self, batch: DraftBatch) -> torch.Tensor:
-        """A state for each row, [R, H]: a function of its tokens but the newest."""
+        """A state for each row, [R, H]: a function of all its tokens except the newest."""
         rows = [torch.from_numpy(batch.context(i)[:-1].copy()) for i in range(len(batch.rows))]
         return torch.stack([self._read(row) for row in rows]).to(self.dtype)
 
@@ -175,19 +175,19 @@ class RandomTarget:
 
 
 class SecondBest:
-    """A `DraftSampler` that always draws the second likeliest token.
+    """A `DraftSampler` that always draws the second most likely token.
 
     Attributes:
-        asked: depth and rows of each call.
+        calls: depth and rows of each call.
     """
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, list[int]]] = []
+        self.calls: list[tuple[int, list[int]]] = []
 
     def draw(
         self, logits: torch.Tensor, rows: npt.NDArray[np.intp], depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.asked.append((depth, rows.tolist()))
+        self.calls.append((depth, rows.tolist()))
         return logits.topk(2).indices[:, 1], logits.float().softmax(-1)
 
     def select(self, index: npt.NDArray[np.intp]) -> "SecondBest":
@@ -195,7 +195,7 @@ class SecondBest:
 
 
 def with_tensors(heads: Heads, tensors: Mapping[str, torch.Tensor | None]) -> Heads:
-    """The same with some tensors replaced, added, or (`None`) left out."""
+    """The checkpoint with some tensors replaced, added, or (`None`) removed."""
     changed = {**heads.tensors, **tensors}
-    kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
-    return Heads(heads.config, kept, heads.file)
+    remaining = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    return Heads(heads.config, remaining, heads.file)

@@ -1,4 +1,4 @@
-"""Who of a cascade's members drafts for which row, and who is left alone."""
+"""The cascade: which member drafts for which row, and which rows it gets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,8 +12,8 @@ from tests.engine_adapter.proposers.batches import batch
 ROWS = {"r": [1, 2, 3], "s": [4, 5], "t": [6], "u": [7, 8, 9]}
 
 
-class Teller:
-    """A member that drafts `tag` for the rows that it knows; remembers what it was asked."""
+class RecordingMember:
+    """A member that drafts `tag` for the rows in `knows`, and records its batches."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Teller:
         self.batches: list[DraftBatch] = []
 
     @property
-    def asked(self) -> list[Mapping[str, int]]:
+    def calls(self) -> list[Mapping[str, int]]:
         """Request id -> k, of each call."""
         return [dict(zip(b.request_ids, b.k.tolist(), strict=True)) for b in self.batches]
 
@@ -41,24 +41,28 @@ class Teller:
         return Drafts(tokens, sampled, catchup_tokens=self.tag)
 
 
-def propose(members: Sequence[Teller], k: int | Sequence[int] = 4) -> Drafts:
+def propose(members: Sequence[RecordingMember], k: int | Sequence[int] = 4) -> Drafts:
     return CascadeProposer(members).propose(batch(ROWS, k=k, scattered=True))
 
 
-def test_the_first_member_that_has_a_draft_gives_it() -> None:
-    first, second, third = Teller(1, "s"), Teller(2, "rs"), Teller(3, "t")
+def test_the_first_member_with_a_draft_for_a_row_drafts_for_it() -> None:
+    first, second, third = (
+        RecordingMember(1, "s"),
+        RecordingMember(2, "rs"),
+        RecordingMember(3, "t"),
+    )
     assert propose([first, second, third], k=2).tokens == [[2, 2], [1, 1], [3, 3], []]
 
 
-def test_a_member_is_asked_for_the_rows_alone_that_nobody_before_had_a_draft_for() -> None:
-    first, second, third = Teller(1, "s"), Teller(2, "rtu"), Teller(3)
+def test_a_later_member_gets_only_rows_without_a_draft() -> None:
+    first, second, third = RecordingMember(1, "s"), RecordingMember(2, "rtu"), RecordingMember(3)
     propose([first, second, third])
-    assert [set(asked) for asked in second.asked] == [{"r", "t", "u"}]
-    assert third.asked == []
+    assert [set(call) for call in second.calls] == [{"r", "t", "u"}]
+    assert third.calls == []
 
 
-def test_what_a_later_member_reads_is_that_of_its_rows() -> None:
-    first, second = Teller(1, "rt"), Teller(2)
+def test_a_later_member_gets_the_tokens_of_its_own_rows() -> None:
+    first, second = RecordingMember(1, "rt"), RecordingMember(2)
     propose([first, second])
     (given,) = second.batches
     assert [given.context(i).tolist() for i in range(2)] == [ROWS["s"], ROWS["u"]]
@@ -66,41 +70,45 @@ def test_what_a_later_member_reads_is_that_of_its_rows() -> None:
     assert given.num_computed.tolist() == [1, 2]
 
 
-def test_a_member_drafts_at_most_its_own_k_and_the_request_caps_both() -> None:
-    first, second = Teller(1, "rs", k=2), Teller(2, k=4)
+def test_a_members_k_is_capped_by_its_own_and_the_requests_k() -> None:
+    first, second = RecordingMember(1, "rs", k=2), RecordingMember(2, k=4)
     drafts = propose([first, second], k=[5, 1, 5, 3])
     assert drafts.tokens == [[1, 1], [1], [2] * 4, [2] * 3]
 
 
-def test_rows_in_mid_prompt_are_read_along_by_every_member_with_kv_and_no_other() -> None:
-    lookup, model, another = Teller(1, ""), Teller(2, draft_kv=True), Teller(3, draft_kv=True)
+def test_rows_in_mid_prompt_go_to_every_member_with_kv_and_no_other() -> None:
+    lookup, model, another = (
+        RecordingMember(1, ""),
+        RecordingMember(2, draft_kv=True),
+        RecordingMember(3, draft_kv=True),
+    )
     drafts = propose([lookup, model, another], k=[0, 3, 0, 0])
-    assert lookup.asked == [{"s": 3}]
-    assert model.asked == [{"r": 0, "s": 3, "t": 0, "u": 0}]
-    assert another.asked == [{"r": 0, "t": 0, "u": 0}]
+    assert lookup.calls == [{"s": 3}]
+    assert model.calls == [{"r": 0, "s": 3, "t": 0, "u": 0}]
+    assert another.calls == [{"r": 0, "t": 0, "u": 0}]
     assert drafts.tokens == [[], [2, 2, 2], [], []]
 
 
-def test_where_no_member_is_needed_none_is_asked() -> None:
-    lookup, model = Teller(1), Teller(2, draft_kv=True)
+def test_a_member_without_rows_is_not_called() -> None:
+    lookup, model = RecordingMember(1), RecordingMember(2, draft_kv=True)
     propose([lookup, model])
-    assert model.asked == []
+    assert model.calls == []
     propose([lookup], k=0)
-    assert len(lookup.asked) == 1
+    assert len(lookup.calls) == 1
 
 
 def test_lags_add_up_and_sampled_rows_keep_their_probabilities() -> None:
-    drafts = propose([Teller(10, "s"), Teller(20, "ru", probability=0.5)])
+    drafts = propose([RecordingMember(10, "s"), RecordingMember(20, "ru", probability=0.5)])
     assert drafts.catchup_tokens == 30
     assert drafts.probabilities == [0.5, None, 0.5, 0.5]
-    assert propose([Teller(1)]).probabilities is None
+    assert propose([RecordingMember(1)]).probabilities is None
 
 
 @pytest.mark.parametrize("k", [0, 1, 7])
-def test_a_members_rows_stand_where_the_engine_has_them(k: int) -> None:
-    first, second = Teller(1, "r", draft_kv=True), Teller(2, draft_kv=True)
+def test_a_members_rows_keep_their_indices_in_the_engines_batch(k: int) -> None:
+    first, second = RecordingMember(1, "r", draft_kv=True), RecordingMember(2, draft_kv=True)
     given = batch(ROWS, k=k, scattered=True)
     CascadeProposer([first, second]).propose(given)
-    for asked in (*first.batches, *second.batches):
-        at = [list(ROWS).index(name) for name in asked.request_ids]
-        np.testing.assert_array_equal(asked.rows, given.rows[at])
+    for received in (*first.batches, *second.batches):
+        at = [list(ROWS).index(name) for name in received.request_ids]
+        np.testing.assert_array_equal(received.rows, given.rows[at])

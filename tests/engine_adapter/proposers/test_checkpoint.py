@@ -1,4 +1,4 @@
-"""Checkpoints in every published form, and what is said of those that cannot be read."""
+"""Checkpoints in every published form, and the errors for those that cannot be read."""
 
 import json
 from pathlib import Path
@@ -34,8 +34,8 @@ def sharded(folder: Path, kind: str, stem: str) -> None:
     shards = {f"{stem}-1-of-2.{kind}": ["a"], f"{stem}-2-of-2.{kind}": ["b", "c"]}
     for shard, names in shards.items():
         save(folder / shard, {name: TENSORS[name] for name in names})
-    held_by = {name: shard for shard, names in shards.items() for name in names}
-    (folder / f"{stem}.{kind}.index.json").write_text(json.dumps({"weight_map": held_by}))
+    file_of = {name: shard for shard, names in shards.items() for name in names}
+    (folder / f"{stem}.{kind}.index.json").write_text(json.dumps({"weight_map": file_of}))
 
 
 def check_read(checkpoint: Checkpoint) -> None:
@@ -78,14 +78,14 @@ def test_a_folder_in_the_home_directory_is_found(
     check_read(Checkpoint("~/heads"))
 
 
-def test_safetensors_are_preferred_and_a_methods_own_names_before_all(tmp_path: Path) -> None:
+def test_the_methods_file_names_come_first_then_safetensors(tmp_path: Path) -> None:
     for name in ("model.safetensors", "pytorch_model.bin", "own.pt"):
         whole(tmp_path, name)
     assert Checkpoint(str(tmp_path)).path_of("a").name == "model.safetensors"
     assert Checkpoint(str(tmp_path), ["own.pt"]).path_of("a").name == "own.pt"
 
 
-# -- what is wrong with it -------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------
 
 
 def refusal(model: str | Path) -> str:
@@ -104,12 +104,12 @@ def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", "\xff"])
-def test_a_configuration_that_is_no_json_object_is_named(tmp_path: Path, text: str) -> None:
+def test_a_configuration_that_is_not_a_json_object_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     assert refusal(tmp_path).startswith(f"{tmp_path}/config.json: ")
 
 
-def test_missing_weights_are_named_by_all_the_names_they_could_have(tmp_path: Path) -> None:
+def test_the_error_for_missing_weights_lists_the_file_names(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     message = refusal(tmp_path)
     assert message.startswith(f"{tmp_path}: there is none of ")
@@ -118,11 +118,11 @@ def test_missing_weights_are_named_by_all_the_names_they_could_have(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("keep", [0, 4, 60, -1])
-def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str, keep: int) -> None:
+@pytest.mark.parametrize("size", [0, 4, 60, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, name: str, size: int) -> None:
     whole(tmp_path, name)
     content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content[:keep])
+    (tmp_path / name).write_bytes(content[:size])
     assert refusal(tmp_path).startswith(f"{tmp_path}/{name}: cannot be read: ")
 
 
@@ -133,7 +133,7 @@ def test_a_pickle_of_something_else_is_named(tmp_path: Path, content: object) ->
     assert refusal(tmp_path) == f"{tmp_path}/pytorch_model.bin: must hold tensors by name"
 
 
-def test_a_pickle_that_would_run_code_is_refused_and_does_not(tmp_path: Path) -> None:
+def test_a_pickle_with_code_is_refused_and_the_code_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     torch.save({"a": Touch(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
     assert refusal(tmp_path).startswith(f"{tmp_path}/pytorch_model.bin: cannot be read: ")
@@ -141,7 +141,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not(tmp_path: Path) ->
 
 
 class Touch:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -168,7 +168,7 @@ def test_an_index_without_shards_is_named(tmp_path: Path, index: object) -> None
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The snapshot of `someone/heads` in an otherwise empty cache, with no hub to be reached."""
+    """The snapshot of `someone/heads` in an otherwise empty cache, offline."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -191,7 +191,7 @@ def test_a_hub_id_is_found_in_the_cache(hub: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["someone/others", "not a repository", "a/b/c"])
-def test_a_hub_id_that_cannot_be_had_is_named(hub: Path, model: str) -> None:
+def test_a_hub_id_that_cannot_be_loaded_is_named(hub: Path, model: str) -> None:
     message = refusal(model)
     assert message.startswith(f"{model}: config.json: ")
     assert len(message) > len(f"{model}: config.json: ")

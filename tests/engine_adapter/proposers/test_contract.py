@@ -1,4 +1,4 @@
-"""What every proposer must do, for every entry of the catalog."""
+"""The contract of `Proposer`, tested for every method in `METHODS`."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -25,9 +25,9 @@ MEMBERS = parse_specs([{"name": "ngram"}, {"name": "tail", "method": "draft_mode
 
 TARGET = RandomTarget()
 WEIGHTS = {"medusa": medusa(num_heads=8), "mlp_speculator": mlp_speculator(n_predict=8)}
-"""Of the methods that read their weights themselves."""
+"""Checkpoints of the methods that read their weights themselves."""
 MODELS: dict[str, str] = {}
-"""Where they are, once a test runs."""
+"""Method -> the folder of its checkpoint; filled by a fixture."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 class LastTokens:
-    """A draft model for these tests: repeats the row's last tokens, newest first."""
+    """A member and a draft model: repeats the row's last tokens, newest first."""
 
     weights_bytes = 5
     num_speculative_tokens = 4
@@ -47,9 +47,14 @@ class LastTokens:
         ks = batch.k.tolist()
         return Drafts([batch.context(i)[::-1][:k].tolist() for i, k in enumerate(ks)])
 
+    propose = draft
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing to drop: it has no state."""
+
 
 class Host:
-    """Lends `LastTokens`, as a model and as a member, and a target of random weights."""
+    """Has `LastTokens` as draft model, head and member, and a target with random weights."""
 
     target = TARGET
 
@@ -76,7 +81,7 @@ def spec_of(method: ProposerMethod) -> ProposerSpec:
 
 
 def required(method: ProposerMethod) -> dict[str, Any]:
-    """The fields without which there is no proposer of the method."""
+    """The fields that are required to configure the method."""
     model = {"model": MODELS.get(method.name, "a/b")} if method.capabilities.model else {}
     return model | ({"members": ["ngram", "tail"]} if method.capabilities.members else {})
 
@@ -86,7 +91,7 @@ def create(method: ProposerMethod) -> Proposer:
 
 
 def batch_for(method: ProposerMethod, rows: Mapping[str, Sequence[int]], **how: Any) -> DraftBatch:
-    """The rows, with hidden states, or themselves as predictions, if the method asks for them."""
+    """A batch of the rows, with hidden states and predictions if the method needs them."""
     return batch(
         rows,
         hidden_of=TARGET.hidden_of if method.capabilities.hidden_states else None,
@@ -101,25 +106,25 @@ def propose(
     return [list(row) for row in proposer.propose(batch_for(method, rows, **how)).tokens]
 
 
-def test_the_default_spec_is_valid_and_of_this_method(method: ProposerMethod) -> None:
+def test_the_default_spec_is_valid_and_has_this_method(method: ProposerMethod) -> None:
     spec = spec_of(method)
     method.validate(spec)
     assert spec.method == method.name
     assert method.capabilities.members if method.default_k is None else method.default_k >= 1
 
 
-def test_what_it_holds_is_known(method: ProposerMethod) -> None:
-    held = create(method).weights_bytes
-    assert type(held) is int
-    assert held >= 0
+def test_the_size_of_its_weights_is_known(method: ProposerMethod) -> None:
+    size = create(method).weights_bytes
+    assert type(size) is int
+    assert size >= 0
 
 
-def test_draft_kv_comes_with_weights(method: ProposerMethod) -> None:
+def test_a_method_with_draft_kv_has_weights(method: ProposerMethod) -> None:
     assert method.capabilities.model or not method.capabilities.draft_kv
 
 
 @pytest.mark.parametrize("k", [1, 2, 8, 100])
-def test_every_row_gets_at_most_k_plain_tokens(method: ProposerMethod, k: int) -> None:
+def test_every_row_gets_at_most_k_tokens_as_python_integers(method: ProposerMethod, k: int) -> None:
     drafts = propose(method, create(method), ROWS, k=k)
     assert len(drafts) == len(ROWS)
     for row in drafts:
@@ -127,34 +132,34 @@ def test_every_row_gets_at_most_k_plain_tokens(method: ProposerMethod, k: int) -
         assert all(type(token) is int and token >= 0 for token in row)
 
 
-def test_a_row_of_one_pattern_is_drafted_for(method: ProposerMethod) -> None:
+def test_a_row_that_repeats_a_pattern_gets_drafts(method: ProposerMethod) -> None:
     assert propose(method, create(method), {"r": ROWS["repeats"]})[0]
 
 
-def test_each_row_keeps_to_its_own_k(method: ProposerMethod) -> None:
+def test_no_row_gets_more_drafts_than_its_own_k(method: ProposerMethod) -> None:
     drafts = propose(method, create(method), ROWS, k=[1, 3, 5, 2])
     assert all(len(row) <= k for row, k in zip(drafts, [1, 3, 5, 2], strict=True))
 
 
-def test_a_rows_drafts_depend_on_that_row_alone(method: ProposerMethod) -> None:
+def test_a_rows_drafts_depend_only_on_that_row(method: ProposerMethod) -> None:
     together = propose(method, create(method), ROWS, k=[4, 2, 3, 4])
     for i, ((name, tokens), k) in enumerate(zip(ROWS.items(), [4, 2, 3, 4], strict=True)):
         assert propose(method, create(method), {name: tokens}, k=k) == [together[i]]
 
 
-def test_where_a_row_stands_in_the_batch_does_not_matter(method: ProposerMethod) -> None:
+def test_a_rows_index_in_the_engines_batch_does_not_matter(method: ProposerMethod) -> None:
     assert propose(method, create(method), ROWS) == propose(
         method, create(method), ROWS, scattered=True
     )
 
 
-def test_nothing_behind_a_rows_end_is_read(method: ProposerMethod) -> None:
+def test_nothing_after_a_rows_last_token_is_read(method: ProposerMethod) -> None:
     rows = {"r": ROWS["repeats"], "s": [1, 2, 1]}
     drafts = [propose(method, create(method), rows, junk=junk) for junk in (7, 8)]
     assert drafts[0] == drafts[1]
 
 
-def test_the_batch_is_left_as_it_was(method: ProposerMethod) -> None:
+def test_the_batch_is_not_changed(method: ProposerMethod) -> None:
     given = batch_for(method, ROWS)
     before = {name: deepcopy(getattr(given, name)) for name in given.__slots__}
     create(method).propose(given)
@@ -165,7 +170,7 @@ def test_the_batch_is_left_as_it_was(method: ProposerMethod) -> None:
             np.testing.assert_array_equal(getattr(given, name), value)
 
 
-def test_the_lag_is_a_count_and_none_for_rows_never_left(method: ProposerMethod) -> None:
+def test_a_proposer_called_in_every_step_has_no_lag(method: ProposerMethod) -> None:
     proposer, tokens = create(method), list(ROWS["long"])
     for length in range(4, 30):
         computed = [length - 1 if length > 4 else 0]
@@ -175,7 +180,7 @@ def test_the_lag_is_a_count_and_none_for_rows_never_left(method: ProposerMethod)
         assert drafts.catchup_tokens == 0
 
 
-def test_forget_takes_known_and_unknown_ids_again_and_again(method: ProposerMethod) -> None:
+def test_forget_accepts_known_unknown_and_repeated_ids(method: ProposerMethod) -> None:
     proposer = create(method)
     proposer.forget(["unknown"])
     propose(method, proposer, ROWS)
@@ -185,7 +190,7 @@ def test_forget_takes_known_and_unknown_ids_again_and_again(method: ProposerMeth
     assert len(propose(method, proposer, ROWS)) == len(ROWS)
 
 
-def test_a_forgotten_id_can_be_another_request(method: ProposerMethod) -> None:
+def test_a_forgotten_id_can_be_used_by_another_request(method: ProposerMethod) -> None:
     proposer = create(method)
     propose(method, proposer, {"r": ROWS["varied"]})
     proposer.forget(["r"])

@@ -1,4 +1,6 @@
-"""The draft-model proposer: it cuts what the engine's draft model says to each row's k."""
+"""The method `draft_model`: the engine runs the model; options and sizes are checked."""
+
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,29 +17,34 @@ SPEC = parse_spec({"name": "small", "method": "draft_model", "model": "a/b"})
 class CountingModel:
     """Drafts 10 * row + position for each row, after a lag of six tokens."""
 
-    def draft(self, batch: DraftBatch) -> Drafts:
+    weights_bytes = 7
+
+    def propose(self, batch: DraftBatch) -> Drafts:
         tokens = [[10 * i + depth for depth in range(k)] for i, k in enumerate(batch.k.tolist())]
         return Drafts(tokens, catchup_tokens=6)
 
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing to drop: it has no state."""
+
 
 class Host:
-    """Lends one draft model and remembers for whom."""
+    """Gives a draft model for each spec, and records the specs."""
 
     def __init__(self) -> None:
-        self.asked: list[ProposerSpec] = []
+        self.specs: list[ProposerSpec] = []
 
     def draft_model(self, spec: ProposerSpec) -> CountingModel:
-        self.asked.append(spec)
+        self.specs.append(spec)
         return CountingModel()
 
 
-def test_the_host_is_asked_for_the_specs_model() -> None:
+def test_the_host_provides_the_model_of_the_spec() -> None:
     host = Host()
     METHOD.create(SPEC, host)
-    assert host.asked == [SPEC]
+    assert host.specs == [SPEC]
 
 
-def test_drafts_and_lag_are_the_draft_models() -> None:
+def test_drafts_and_lag_are_those_of_the_hosts_model() -> None:
     rows = {"a": [1], "b": [1, 2], "c": [3]}
     drafts = METHOD.create(SPEC, Host()).propose(batch(rows, k=[3, 0, 1]))
     assert drafts == Drafts([[0, 1, 2], [], [20]], catchup_tokens=6)
@@ -57,12 +64,12 @@ def sized(size: object) -> ProposerSpec:
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
-def test_a_draft_model_has_the_targets_tensor_parallel_size_or_1(size: int | None) -> None:
+def test_tensor_parallel_size_1_or_the_targets_is_valid(size: int | None) -> None:
     METHOD.check(sized(size), TargetSizes(8, 9, tensor_parallel_size=2))
 
 
 @pytest.mark.parametrize(("size", "of_target"), [(2, 1), (3, 2), (2, 4)])
-def test_any_other_size_is_refused_by_its_name(size: int, of_target: int) -> None:
+def test_any_other_tensor_parallel_size_is_refused(size: int, of_target: int) -> None:
     target = TargetSizes(8, 9, tensor_parallel_size=of_target)
     said = f"draft_tensor_parallel_size must be 1 or the target's {of_target}, got {size}"
     with pytest.raises(ValueError, match=said):
@@ -70,6 +77,6 @@ def test_any_other_size_is_refused_by_its_name(size: int, of_target: int) -> Non
 
 
 @pytest.mark.parametrize("size", [0, -1, "2", True, 1.0])
-def test_a_size_that_is_no_count_is_refused(size: object) -> None:
+def test_a_tensor_parallel_size_must_be_a_positive_integer(size: object) -> None:
     with pytest.raises(EngineConfigError, match="draft_tensor_parallel_size must be an integer"):
         sized(size)

@@ -1,6 +1,6 @@
-"""EAGLE and EAGLE-3 checkpoints: those that fit the target pass, others are refused by field."""
+"""EAGLE and EAGLE-3 checkpoints: valid ones pass, others are refused with the field."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def check(heads: Heads, folder: Path, name: str) -> None:
     get_method(name).check(spec, TARGET)
 
 
-# -- what fits -------------------------------------------------------------------------------
+# -- valid checkpoints -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_published_layout_passes(name: str, make: Callable[[], Heads], tmp_pat
 
 
 @pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq"])
-def test_tensors_that_are_the_targets_or_unused_may_be_there(name: str, tmp_path: Path) -> None:
+def test_the_targets_embedding_and_unused_tensors_are_allowed(name: str, tmp_path: Path) -> None:
     heads = eagle(CONFIG)
     heads.tensors[name] = torch.zeros(96, 32)
     check(heads, tmp_path, "eagle")
 
 
-# -- what does not ---------------------------------------------------------------------------
+# -- invalid checkpoints -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_tensors_that_are_the_targets_or_unused_may_be_there(name: str, tmp_path
         ("eagle3", "norm_before_fc", "yes", "must be true or false"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused_by_its_field(
+def test_an_unfit_configuration_is_refused_with_its_field(
     name: str, field: str, value: Any, says: str, tmp_path: Path
 ) -> None:
     heads = eagle(CONFIG) if name == "eagle" else eagle3(CONFIG, aux_layers=[1, 3, 5])
@@ -100,7 +100,7 @@ def test_a_configuration_that_does_not_fit_is_refused_by_its_field(
         ("eagle3", "norm.weight"),
     ],
 )
-def test_a_missing_tensor_is_refused_by_its_name(name: str, tensor: str, tmp_path: Path) -> None:
+def test_a_missing_tensor_is_refused_with_its_name(name: str, tensor: str, tmp_path: Path) -> None:
     layers = [1, 3, 5]
     heads = (
         eagle(CONFIG) if name == "eagle" else eagle3(CONFIG, aux_layers=layers, draft_vocabulary=40)
@@ -117,7 +117,7 @@ def test_a_tensor_that_vllm_would_not_load_is_refused(tmp_path: Path) -> None:
         check(heads, tmp_path, "eagle")
 
 
-def test_the_number_of_layers_decides_the_width_that_is_combined(tmp_path: Path) -> None:
+def test_the_width_of_fc_follows_from_the_number_of_layers(tmp_path: Path) -> None:
     heads = eagle3(CONFIG, aux_layers=[1, 3, 5])
     heads.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3]}
     with pytest.raises(ValueError, match=r"fc\.weight must have shape \[32, 64\]"):
@@ -139,19 +139,22 @@ class Head:
 
     weights_bytes = 7
 
-    def draft(self, batch: DraftBatch) -> Drafts:
+    def propose(self, batch: DraftBatch) -> Drafts:
         return Drafts([[i] * k for i, k in enumerate(batch.k.tolist())], catchup_tokens=3)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing to drop: it has no state."""
 
 
 class Host:
-    """Lends heads, and no draft model."""
+    """Gives heads, and has no draft model."""
 
     def draft_head(self, spec: ProposerSpec) -> Head:
         return Head()
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_drafts_lag_and_weights_are_those_of_the_engines_head(name: str) -> None:
+def test_drafts_lag_and_weights_are_those_of_the_hosts_head(name: str) -> None:
     spec = parse_spec({"name": name, "model": "a/b"})
     proposer = get_method(name).create(spec, Host())  # type: ignore[arg-type]
     assert proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1])) == Drafts(

@@ -1,4 +1,4 @@
-"""Medusa heads draft what their source's formulas say, from every published layout."""
+"""Medusa heads against their source's formulas, for every published layout."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,7 +68,7 @@ def reference(of_vllm: Heads, target: RandomTarget, rank: int = 0) -> list[list[
 @pytest.mark.parametrize("output", ["each", "shared", "target"])
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_rows_of_every_k_are_drafted_as_the_formulas_say(
+def test_drafts_for_every_k_equal_the_formulas(
     tmp_path: Path, output: str, bias: bool, num_layers: int
 ) -> None:
     target = RandomTarget()
@@ -79,7 +79,7 @@ def test_rows_of_every_k_are_drafted_as_the_formulas_say(
 @pytest.mark.parametrize("output", ["each", "target"])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "medusa_lm_head.pt"])
-def test_fasterdecodings_layout_drafts_the_same_as_vllms(
+def test_fasterdecodings_layout_gives_the_same_drafts_as_vllms(
     tmp_path: Path, output: str, num_layers: int, file: str
 ) -> None:
     target = RandomTarget()
@@ -89,7 +89,7 @@ def test_fasterdecodings_layout_drafts_the_same_as_vllms(
     assert draft(heads, tmp_path, target) == reference(of_vllm, target)
 
 
-def test_a_configuration_may_name_fewer_heads_than_the_file_holds(tmp_path: Path) -> None:
+def test_heads_beyond_those_in_the_configuration_are_used(tmp_path: Path) -> None:
     heads, target = fasterdecoding_medusa(num_heads=4), RandomTarget()
     heads.config["medusa_num_heads"] = 2
     wanted = reference(medusa(num_layers=1, bias=True), target)
@@ -98,8 +98,10 @@ def test_a_configuration_may_name_fewer_heads_than_the_file_holds(tmp_path: Path
 
 @pytest.mark.parametrize("output", ["each", "shared"])
 @pytest.mark.parametrize("whole", [False, True], ids=["cut matrices", "whole matrices"])
-def test_a_token_map_turns_rows_into_tokens(tmp_path: Path, output: str, whole: bool) -> None:
-    target, heads = RandomTarget(), medusa(output=output, kept=40)
+def test_a_token_map_gives_the_token_of_each_output_row(
+    tmp_path: Path, output: str, whole: bool
+) -> None:
+    target, heads = RandomTarget(), medusa(output=output, token_map=40)
     if whole:
         outputs = medusa(output=output, seed=3).tensors
         heads = with_tensors(heads, {n: t for n, t in outputs.items() if "lm_head" in n})
@@ -108,20 +110,22 @@ def test_a_token_map_turns_rows_into_tokens(tmp_path: Path, output: str, whole: 
     assert {token for row in drafts for token in row} <= set(heads.tensors["token_map"].tolist())
 
 
-@pytest.mark.parametrize("kept", [None, 40], ids=["every token", "a token map"])
+@pytest.mark.parametrize("token_map", [None, 40], ids=["every token", "a token map"])
 @pytest.mark.parametrize("output", ["each", "shared"])
-def test_what_a_sampler_draws_is_drafted(tmp_path: Path, output: str, kept: int | None) -> None:
+def test_the_tokens_that_the_sampler_draws_are_drafted(
+    tmp_path: Path, output: str, token_map: int | None
+) -> None:
     target, sampler = RandomTarget(), SecondBest()
-    heads = medusa(output=output, kept=kept)
+    heads = medusa(output=output, token_map=token_map)
     given = replace(batch(ROWS, k=KS, hidden_of=target.hidden_of), sampling=sampler)
     drafts = load(heads, tmp_path, target).propose(given)
     assert drafts.tokens == reference(heads, target, rank=1)
     assert drafts.probabilities is not None
     for tokens, q in zip(drafts.tokens, drafts.probabilities, strict=True):
         assert q.shape == (len(tokens), VOCABULARY)
-        assert ((q > 0).sum(-1) == (kept or VOCABULARY)).all()
+        assert ((q > 0).sum(-1) == (token_map or VOCABULARY)).all()
         assert q.topk(2).indices[:, 1].tolist() == tokens
-    assert sampler.asked == [(depth, [0, 1, 2, 3]) for depth in range(4)]
+    assert sampler.calls == [(depth, [0, 1, 2, 3]) for depth in range(4)]
 
 
 def test_a_shared_matrix_may_be_stored_as_the_first_heads(tmp_path: Path) -> None:
@@ -131,14 +135,14 @@ def test_a_shared_matrix_may_be_stored_as_the_first_heads(tmp_path: Path) -> Non
     assert draft(as_first, tmp_path, target) == reference(heads, target)
 
 
-def test_a_k_beyond_the_heads_is_cut_to_them(tmp_path: Path) -> None:
+def test_drafts_are_limited_to_the_number_of_heads(tmp_path: Path) -> None:
     target = RandomTarget()
     proposer = load(medusa(num_heads=3), tmp_path, target)
     given = batch(ROWS, k=[9, 2, 3, 9], hidden_of=target.hidden_of)
     assert [len(row) for row in proposer.propose(given).tokens] == [3, 2, 3, 3]
 
 
-def test_weights_take_the_targets_dtype_and_are_counted(tmp_path: Path) -> None:
+def test_weights_have_the_targets_dtype_and_are_counted(tmp_path: Path) -> None:
     heads = medusa(bias=True)
     total = sum(tensor.numel() for tensor in heads.tensors.values())
     narrow = RandomTarget(dtype=torch.bfloat16)
@@ -149,7 +153,7 @@ def test_weights_take_the_targets_dtype_and_are_counted(tmp_path: Path) -> None:
     assert [len(row) for row in drafts.tokens] == [2, 2, 2, 2]
 
 
-def test_the_targets_matrix_is_not_counted_twice(tmp_path: Path) -> None:
+def test_the_targets_output_layer_is_not_counted(tmp_path: Path) -> None:
     heads = medusa(output="target")
     blocks = sum(tensor.nbytes for tensor in heads.tensors.values())
     assert load(heads, tmp_path, RandomTarget()).weights_bytes == blocks
@@ -168,25 +172,25 @@ REFUSED: list[tuple[Callable[[], Heads], dict[str, Any], str, tuple[str, ...]]] 
     (fasterdecoding_medusa, {"medusa_num_heads": "4"}, "medusa_num_heads", ("integer", "'4'")),
     (fasterdecoding_medusa, {"medusa_num_layers": None}, "medusa_num_layers", ("missing",)),
 ]
-"""A layout, fields that are changed, the field to be named, and what else to be said."""
+"""A layout, changed fields, the field in the error, and other words in it."""
 
 
 @pytest.mark.parametrize(
-    ("make", "changes", "named", "said"), REFUSED, ids=lambda value: str(value)[:40]
+    ("make", "changes", "named", "words"), REFUSED, ids=lambda value: str(value)[:40]
 )
-def test_a_configuration_that_does_not_fit_is_refused(
+def test_an_unfit_configuration_is_refused(
     tmp_path: Path,
     make: Callable[[], Heads],
     changes: dict[str, Any],
     named: str,
-    said: tuple[str, ...],
+    words: tuple[str, ...],
 ) -> None:
     heads = make()
     heads.config |= changes
     with pytest.raises(ValueError, match=rf"config\.json: {named} ") as caught:
         load(heads, tmp_path, RandomTarget())
     assert str(tmp_path) in str(caught.value)
-    assert all(word in str(caught.value) for word in said)
+    assert all(word in str(caught.value) for word in words)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
         (medusa(), "blocks.3.layers.1.weight"),
         (medusa(bias=True), "blocks.2.layers.0.bias"),
         (medusa(), "lm_heads.2.weight"),
-        (medusa(kept=40), "token_map"),
+        (medusa(token_map=40), "token_map"),
         (fasterdecoding_medusa(), "1.0.linear.weight"),
         (fasterdecoding_medusa(), "3.0.linear.bias"),
         (fasterdecoding_medusa(), "0.1.weight"),
@@ -217,12 +221,12 @@ def test_a_missing_tensor_is_named_with_its_file(
         (medusa(bias=True), "blocks.1.layers.1.bias"),
         (medusa(), "lm_heads.3.weight"),
         (medusa(output="shared"), "lm_head.weight"),
-        (medusa(kept=40), "token_map"),
+        (medusa(token_map=40), "token_map"),
         (fasterdecoding_medusa(), "2.0.linear.weight"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_tensor_of_another_shape_is_named_with_both(
+def test_a_wrong_shape_is_named_with_the_expected_one(
     tmp_path: Path, heads: Heads, name: str
 ) -> None:
     cut = heads.tensors[name][1:].clone()
@@ -233,20 +237,22 @@ def test_a_tensor_of_another_shape_is_named_with_both(
 
 
 @pytest.mark.parametrize("name", ["lm_heads.4.weight", "blocks.0.layers.2.weight", "norm.weight"])
-def test_a_tensor_that_no_head_uses_is_named(tmp_path: Path, name: str) -> None:
+def test_an_unexpected_tensor_is_named(tmp_path: Path, name: str) -> None:
     heads = with_tensors(medusa(), {name: torch.zeros(16, 16)})
     with pytest.raises(ValueError, match=rf"model\.safetensors: tensor {name} is not expected"):
         load(heads, tmp_path, RandomTarget())
 
 
 @pytest.mark.parametrize("token", [-1, 96])
-def test_a_token_map_with_foreign_tokens_is_refused(tmp_path: Path, token: int) -> None:
-    heads = medusa(kept=40)
+def test_a_token_map_with_an_id_outside_the_vocabulary_is_refused(
+    tmp_path: Path, token: int
+) -> None:
+    heads = medusa(token_map=40)
     heads.tensors["token_map"][7] = token
     with pytest.raises(ValueError, match=r"model\.safetensors: token_map must hold tokens in \[0"):
         load(heads, tmp_path, RandomTarget())
 
 
-def test_more_k_than_heads_is_refused_with_both(tmp_path: Path) -> None:
+def test_a_k_above_the_number_of_heads_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"num_speculative_tokens must be at most 4.*it is 5"):
         load(medusa(num_heads=4), tmp_path, RandomTarget(), k=5)

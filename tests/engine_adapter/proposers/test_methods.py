@@ -1,5 +1,6 @@
-"""From a proposer's JSON to its spec: every field that cannot work is named."""
+"""From a proposer's JSON to its spec: every error has the field at fault."""
 
+from dataclasses import fields as fields_of
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ DRAFT = {"name": "small", "method": "draft_model", "model": "a/b"}
 
 
 def refusal(fields: dict[str, Any]) -> str:
-    """The message with which the fields are refused."""
+    """The message of the error for these fields."""
     with pytest.raises(EngineConfigError) as caught:
         parse_spec(fields)
     assert caught.value.setting == "proposer"
@@ -35,7 +36,7 @@ def test_a_missing_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "A1", "7b", "x" * 64, "qwen-0.5b_v2"])
-def test_a_name_of_letters_digits_and_marks_is_taken(name: str) -> None:
+def test_a_name_of_letters_digits_and_marks_is_accepted(name: str) -> None:
     assert parse_spec({**NGRAM, "name": name}).name == name
 
 
@@ -48,28 +49,28 @@ def test_a_reserved_name_is_refused_in_any_case(name: str, spelling: Any) -> Non
 
 
 @pytest.mark.parametrize("bad", ["eagle9", "", None, 3, "NGRAM", ["ngram"], {}])
-def test_an_unknown_method_is_refused_with_those_that_exist(bad: Any) -> None:
+def test_an_unknown_method_is_refused_with_the_known_ones(bad: Any) -> None:
     message = refusal({"name": "x", "method": bad})
     assert "method" in message
     assert all(known.name in message for known in METHODS)
 
 
-def test_a_name_that_is_no_method_needs_one() -> None:
+def test_method_is_required_unless_the_name_is_a_method() -> None:
     assert "method" in refusal({"name": "mine"})
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, "3", None, True, [4]])
-def test_a_k_that_is_no_positive_integer_is_refused(k: Any) -> None:
+def test_k_must_be_a_positive_integer(k: Any) -> None:
     assert "num_speculative_tokens" in refusal({**NGRAM, "num_speculative_tokens": k})
 
 
 @pytest.mark.parametrize("model", [None, "", 5, ["a"]])
-def test_a_method_with_weights_needs_their_path(model: Any) -> None:
+def test_model_is_required_for_a_method_with_weights(model: Any) -> None:
     assert "model" in refusal({**DRAFT, "model": model})
 
 
 @pytest.mark.parametrize("fields", [NGRAM, SUFFIX])
-def test_a_method_without_weights_takes_no_model(fields: dict[str, Any]) -> None:
+def test_model_is_refused_for_a_method_without_weights(fields: dict[str, Any]) -> None:
     message = refusal({**fields, "model": "a/b"})
     assert "model" in message
     assert fields["method"] in message
@@ -79,7 +80,7 @@ def test_a_method_without_weights_takes_no_model(fields: dict[str, Any]) -> None
     ("fields", "option"),
     [(NGRAM, "suffix_decoding_max_tree_depth"), (SUFFIX, "prompt_lookup_min"), (DRAFT, "temp")],
 )
-def test_an_unknown_option_is_refused_with_those_that_exist(
+def test_an_unknown_option_is_refused_with_the_known_ones(
     fields: dict[str, Any], option: str
 ) -> None:
     message = refusal({**fields, option: 1})
@@ -123,7 +124,7 @@ def test_a_bad_suffix_option_is_refused(option: str, value: Any) -> None:
         ("suffix_decoding_min_token_prob", 1),
     ],
 )
-def test_a_suffix_option_at_its_limit_is_taken(option: str, value: Any) -> None:
+def test_a_suffix_option_at_its_limit_is_accepted(option: str, value: Any) -> None:
     assert parse_spec({**SUFFIX, option: value}).options[option] == value
 
 
@@ -131,7 +132,7 @@ SIMPLE = [known for known in METHODS if not known.capabilities.members]
 
 
 @pytest.mark.parametrize("known", SIMPLE, ids=lambda known: known.name)
-def test_defaults_are_the_methods(known: Any) -> None:
+def test_default_k_and_options_are_those_of_the_method(known: Any) -> None:
     model = {"model": "a/b"} if known.capabilities.model else {}
     spec = parse_spec({"name": "x", "method": known.name, **model})
     assert spec == ProposerSpec(
@@ -140,12 +141,12 @@ def test_defaults_are_the_methods(known: Any) -> None:
 
 
 @pytest.mark.parametrize("known", SIMPLE, ids=lambda known: known.name)
-def test_a_methods_name_alone_names_the_method(known: Any) -> None:
+def test_the_name_of_a_method_implies_the_method(known: Any) -> None:
     model = {"model": "a/b"} if known.capabilities.model else {}
     assert parse_spec({"name": known.name, **model}).method == known.name
 
 
-def test_a_given_option_keeps_the_other_defaults_and_the_catalogs() -> None:
+def test_a_given_option_changes_no_other_option_and_no_default() -> None:
     spec = parse_spec({**NGRAM, "prompt_lookup_max": 9, "num_speculative_tokens": 3})
     assert spec.options == {"prompt_lookup_min": 2, "prompt_lookup_max": 9}
     assert spec.num_speculative_tokens == 3
@@ -167,13 +168,13 @@ def test_several_proposers_of_one_method_keep_their_order() -> None:
 CASCADE = {"name": "both", "method": "cascade", "members": ["tree", "small"]}
 
 
-def test_a_cascade_may_stand_before_its_members() -> None:
+def test_a_cascade_may_precede_its_members() -> None:
     cascade, *_ = parse_specs([CASCADE, SUFFIX, DRAFT])
     assert cascade.options == {"members": ["tree", "small"]}
 
 
 @pytest.mark.parametrize(("given", "k"), [({}, 8), ({"num_speculative_tokens": 3}, 3)])
-def test_a_cascades_k_is_its_members_largest_unless_given(given: dict[str, int], k: int) -> None:
+def test_the_default_k_of_a_cascade_is_its_members_largest(given: dict[str, int], k: int) -> None:
     *_, cascade = parse_specs([SUFFIX, DRAFT, NGRAM, CASCADE | given])
     assert cascade.num_speculative_tokens == k
 
@@ -185,7 +186,7 @@ def test_a_cascades_k_is_its_members_largest_unless_given(given: dict[str, int],
         *[["tree", "gone"], ["tree", "both"], ["tree", "other"]],
     ],
 )
-def test_members_that_cannot_be_are_refused(members: Any) -> None:
+def test_invalid_members_are_refused(members: Any) -> None:
     other = CASCADE | {"name": "other"}
     with pytest.raises(EngineConfigError, match="members") as caught:
         parse_specs([SUFFIX, DRAFT, other, CASCADE | {"members": members}])
@@ -205,16 +206,27 @@ def test_a_cascade_without_members_is_refused() -> None:
         (DRAFT | {"model": None}, "model"),
         (NGRAM | {"unknown": 1}, "unknown"),
         (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min"),
         (SUFFIX | {"suffix_decoding_min_token_prob": 2}, "suffix_decoding_min_token_prob"),
+        (DRAFT | {"draft_sampling": "warm"}, "draft_sampling"),
+        (DRAFT | {"verification": "block"}, "verification"),
+        (DRAFT | {"draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size"),
     ],
 )
-def test_a_refusal_knows_its_field(fields: dict[str, Any], field: str) -> None:
+def test_an_error_has_the_field_at_fault(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(EngineConfigError) as caught:
         parse_spec(fields)
     assert caught.value.field == field
 
 
-def test_what_a_cascade_needs_is_what_its_members_need() -> None:
+@pytest.mark.parametrize("name", [known.name for known in fields_of(Capabilities)])
+def test_the_union_of_capabilities_has_every_one_of_either(name: str) -> None:
+    none, one = Capabilities(), Capabilities(**{name: True})
+    assert none | none == none
+    assert none | one == one | none == one | one == one
+
+
+def test_a_cascade_has_the_capabilities_of_its_members() -> None:
     specs = parse_specs(
         [SUFFIX, NGRAM, DRAFT, CASCADE, CASCADE | {"name": "b", "members": ["tree", "lookup"]}]
     )

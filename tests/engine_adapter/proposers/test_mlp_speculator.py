@@ -1,4 +1,4 @@
-"""The MLP speculator drafts what its source's formulas say, from every published form."""
+"""The MLP speculator against its source's formulas, for every published checkpoint form."""
 
 import math
 from dataclasses import replace
@@ -33,9 +33,9 @@ def load(heads: Heads, folder: Path, target: RandomTarget, k: int = 1) -> Propos
 
 
 def reference(heads: Heads, hidden: torch.Tensor, newest: int, k: int, rank: int = 0) -> list[int]:
-    """One row, one step after the other, in float64, after arXiv 2404.19124 and its code.
+    """The drafts of one row, step by step in float64, as in arXiv 2404.19124 and its code.
 
-    Each token is the likeliest, or as much further down as `rank` says.
+    Each token is the one of this `rank`; 0 is the most likely token.
     """
     config = heads.config
     n, inner = config["n_predict"], config["inner_dim"] or config["emb_dim"]
@@ -67,7 +67,7 @@ def reference(heads: Heads, hidden: torch.Tensor, newest: int, k: int, rank: int
 @pytest.mark.parametrize("scale_input", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("inner_dim", [0, 24])
 @pytest.mark.parametrize("n_predict", [1, 3, 5])
-def test_rows_of_every_k_are_drafted_as_the_formulas_say(
+def test_drafts_for_every_k_equal_the_formulas(
     tmp_path: Path, tied: bool, scale_input: bool, inner_dim: int, n_predict: int
 ) -> None:
     target = RandomTarget()
@@ -83,7 +83,7 @@ def test_rows_of_every_k_are_drafted_as_the_formulas_say(
     assert drafts.catchup_tokens == 0
 
 
-def test_what_a_sampler_draws_is_drafted_and_gone_on_from(tmp_path: Path) -> None:
+def test_the_tokens_that_the_sampler_draws_are_fed_to_the_next_step(tmp_path: Path) -> None:
     target, heads, sampler = RandomTarget(), mlp_speculator(), SecondBest()
     ks = [3, 1, 3, 2]
     given = replace(batch(ROWS, k=ks, hidden_of=target.hidden_of), sampling=sampler)
@@ -94,10 +94,10 @@ def test_what_a_sampler_draws_is_drafted_and_gone_on_from(tmp_path: Path) -> Non
         q = drafts.probabilities[i]
         assert q.shape == (k, VOCABULARY)
         assert q.topk(2).indices[:, 1].tolist() == drafts.tokens[i]
-    assert sampler.asked == [(depth, [0, 1, 2, 3]) for depth in range(3)]
+    assert sampler.calls == [(depth, [0, 1, 2, 3]) for depth in range(3)]
 
 
-def test_the_newest_token_counts(tmp_path: Path) -> None:
+def test_drafts_depend_on_the_newest_token(tmp_path: Path) -> None:
     target = RandomTarget()
     rows = {str(token): [1, 2, 3, token] for token in range(20)}
     given = batch(rows, k=3, hidden_of=target.hidden_of)
@@ -105,7 +105,7 @@ def test_the_newest_token_counts(tmp_path: Path) -> None:
     assert len({tuple(row) for row in drafts.tokens}) > 5
 
 
-def test_a_k_beyond_n_predict_is_cut_to_it(tmp_path: Path) -> None:
+def test_drafts_are_limited_to_n_predict(tmp_path: Path) -> None:
     target = RandomTarget()
     proposer = load(mlp_speculator(n_predict=3), tmp_path, target)
     given = batch(ROWS, k=[9, 2, 3, 9], hidden_of=target.hidden_of)
@@ -113,7 +113,7 @@ def test_a_k_beyond_n_predict_is_cut_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", ["under another step's name", "for every step"])
-def test_tied_tensors_are_found_however_they_are_stored(tmp_path: Path, stored: str) -> None:
+def test_tied_tensors_are_found_under_any_stored_name(tmp_path: Path, stored: str) -> None:
     target, heads = RandomTarget(), mlp_speculator(tied=True)
     given = batch(ROWS, k=3, hidden_of=target.hidden_of)
     wanted = load(heads, tmp_path / "once", target).propose(given).tokens
@@ -130,7 +130,7 @@ def test_tied_tensors_are_found_however_they_are_stored(tmp_path: Path, stored: 
     assert proposer.weights_bytes == sum(tensor.nbytes for tensor in heads.tensors.values())
 
 
-def test_weights_take_the_targets_dtype_and_are_counted(tmp_path: Path) -> None:
+def test_weights_have_the_targets_dtype_and_are_counted(tmp_path: Path) -> None:
     heads = mlp_speculator()
     total = sum(tensor.numel() for tensor in heads.tensors.values())
     narrow = RandomTarget(dtype=torch.bfloat16)
@@ -153,19 +153,19 @@ REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"tie_weights": "yes"}, "tie_weights", ("true or false", "yes")),
     ({"scale_input": 1}, "scale_input", ("true or false", "1")),
 ]
-"""Fields that are changed, the field to be named, and what else to be said."""
+"""Changed fields, the field in the error, and other words in it."""
 
 
-@pytest.mark.parametrize(("changes", "named", "said"), REFUSED, ids=lambda value: str(value)[:40])
-def test_a_configuration_that_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, Any], named: str, said: tuple[str, ...]
+@pytest.mark.parametrize(("changes", "named", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_an_unfit_configuration_is_refused(
+    tmp_path: Path, changes: dict[str, Any], named: str, words: tuple[str, ...]
 ) -> None:
     heads = mlp_speculator()
     heads.config |= changes
     with pytest.raises(ValueError, match=f"config.json: {named} ") as caught:
         load(heads, tmp_path, RandomTarget())
     assert str(tmp_path) in str(caught.value)
-    assert all(word in str(caught.value) for word in said)
+    assert all(word in str(caught.value) for word in words)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_missing_tensor_is_named_with_its_file(
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("part", ["emb", "proj", "head", "ln"])
-def test_a_tensor_of_another_shape_is_named_with_both(
+def test_a_wrong_shape_is_named_with_the_expected_one(
     tmp_path: Path, tied: bool, part: str
 ) -> None:
     heads = mlp_speculator(tied=tied)
@@ -202,13 +202,13 @@ def test_a_tensor_of_another_shape_is_named_with_both(
         load(heads, tmp_path, RandomTarget())
 
 
-def test_untied_weights_of_a_tied_configuration_keep_their_places(tmp_path: Path) -> None:
+def test_a_tensor_of_a_step_beyond_n_predict_is_refused(tmp_path: Path) -> None:
     heads = mlp_speculator(tied=False, n_predict=2)
     heads.tensors["speculator.emb.2.weight"] = heads.tensors["speculator.emb.0.weight"].clone()
     with pytest.raises(ValueError, match=r"speculator\.emb\.2\.weight is not expected"):
         load(heads, tmp_path, RandomTarget())
 
 
-def test_more_k_than_n_predict_is_refused_with_both(tmp_path: Path) -> None:
+def test_a_k_above_n_predict_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"num_speculative_tokens must be at most 3.*it is 4"):
         load(mlp_speculator(n_predict=3), tmp_path, RandomTarget(), k=4)

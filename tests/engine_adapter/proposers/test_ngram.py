@@ -1,4 +1,4 @@
-"""Prompt lookup against a brute-force reference, and against vLLM's own."""
+"""Prompt lookup against a brute-force reference and against vLLM's."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ BOUNDS = st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda p: (p[0], p[
 
 
 def reference(tokens: list[int], min_n: int, max_n: int, k: int) -> list[int]:
-    """The definition, word for word: longest n-gram first, then the earliest match."""
+    """The definition: longest n-gram first, then the earliest match."""
     for n in range(max_n, min_n - 1, -1):
         for end in range(n, len(tokens)):
             if tokens[end - n : end] == tokens[-n:]:
@@ -30,13 +30,11 @@ def drafts(tokens: list[int], min_n: int, max_n: int, k: int) -> list[int]:
 @example([1, 1], (1, 5), 3)
 @example([1, 1, 1], (2, 2), 3)
 @example([1, 2, 1, 2, 1, 2], (2, 4), 1)
-def test_drafts_are_those_of_the_definition(
-    tokens: list[int], bounds: tuple[int, int], k: int
-) -> None:
+def test_drafts_equal_the_definition(tokens: list[int], bounds: tuple[int, int], k: int) -> None:
     assert drafts(tokens, *bounds, k) == reference(tokens, *bounds, k)
 
 
-def test_drafts_are_those_of_the_definition_over_thousands_of_rows() -> None:
+def test_drafts_of_thousands_of_rows_equal_the_definition() -> None:
     rng = np.random.default_rng(0)
     matched = 0
     for _ in range(5000):
@@ -57,17 +55,17 @@ def test_the_earliest_of_equal_matches_wins() -> None:
     assert drafts([1, 2, 3, 1, 2, 4, 1, 2], 2, 2, 1) == [3]
 
 
-def test_no_draft_lies_behind_the_rows_end() -> None:
+def test_a_draft_ends_with_the_row() -> None:
     assert drafts([8, 8, 8], 1, 5, 5) == [8]
     assert drafts([1, 2, 1, 2], 1, 2, 8) == [1, 2]
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3, 4]])
-def test_a_row_without_a_repetition_gets_nothing(tokens: list[int]) -> None:
+def test_a_row_without_a_repetition_gets_no_draft(tokens: list[int]) -> None:
     assert drafts(tokens, 1, 5, 5) == []
 
 
-def test_a_match_below_the_minimum_is_none() -> None:
+def test_a_match_shorter_than_the_minimum_is_ignored() -> None:
     assert drafts([3, 1, 4, 1], 2, 5, 5) == []
 
 
@@ -78,18 +76,18 @@ def test_the_continuation_is_an_int32_view_of_the_row() -> None:
     assert found.dtype == missed.dtype == np.int32
 
 
-def test_rows_are_looked_up_in_themselves_alone_and_each_to_its_own_k() -> None:
+def test_each_row_is_searched_by_itself_and_has_its_own_k() -> None:
     rows = {"a": [1, 2, 3, 4, 1, 2], "b": [3, 4], "c": [5, 6, 5, 6, 5, 6]}
     proposed = NgramProposer(2, 5).propose(batch(rows, k=[1, 4, 3], scattered=True)).tokens
     assert [list(row) for row in proposed] == [[3], [], [5, 6]]
 
 
-def test_proposed_tokens_are_plain_integers() -> None:
+def test_draft_tokens_are_python_integers() -> None:
     (row,) = NgramProposer(1, 2).propose(batch({"a": [1, 2, 1]})).tokens
     assert all(type(token) is int for token in row)
 
 
-def test_its_options_reach_the_proposer() -> None:
+def test_the_options_reach_the_proposer() -> None:
     spec = parse_spec({"name": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 3})
     from engine_adapter.proposers.ngram import METHOD
 
@@ -99,7 +97,7 @@ def test_its_options_reach_the_proposer() -> None:
 
 
 @pytest.mark.vllm
-def test_drafts_are_vllms() -> None:
+def test_drafts_equal_those_of_vllm() -> None:
     from vllm.v1.spec_decode.ngram_proposer import (
         _find_longest_matched_ngram_and_propose_tokens as theirs,
     )

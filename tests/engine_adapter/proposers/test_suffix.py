@@ -1,4 +1,4 @@
-"""Suffix decoding: late feeding, lag, and the life of a request's trees."""
+"""Suffix decoding: catch-up, lag, and the lifetime of a request's trees."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,13 +22,13 @@ def proposer(**options: Any) -> SuffixProposer:
 def step(
     suffix: SuffixProposer, tokens: Sequence[int], k: int = 8, prompt: int = 4, name: str = "r"
 ) -> list[int]:
-    """One row, alone in its batch."""
+    """The drafts of a batch with one row."""
     (row,) = suffix.propose(batch({name: tokens}, k=k, prompt=prompt)).tokens
     return list(row)
 
 
 def growing_row(rng: np.random.Generator, steps: int, prompt: int) -> list[list[int]]:
-    """A row's committed tokens at the end of each step: repetitive, 1 to 4 tokens a step."""
+    """A row's committed tokens after each step: repetitive, 1 to 4 new tokens per step."""
     tokens = rng.integers(0, 4, prompt).tolist()
     lengths = []
     for _ in range(steps):
@@ -42,7 +42,7 @@ def test_a_repeated_pattern_is_drafted() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_row_fed_late_drafts_as_one_fed_all_along(seed: int) -> None:
+def test_drafts_after_catch_up_equal_those_without_a_lag(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = growing_row(rng, steps=12, prompt=6)
     here = sorted(rng.choice(12, 5, replace=False).tolist())
@@ -53,17 +53,17 @@ def test_a_row_fed_late_drafts_as_one_fed_all_along(seed: int) -> None:
         if i in here:
             assert step(switched, tokens, prompt=6) == expected
             drafted += len(expected)
-    assert drafted, "rows that draft nothing would compare nothing"
+    assert drafted, "without drafts the test compares nothing"
 
 
-def test_what_a_row_gained_meanwhile_reaches_the_trees_of_others() -> None:
+def test_the_new_tokens_of_a_row_reach_the_shared_tree() -> None:
     suffix = proposer()
     step(suffix, [1, 2, 3, 4, 5], name="author")
     step(suffix, [1, 2, 3, 4, 5, *PATTERN], name="author")
     assert step(suffix, [9, 8, 7, 6, 11, 12], k=2, name="reader") == [13, 14]
 
 
-def test_a_lag_is_counted_once_and_only_when_there_is_one() -> None:
+def test_a_lag_is_counted_once() -> None:
     suffix, lags = proposer(), []
     tokens = list(range(1, 40))
     for length, computed in ((5, 0), (7, 4), (8, 6), (20, 18), (21, 19)):
@@ -80,19 +80,19 @@ def test_a_lag_is_summed_over_rows() -> None:
     assert suffix.propose(rows).catchup_tokens == (8 - 5) + (11 - 6)
 
 
-def test_a_row_taken_over_from_another_proposer_lags_by_what_was_generated() -> None:
+def test_a_row_of_another_proposer_lags_by_its_generated_tokens() -> None:
     suffix = proposer()
     assert suffix.propose(batch({"r": range(10)}, prompt=4, computed=[9])).catchup_tokens == 5
 
 
-def test_each_row_keeps_to_its_own_k() -> None:
+def test_no_row_gets_more_drafts_than_its_own_k() -> None:
     rows = dict.fromkeys("abc", PATTERN * 3)
     proposed = proposer().propose(batch(rows, k=[1, 5, 3], prompt=4, scattered=True)).tokens
     assert [len(row) for row in proposed] == [1, 5, 3]
     assert [list(row) for row in proposed] == [PATTERN[:1], PATTERN[:5], PATTERN[:3]]
 
 
-def test_a_large_k_is_bounded_by_the_match() -> None:
+def test_drafts_are_bounded_by_the_match_if_k_is_large() -> None:
     drafts = step(proposer(suffix_decoding_max_tree_depth=8), PATTERN * 8, k=200)
     assert 0 < len(drafts) <= 8
 
@@ -103,13 +103,13 @@ def test_the_spec_factor_bounds_drafts_by_the_matched_length() -> None:
     assert len(step(proposer(suffix_decoding_max_spec_factor=1.0), row)) == 2
 
 
-def test_a_high_probability_threshold_leaves_unsure_tokens_out() -> None:
+def test_a_high_probability_threshold_drops_uncertain_tokens() -> None:
     row = [1, 2, 1, 3, 1, 4, 1]
     assert step(proposer(suffix_decoding_min_token_prob=0.9), row, prompt=2) == []
     assert step(proposer(suffix_decoding_min_token_prob=0.1), row, prompt=2) != []
 
 
-def test_forget_frees_the_rows_own_trees_and_may_be_repeated() -> None:
+def test_forget_frees_the_requests_own_trees_and_can_be_repeated() -> None:
     suffix = proposer()
     step(suffix, PATTERN * 2)
     assert list(suffix._cache.active_requests) == ["r"]
@@ -119,20 +119,20 @@ def test_forget_frees_the_rows_own_trees_and_may_be_repeated() -> None:
     assert not suffix._fed
 
 
-def test_outputs_of_ended_requests_still_help_new_ones() -> None:
+def test_outputs_of_ended_requests_are_drafted_for_new_ones() -> None:
     suffix = proposer()
     step(suffix, [1, 2, 3, 4, *PATTERN], name="ended")
     suffix.forget(["ended"])
     assert step(suffix, [9, 8, 7, 6, 11, 12], k=2, name="new") == [13, 14]
 
 
-def test_without_a_shared_tree_requests_do_not_see_each_other() -> None:
+def test_without_a_shared_tree_requests_do_not_share_outputs() -> None:
     suffix = proposer(suffix_decoding_max_cached_requests=0)
     step(suffix, [1, 2, 3, 4, *PATTERN], name="ended")
     assert step(suffix, [9, 8, 7, 6, 11, 12], name="new") == []
 
 
-def test_a_request_id_used_again_starts_from_its_new_prompt() -> None:
+def test_a_reused_request_id_starts_from_its_new_prompt() -> None:
     suffix = proposer(suffix_decoding_max_cached_requests=0)
     step(suffix, PATTERN * 3)
     suffix.forget(["r"])
@@ -140,5 +140,5 @@ def test_a_request_id_used_again_starts_from_its_new_prompt() -> None:
     assert step(suffix, again, k=2) == step(proposer(), again, k=2) == [23, 24]
 
 
-def test_proposed_tokens_are_plain_integers() -> None:
+def test_draft_tokens_are_python_integers() -> None:
     assert all(type(token) is int for token in step(proposer(), PATTERN * 3))

@@ -1,4 +1,4 @@
-"""The worked example of docs/writing-a-proposer.md, done as the page says."""
+"""The worked example of docs/writing-a-proposer.md, carried out as described there."""
 
 import json
 import re
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/writing-a-proposer.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with the example's file, its catalog entry and its test."""
+    """A copy of the project with the example's file, its entry in `METHODS` and its test."""
     root = tmp_path_factory.mktemp("tree")
     for part in ("engine_adapter", "tests/engine_adapter/proposers"):
         shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -26,18 +26,18 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     proposers, tests = root / "engine_adapter/proposers", root / "tests/engine_adapter/proposers"
     (proposers / "cycle.py").write_text(method)
     (tests / "test_cycle.py").write_text(test)
-    catalog = (proposers / "methods.py").read_text("utf-8")
+    methods = (proposers / "methods.py").read_text("utf-8")
     entries = "METHODS: tuple[ProposerMethod, ...] = (\n"
-    assert catalog.count(entries) == 1
-    entered = catalog.replace(
+    assert methods.count(entries) == 1
+    extended = methods.replace(
         entries, f"from engine_adapter.proposers import cycle\n\n{entries}    cycle.METHOD,\n"
     )
-    (proposers / "methods.py").write_text(entered)
+    (proposers / "methods.py").write_text(extended)
     return root
 
 
 def run(tree: Path, *command: str) -> str:
-    """Runs Python in the copy; returns what it printed."""
+    """Runs Python in the copy. Returns its output."""
     done = subprocess.run(
         [sys.executable, *command], cwd=tree, capture_output=True, text=True, timeout=240
     )
@@ -45,7 +45,7 @@ def run(tree: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_example_passes_its_own_test_and_the_contracts(tree: Path) -> None:
+def test_the_example_passes_its_own_test_and_the_contract_tests(tree: Path) -> None:
     tests = "tests/engine_adapter/proposers"
     printed = run(
         tree,
@@ -57,7 +57,7 @@ def test_the_example_passes_its_own_test_and_the_contracts(tree: Path) -> None:
     assert int(passed[1]) > 15, printed
 
 
-def test_the_examples_configuration_is_taken(tree: Path) -> None:
+def test_the_examples_configuration_is_accepted(tree: Path) -> None:
     (configured,) = blocks(PAGE, "json")
     program = (
         "import json, sys; from engine_adapter.proposers.methods import parse_spec\n"
@@ -68,7 +68,7 @@ def test_the_examples_configuration_is_taken(tree: Path) -> None:
         assert repr(value) in printed
 
 
-def test_the_example_refuses_what_it_says_it_refuses(tree: Path) -> None:
+def test_the_example_refuses_an_invalid_option(tree: Path) -> None:
     program = (
         "from engine_adapter.errors import EngineConfigError\n"
         "from engine_adapter.proposers.methods import parse_spec\n"

@@ -176,7 +176,7 @@ async def test_heads_that_do_not_fit_are_refused_and_leave_nothing(
 async def test_weights_that_cannot_be_read_are_refused_by_the_worker_and_leave_nothing(
     engine: Live, tmp_path: Path
 ) -> None:
-    spoilt = heads.medusa(hidden=256, vocabulary=2048, kept=64)
+    spoilt = heads.medusa(hidden=256, vocabulary=2048, token_map=64)
     spoilt.tensors["token_map"][0] = 5000
     before = await engine.engine.proposers()
     with pytest.raises(EngineConfigError, match=r"model\.safetensors: token_map"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_adapter.proposers.batch import DraftBatch, DraftRows, Drafts
+from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Ints, PassInputs
 from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenStateCache
@@ -95,7 +95,7 @@ class PagedHead(PagedDraftModel):
     # -- drafting ----------------------------------------------------------------------------
 
     def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
-        """See `DraftModel.draft`.
+        """See `PagedDraftModel._draft`.
 
         Rows that share a block and go on behind it with different tokens are drafted for one
         after the other, since they need its last slot differently. It takes a prefix that was
@@ -105,10 +105,10 @@ class PagedHead(PagedDraftModel):
         ends = self._ledger.ends(blocks, stop, batch.token_ids, batch.rows)
         waits = self._ledger.contested(ends, len(batch.rows))
         if waits.any():
-            drafts = DraftRows(len(batch.rows))
+            drafts = DraftCollector(len(batch.rows))
             for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
-                drafts.put(rows, self._draft(batch.select(rows), blocks[rows], stop[rows]))
-            return drafts.drafts()
+                drafts.set(rows, self._draft(batch.select(rows), blocks[rows], stop[rows]))
+            return drafts.collect()
         mended = self._mend(batch, blocks, stop, ends)
         drafted = super()._draft(batch, blocks, stop)
         return replace(drafted, catchup_tokens=drafted.catchup_tokens + mended)

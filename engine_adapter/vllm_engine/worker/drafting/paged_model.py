@@ -6,6 +6,7 @@ KV that drafting itself wrote is kept as far as the drafts were accepted, so a r
 lagged feeds one or two tokens, where vLLM's own draft model feeds k + 1 again.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ _NEVER = (-1, np.empty(0, np.int64))
 
 
 class PagedDraftModel:
-    """A `DraftModel` over vLLM's paged KV. Lives in a worker; every rank runs the same.
+    """A `Proposer`: a draft model over vLLM's paged KV. Every rank of the engine runs the same.
 
     Attributes:
         max_model_len: positions that the draft model knows; rows beyond it get no drafts.
@@ -100,7 +101,7 @@ class PagedDraftModel:
         if copies:
             self._ledger.copy(copies)
 
-    def forget(self, request_ids: list[str]) -> None:
+    def forget(self, request_ids: Sequence[str]) -> None:
         """The requests ended or lost their blocks: their drafts' KV is nobody's."""
         for request_id in request_ids:
             self._drafted.pop(request_id, None)
@@ -108,8 +109,12 @@ class PagedDraftModel:
     # -- drafting ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch) -> Drafts:
-        """See `DraftModel.draft`."""
+    def propose(self, batch: DraftBatch) -> Drafts:
+        """Drafts `batch.k[i]` tokens for each row.
+
+        KV that is missing for committed tokens is computed first, so drafts do not depend on
+        whether the row was switched, hit the prefix cache or was preempted.
+        """
         stop = self._stop(batch)
         with self._loaded.parallel():
             return self._draft(batch, self._blocks(batch.rows, int(stop.max())), stop)

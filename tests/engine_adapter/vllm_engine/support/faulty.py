@@ -72,7 +72,7 @@ class FaultyDraft:
 
     def propose(self, batch: DraftBatch) -> Drafts:
         self._calls += 1
-        drafts: Drafts = self._model.draft(batch)
+        drafts: Drafts = self._model.propose(batch)
         if self._calls in (3, 6, 9):
             raise RuntimeError("lost")
         return drafts
