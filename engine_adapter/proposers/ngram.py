@@ -69,15 +69,18 @@ class NgramProposer:
         """Nothing to drop: it has no state."""
 
 
-def _validate(spec: ProposerSpec) -> None:
-    low, high = spec.options["prompt_lookup_min"], spec.options["prompt_lookup_max"]
-    for name, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
+def check_lengths(spec: ProposerSpec, minimum: str, maximum: str) -> None:
+    """Raises `OptionError` unless the two options are n-gram lengths, 1 <= minimum <= maximum."""
+    low, high = spec.options[minimum], spec.options[maximum]
+    for option, value in ((minimum, low), (maximum, high)):
         if type(value) is not int or value < 1:
-            raise OptionError(name, f"must be an integer of at least 1, got {value!r}")
+            raise OptionError(option, f"must be an integer of at least 1, got {value!r}")
     if low > high:
-        raise OptionError(
-            "prompt_lookup_min", f"({low}) must not exceed prompt_lookup_max ({high})"
-        )
+        raise OptionError(minimum, f"({low}) must not exceed {maximum} ({high})")
+
+
+def _validate(spec: ProposerSpec) -> None:
+    check_lengths(spec, "prompt_lookup_min", "prompt_lookup_max")
 
 
 def _create(spec: ProposerSpec, host: DraftHost) -> NgramProposer:

@@ -14,13 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import (
-    Capabilities,
-    DraftHost,
-    OptionError,
-    ProposerMethod,
-    ProposerSpec,
-)
+from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
+from engine_adapter.proposers.ngram import check_lengths
 
 Tokens = npt.NDArray[np.int32]
 
@@ -120,14 +115,7 @@ class PredictionProposer:
 
 
 def _validate(spec: ProposerSpec) -> None:
-    low, high = spec.options["prediction_lookup_min"], spec.options["prediction_lookup_max"]
-    for name, value in (("prediction_lookup_min", low), ("prediction_lookup_max", high)):
-        if type(value) is not int or value < 1:
-            raise OptionError(name, f"must be an integer of at least 1, got {value!r}")
-    if low > high:
-        raise OptionError(
-            "prediction_lookup_min", f"({low}) must not exceed prediction_lookup_max ({high})"
-        )
+    check_lengths(spec, "prediction_lookup_min", "prediction_lookup_max")
 
 
 def _create(spec: ProposerSpec, host: DraftHost) -> PredictionProposer:

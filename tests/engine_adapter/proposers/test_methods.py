@@ -208,6 +208,8 @@ def test_a_cascade_without_members_is_refused() -> None:
         (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
         (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min"),
         (SUFFIX | {"suffix_decoding_min_token_prob": 2}, "suffix_decoding_min_token_prob"),
+        ({"name": "prediction", "prediction_lookup_max": 0}, "prediction_lookup_max"),
+        ({"name": "prediction", "prediction_lookup_min": 9}, "prediction_lookup_min"),
         (DRAFT | {"draft_sampling": "warm"}, "draft_sampling"),
         (DRAFT | {"verification": "block"}, "verification"),
         (DRAFT | {"draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size"),
