@@ -118,12 +118,12 @@ class Checkpoint:
         found = self.config.get(name)
         return CheckpointError(f"{self._config_path}: {name} {message}; it is {found!r}")
 
-    def check_k(self, k: int, limit: int, what: str) -> None:
-        """Raises `CheckpointError` if k is above `limit`, which is `what` of the checkpoint."""
+    def check_k(self, k: int, limit: int, meaning: str) -> None:
+        """Raises `CheckpointError` if k is above `limit`. The message has its `meaning`."""
         if k > limit:
             raise CheckpointError(
                 f"{self._config_path.parent}: num_speculative_tokens must be at most {limit}, "
-                f"{what}; it is {k}",
+                f"{meaning}; it is {k}",
                 "num_speculative_tokens",
             )
 

@@ -1,6 +1,9 @@
-"""`suffix`: suffix decoding. Drafts from suffix trees over the row and over earlier outputs.
+"""`suffix`: suffix decoding. Drafts from a suffix tree of the row and one of all outputs.
 
-Source: arXiv 2411.04975. The trees are those of Arctic Inference (package `arctic-inference`).
+Source: arXiv 2411.04975. The last tokens of the row are looked up in both trees. The draft is the
+most likely continuation there; of the two, the one with the better score wins. It is at most
+`suffix_decoding_max_spec_factor` times as long as the match. The trees are those of Arctic
+Inference (package `arctic-inference`), which keeps the outputs of ended requests.
 """
 
 from collections.abc import Sequence

@@ -126,7 +126,7 @@ def test_tied_tensors_are_found_under_any_stored_name(tmp_path: Path, stored: st
     assert tensors.keys() != heads.tensors.keys()
     proposer = load(Heads(heads.config, tensors), tmp_path / "otherwise", target)
     assert proposer.propose(given).tokens == wanted
-    # What is stored several times is held once.
+    # A tensor that is stored several times is loaded once.
     assert proposer.weights_bytes == sum(tensor.nbytes for tensor in heads.tensors.values())
 
 
