@@ -1,1 +1,1 @@
-"""The engines behind the gateway, and the plain types that cross the seam to them."""
+"""The engines, and the seam through which the gateway uses them."""

@@ -1,6 +1,6 @@
-"""The configuration that an engine is built from, and the rules that every engine shares.
+"""The configuration that an engine is built from, and the rules that all engines share.
 
-It imports no engine, so both the gateway's settings and the engines can import it.
+This module imports no engine: the gateway's settings and the engines import it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ RESERVED_ARGUMENTS = {
     "disable_log_stats": "the metrics are made from these statistics",
     "stat_loggers": "the statistics go to Specgate's metrics",
 }
-"""Engine arguments that Specgate sets itself, with the reason; they cannot be given."""
+"""Engine arguments that users cannot set because Specgate sets them, each with the reason."""
 
 MIN_CAPACITY = 5
-"""The draft capacity where nothing asks for more, so that proposers can come later."""
+"""The least default of the draft capacity: it leaves room for proposers that are loaded later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class RestartPolicy:
     """When a dead engine process is replaced.
 
     Attributes:
-        first_delay_s: wait before the first attempt; it doubles with each further one.
-        max_delay_s: the longest wait.
-        limit: attempts within `window_s` seconds, after which it is given up; 0 never tries.
+        first_delay_s: delay before the first attempt; each further attempt doubles it.
+        max_delay_s: the longest delay.
+        limit: the most attempts within `window_s` seconds; 0 never replaces a process.
     """
 
     first_delay_s: float = 1.0
@@ -45,7 +45,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine is built from; `server.settings` makes one.
+    """The settings of an engine; `server.settings` makes one.
 
     Attributes:
         model: the target's path or id.
@@ -53,9 +53,9 @@ class EngineConfig:
         proposers: in the order given; may be empty. `create_engine` adds `prediction`.
         max_speculative_tokens: the draft capacity; `None` is the largest k, at least
             `MIN_CAPACITY`.
-        arguments: the engine's own arguments by vLLM's field names, set ones only.
+        arguments: the engine arguments that are set, by vLLM's field names.
         log_level: of the engine process.
-        restart: when a dead process is replaced; the fake engine's is not.
+        restart: when a dead process is replaced; the fake engine has none.
         lora_modules: the LoRA adapters at start, name -> path; needs `enable_lora`.
     """
 
@@ -70,7 +70,7 @@ class EngineConfig:
 
 
 def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: int | None) -> int:
-    """The most draft tokens of any step: the setting, or the largest k, at least `MIN_CAPACITY`.
+    """The most draft tokens per row and step: the setting, or the largest k and `MIN_CAPACITY`.
 
     Raises:
         EngineConfigError: a proposer's k is above the setting.
@@ -82,7 +82,7 @@ def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: in
         if spec.num_speculative_tokens > max_speculative_tokens:
             raise EngineConfigError(
                 "proposer",
-                f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, more than "
+                f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, above "
                 f"max_speculative_tokens, {max_speculative_tokens}",
             )
     return max_speculative_tokens

@@ -1,4 +1,4 @@
-"""Statistics of speculative decoding: of a request and of an engine step. Plain seam types."""
+"""Statistics of speculative decoding, for a request and for an engine step. Plain seam types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from itertools import zip_longest
 
 @dataclass(frozen=True, slots=True)
 class ProposerCounts:
-    """What one proposer did for one request, or in one step for all.
+    """The drafts of one proposer, for one request or for all requests of one step.
 
     Attributes:
-        drafts: verification steps that held its drafts.
+        drafts: drafts verified: one for each row of each step that had draft tokens.
         drafted: draft tokens verified.
-        accepted: draft tokens kept.
-        accepted_per_position: entry i counts the steps that kept the draft at position i;
+        accepted: draft tokens accepted.
+        accepted_per_position: entry i counts the drafts whose token at position i was accepted;
             it falls from left to right and sums to `accepted`.
-        emitted: tokens emitted by the steps that verified its drafts, the bonus token included.
+        emitted: tokens that the verifying rows emitted, with the bonus tokens.
     """
 
     drafts: int = 0
@@ -26,7 +26,7 @@ class ProposerCounts:
     emitted: int = 0
 
     def __add__(self, other: "ProposerCounts") -> "ProposerCounts":
-        """The counts of both together."""
+        """The sum, field by field."""
         mine, theirs = self.accepted_per_position, other.accepted_per_position
         return ProposerCounts(
             drafts=self.drafts + other.drafts,
@@ -39,10 +39,10 @@ class ProposerCounts:
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
-    """A request's speculation so far; cumulative, so that the last one is the whole.
+    """A request's statistics, cumulative from its first step.
 
     Attributes:
-        decode_steps: steps that emitted tokens, the first one (end of prefill) left out.
+        decode_steps: steps that emitted tokens, without the first one (the end of prefill).
         decode_tokens: the tokens that those steps emitted.
         by_proposer: the counts of every proposer that drafted for the request.
     """
@@ -52,7 +52,7 @@ class SpecStats:
     by_proposer: Mapping[str, ProposerCounts] = field(default_factory=dict)
 
     def __add__(self, other: "SpecStats") -> "SpecStats":
-        """The statistics of both together."""
+        """The sum, field by field and proposer by proposer."""
         by_proposer = dict(self.by_proposer)
         for name, counts in other.by_proposer.items():
             by_proposer[name] = by_proposer.get(name, ProposerCounts()) + counts
@@ -80,11 +80,11 @@ class StepReport:
 
     Attributes:
         seconds: from the step's scheduling to its outputs.
-        verified: counts of this step by proposer; `none` holds what was emitted without drafts.
-        draft_seconds: time in each proposer that drafted.
-        drafted: tokens that each of them drafted in this step, to be verified in the next.
-        catchup_tokens: positions each proposer caught up before it drafted.
-        faults: proposers that failed in this step, and why.
+        verified: the step's counts by proposer; `none` has the tokens emitted without drafts.
+        draft_seconds: seconds spent in each proposer that drafted.
+        drafted: tokens that each proposer drafted in this step; the next step verifies them.
+        catchup_tokens: positions whose KV each proposer computed before it drafted.
+        faults: proposers that failed in this step, each with the cause.
         quarantined: proposers that this step quarantined.
     """
 

@@ -1,18 +1,18 @@
-"""What can go wrong in an engine. No HTTP here: `server.errors` maps these to responses.
+"""The exceptions of the seam. There is no HTTP here: `server.errors` maps them to responses.
 
 EngineError
 ├── EngineConfigError   a setting cannot work (before or during the start)
-├── EngineStartError    loading failed
-├── EngineNotReady      asked before the start has ended
-├── EngineDead          the engine process is gone
-├── ProposerRefused     a proposer cannot be loaded or unloaded as things are
-├── LoraRefused      a LoRA adapter cannot be loaded or unloaded as things are
-└── InvalidRequest      one request cannot be honoured; `param` names its field
+├── EngineStartError    the engine cannot be loaded
+├── EngineNotReady      a call came before the start had ended
+├── EngineDead          the engine process is dead
+├── ProposerRefused     a proposer cannot be loaded or unloaded in the current state
+├── LoraRefused         a LoRA adapter cannot be loaded or unloaded in the current state
+└── InvalidRequest      the engine cannot do what one request asks; `param` names its field
 """
 
 
 class EngineError(Exception):
-    """Base of everything that an engine raises on purpose."""
+    """Base of the exceptions that an engine raises on purpose."""
 
 
 class EngineConfigError(EngineError):
@@ -20,9 +20,9 @@ class EngineConfigError(EngineError):
 
     Attributes:
         setting: the setting's name as the user writes it, e.g. `proposer`.
-        message: what was wrong and what would be right.
-        field: for a setting that is an object, the field at fault, if it is one alone.
-        code: a short constant for programs where that field is missing or unknown:
+        message: the fault and the remedy.
+        field: for a setting that is an object, the one field at fault, if there is one.
+        code: a short constant for programs, if that field is missing or unknown:
             `missing_required_parameter` or `unknown_parameter`.
     """
 
@@ -37,7 +37,7 @@ class EngineConfigError(EngineError):
 
 
 class EngineStartError(EngineError):
-    """The engine could not be loaded, for a reason that is no setting's fault."""
+    """The engine could not be loaded, although its settings can work."""
 
 
 class EngineNotReady(EngineError):
@@ -45,10 +45,10 @@ class EngineNotReady(EngineError):
 
 
 class EngineDead(EngineError):
-    """The engine died; requests in flight are lost and say so. The message is for clients.
+    """The engine is dead; it raises this for every running request. The message is for clients.
 
     Attributes:
-        retry_after_s: seconds until another process should serve; `None` if none will.
+        retry_after_s: seconds until a new process should serve; `None` if there will be none.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
@@ -57,7 +57,7 @@ class EngineDead(EngineError):
 
 
 class ProposerRefused(EngineError):
-    """A proposer cannot be loaded or unloaded as things are; nothing changed.
+    """A proposer cannot be loaded or unloaded in the current state; nothing changed.
 
     Attributes:
         code: a short constant for programs: `proposer_not_found`, `proposer_exists`,
@@ -70,7 +70,7 @@ class ProposerRefused(EngineError):
 
 
 class LoraRefused(EngineError):
-    """A LoRA adapter cannot be loaded or unloaded as things are; nothing changed.
+    """A LoRA adapter cannot be loaded or unloaded in the current state; nothing changed.
 
     Attributes:
         code: a short constant for programs: `adapter_not_found`, `adapter_exists`,
@@ -83,7 +83,7 @@ class LoraRefused(EngineError):
 
 
 class InvalidRequest(EngineError):
-    """A request that the engine cannot honour.
+    """The engine cannot do what a request asks.
 
     Attributes:
         param: the request's field, as on the wire.

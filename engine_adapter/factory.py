@@ -1,4 +1,4 @@
-"""Engine name -> engine. The engine's libraries are imported when it is created."""
+"""Creates an engine by name. Only then are the engine's modules imported."""
 
 from dataclasses import replace
 
@@ -15,10 +15,16 @@ ENGINES = ("vllm", "fake")
 def create_engine(
     name: str, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
 ) -> Engine:
-    """Builds the engine called `name`, not yet started.
+    """Builds an engine without starting it.
 
-    `registry` gets the engine's own metrics (the `vllm:` names); `observer` gets its steps.
-    Raises `ValueError` for a name that is not in `ENGINES`, and `EngineConfigError`.
+    Args:
+        name: one of `ENGINES`.
+        registry: gets the engine's own metrics, the `vllm:` names.
+        observer: gets the engine's reports.
+
+    Raises:
+        ValueError: `name` is not in `ENGINES`.
+        EngineConfigError: a setting cannot work.
     """
     capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
     config = replace(config, proposers=with_prediction(config.proposers, capacity))

@@ -1,8 +1,9 @@
-"""The seam between the gateway and an engine: the protocols that an engine implements and calls.
+"""The seam between the gateway and an engine.
 
-`engine_adapter.types` has the plain types that cross the seam, `engine_adapter.counts` the
-statistics. Nothing here imports torch, vLLM, FastAPI or pydantic. `vllm_engine` and `fake`
-implement `Engine`; the gateway knows no other part of them.
+The gateway calls an `Engine` and implements the `EngineObserver` that the engine calls. The types
+that cross the seam are in `engine_adapter.types`, the statistics in `engine_adapter.counts`, the
+exceptions in `engine_adapter.errors`. `vllm_engine` and `fake` implement `Engine`; the gateway uses
+nothing else of them. Nothing here imports torch, vLLM, FastAPI or pydantic.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -21,99 +22,109 @@ from engine_adapter.types import (
 
 
 class EngineObserver(Protocol):
-    """Takes an engine's reports, in order, on the event loop's thread. Must not block."""
+    """Gets an engine's reports, in order, on the event loop's thread. Must not block."""
 
     def on_step(self, report: StepReport) -> None:
-        """Counts one engine step."""
+        """Called after each engine step."""
 
     def on_restart(self, succeeded: bool) -> None:
-        """Counts an attempt to replace a dead engine process."""
+        """Called after each attempt to replace a dead engine process."""
 
 
 class Engine(Protocol):
-    """A target model and its proposers.
+    """A target model with its proposers and LoRA adapters.
 
-    `start` comes first and once; then everything else, concurrently, on one event loop; then
-    `stop`, which ends what still runs.
+    `start` is called once and first, `stop` last. Between them all methods may be called
+    concurrently, on one event loop.
     """
 
     @property
     def info(self) -> EngineInfo:
-        """What was started. Raises `EngineNotReady` before `start` has returned."""
+        """The started engine. Raises `EngineNotReady` before `start` has returned."""
         ...
 
     @property
     def failure(self) -> EngineDead | None:
-        """Why the engine is dead and when it should serve again; `None` while it can serve."""
+        """Why the engine is dead, and when it should serve again; `None` while it can serve."""
         ...
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
-        """Loads the models. `on_progress` gets a line for each stage.
+        """Loads the models.
+
+        Args:
+            on_progress: called with one line of text for each stage.
 
         Raises:
             EngineConfigError: a setting cannot work; the message names it.
-            EngineStartError: loading failed for another reason.
+            EngineStartError: the engine cannot be loaded for another reason.
         """
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        """Generates one sequence. Closing the generator is the one way to abort it.
+        """Generates one sequence. Closing the generator aborts it.
 
         Raises:
-            InvalidRequest: the engine cannot honour a field; nothing was started.
-            EngineDead: the engine is dead, or died before the sequence was whole.
+            InvalidRequest: the engine cannot do what a field asks; before the first delta.
+            EngineDead: the engine is dead, or died before the sequence ended.
+            EngineError: the engine could not finish this sequence.
         """
         ...
 
     async def switch(self, switch: Switch, *, running: bool) -> None:
-        """Makes the switch's method the default from the next step on.
+        """Applies a switch from the next step on.
 
-        With `running`, every live request that is not pinned takes it too; without, live
-        requests keep theirs.
+        Args:
+            switch: the new default method. Requests that are admitted later carry it themselves.
+            running: live requests that are not pinned change to it too; otherwise they keep
+                their method.
 
         Raises:
-            EngineDead: the engine is gone.
+            EngineDead: the engine is dead.
         """
         ...
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
-        """The loaded proposers with their present figures, and one that is being loaded."""
+        """The proposers with their current figures; one that is being loaded comes last."""
         ...
 
     async def load_proposer(self, fields: Mapping[str, Any]) -> ProposerInfo:
         """Loads a proposer while requests are served; no stream waits for its weights.
 
         Args:
-            fields: its JSON object, as `--proposer` takes it.
+            fields: the proposer's JSON object, as `--proposer` takes it.
 
         Raises:
-            EngineConfigError: a field, or a file of its weights, cannot work.
-            ProposerRefused: not as things are; nothing changed.
-            EngineDead: the engine is gone, or died meanwhile; nothing changed.
+            EngineConfigError: a field, or a file of the weights, cannot work.
+            ProposerRefused: it cannot be loaded in the current state; nothing changed.
+            EngineDead: the engine is dead, or died during the load; nothing changed.
         """
         ...
 
     async def unload_proposer(self, name: str) -> None:
-        """Unloads a proposer and frees its memory. The caller sees to it that nobody uses it.
+        """Unloads a proposer and frees its memory. No request may be using it.
 
         Raises:
-            ProposerRefused: there is no such proposer, or another one needs it.
-            EngineDead: the engine is gone; the next process does not load it.
+            ProposerRefused: it is not loaded, or cannot be unloaded in the current state.
+            EngineDead: the engine is dead; its next process does not load the proposer.
         """
         ...
 
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
-        """The LoRA adapters that requests may ask for."""
+        """The loaded LoRA adapters."""
         ...
 
     async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
         """Loads a LoRA adapter while requests are served.
 
+        Args:
+            name: how requests name it.
+            path: its folder, or its id on the hub.
+
         Raises:
-            EngineConfigError: what stands at `path` cannot be used.
-            LoraRefused: not as things are; nothing changed.
-            EngineDead: the engine is gone, or died meanwhile.
+            EngineConfigError: there is no usable adapter at `path`.
+            LoraRefused: it cannot be loaded in the current state; nothing changed.
+            EngineDead: the engine is dead, or died during the load; nothing changed.
         """
         ...
 
@@ -121,11 +132,11 @@ class Engine(Protocol):
         """Unloads a LoRA adapter that no request uses.
 
         Raises:
-            LoraRefused: there is none, or it is in use; nothing changed.
-            EngineDead: the engine is gone, and the adapter with it.
+            LoraRefused: it is not loaded, or requests use it; nothing changed.
+            EngineDead: the engine is dead; its next process does not load the adapter.
         """
         ...
 
     async def stop(self) -> None:
-        """Ends every sequence and frees the models. Safe to call twice."""
+        """Ends every sequence with `EngineDead` and frees the models. Safe to call twice."""
         ...

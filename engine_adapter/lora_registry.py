@@ -1,7 +1,7 @@
-"""The LoRA adapters that an engine holds: what may be loaded, and what is in use.
+"""The LoRA adapters of an engine: which are loaded, which may be loaded, and which are in use.
 
-An adapter is held until it is unloaded: the engine never holds more than it has room for, so no
-step reads one from the disk again, where it may be gone.
+There are never more than the engine can keep in memory. vLLM would otherwise evict one and read it
+from disk again in a step, where a missing file ends the process.
 """
 
 from collections import Counter
@@ -15,16 +15,16 @@ from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused
 from engine_adapter.types import LoraAdapter
 
 DEFAULT_MAX_LOADED = 16
-"""The most adapters that are loaded at a time if `max_cpu_loras` is not set."""
+"""The most adapters that can be loaded if `max_cpu_loras` is not set."""
 
 CONFIG_FILE = "adapter_config.json"
 
 
 class LoraRegistry:
-    """An engine's adapters, by name.
+    """The adapters of an engine, by name.
 
     Args:
-        arguments: the engine's: `enable_lora`, `max_loras`, `max_cpu_loras`.
+        arguments: the engine's arguments; `enable_lora`, `max_loras` and `max_cpu_loras` are read.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -32,22 +32,22 @@ class LoraRegistry:
         self._max_loaded = max_loaded(arguments)
         self._loading: set[str] = set()
         self._loaded: dict[str, LoraAdapter] = {}
-        self._users: Counter[int] = Counter()
-        # An id is never used again, so that nothing of an earlier adapter is taken for a later one.
+        self._num_users: Counter[int] = Counter()
+        # An id is never used again: no cache can mistake an adapter for an earlier one.
         self._ids = count(1)
 
     @property
     def loaded(self) -> tuple[LoraAdapter, ...]:
-        """The adapters, in the order in which they came."""
+        """The loaded adapters, in the order in which they were loaded."""
         return tuple(self._loaded.values())
 
     @contextmanager
     def loading(self, name: str, path: str) -> Iterator[LoraAdapter]:
-        """Gives the adapter that is loaded meanwhile an id, and holds it from the end on.
+        """Yields the adapter to load in the block; it is registered if the block succeeds.
 
         Raises:
-            LoraRefused: not as things are.
-            EngineConfigError: the folder holds no adapter.
+            LoraRefused: it cannot be loaded in the current state.
+            EngineConfigError: there is no adapter in the folder.
         """
         self._check(name, path)
         self._loading.add(name)
@@ -62,55 +62,59 @@ class LoraRegistry:
         self._check_enabled()
         known = {*self._loaded, *self._loading}
         if name in known:
-            raise LoraRefused("adapter_exists", f"There is an adapter {name!r} already.")
+            raise LoraRefused("adapter_exists", f"An adapter {name!r} is loaded already.")
         if len(known) >= self._max_loaded:
-            message = f"{len(known)} adapters are loaded; max_cpu_loras allows no more."
+            message = f"{len(known)} adapters are loaded, as many as max_cpu_loras allows."
             raise LoraRefused("no_room", message)
         folder = Path(path)
         if (folder.exists() or folder.is_absolute()) and not (folder / CONFIG_FILE).is_file():
-            message = f"{name}: {path!r} is no folder with a file {CONFIG_FILE}"
+            message = f"{name}: {path!r} is not a folder with a file {CONFIG_FILE}"
             raise EngineConfigError("lora_modules", message, "lora_path")
 
     def _check_enabled(self) -> None:
         if not self._enabled:
-            message = "LoRA is off; the server must be started with --enable-lora."
+            message = "LoRA is off; start the server with --enable-lora."
             raise LoraRefused("lora_disabled", message)
 
     def remove(self, name: str) -> LoraAdapter:
-        """Gives an adapter up that nobody uses; no request gets it from here on.
+        """Removes an adapter that no request uses; later requests cannot use it.
 
         Raises:
-            LoraRefused: LoRA is off, there is none, or requests use it.
+            LoraRefused: LoRA is off, the adapter is not loaded, or requests use it.
         """
         self._check_enabled()
         adapter = self._loaded.get(name)
         if adapter is None:
-            raise LoraRefused("adapter_not_found", f"There is no adapter {name!r}.")
-        if users := self._users[adapter.id]:
-            raise LoraRefused("adapter_in_use", f"{users} sequences that use it have not ended.")
+            raise LoraRefused("adapter_not_found", f"No adapter {name!r} is loaded.")
+        if users := self._num_users[adapter.id]:
+            raise LoraRefused("adapter_in_use", f"{users} running sequences use {name!r}.")
         return self._loaded.pop(name)
 
     def drop(self, adapter: LoraAdapter) -> None:
-        """Gives an adapter up that is not there any more, whoever uses it."""
+        """Removes an adapter that the engine has lost, even if requests use it."""
         self._loaded.pop(adapter.name, None)
 
     @contextmanager
     def used(self, adapter: LoraAdapter | None) -> Iterator[None]:
-        """A request uses the adapter, if it asks for one. Raises `InvalidRequest` if it is gone."""
+        """Marks the adapter as in use during the block; `None` is the base model.
+
+        Raises:
+            InvalidRequest: the adapter is no longer loaded.
+        """
         if adapter is None:
             yield
             return
         if adapter not in self._loaded.values():
             message = f"The model {adapter.name!r} was unloaded."
             raise InvalidRequest("model", message, "model_not_found")
-        self._users[adapter.id] += 1
+        self._num_users[adapter.id] += 1
         try:
             yield
         finally:
-            self._users[adapter.id] -= 1
+            self._num_users[adapter.id] -= 1
 
 
 def max_loaded(arguments: Mapping[str, Any]) -> int:
-    """How many adapters an engine with these arguments holds."""
+    """The most adapters that an engine with these arguments can have loaded."""
     given = arguments.get("max_cpu_loras")
     return int(given or max(int(arguments.get("max_loras") or 1), DEFAULT_MAX_LOADED))

@@ -1,4 +1,4 @@
-"""The proposers as the gateway's process knows them, and what may be loaded and unloaded."""
+"""The proposers of an engine: which are loaded, and which may be loaded or unloaded."""
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,24 @@ from engine_adapter.types import ProposerInfo, ProposerState
 _LATENCY_WINDOW = 256
 
 MemoryByRank = Sequence[Mapping[str, tuple[int, int]]]
-"""For each rank: proposer -> bytes of weights and of KV."""
+"""For each rank: proposer -> (bytes of weights, bytes of KV)."""
 
 
 class ProposerRegistry:
-    """Every proposer that is loaded, or on its way.
+    """The proposers that are loaded, and one that is being loaded.
+
+    Args:
+        specs: the proposers at start.
+        capacity: the draft capacity, the upper limit of every k.
 
     Attributes:
-        specs: those that are loaded; a new engine process starts with them.
-        loading: the one that is on its way.
-        infos: the loaded ones, without their latency.
+        specs: the loaded proposers; a new engine process starts with them.
+        loading: the proposer that is being loaded.
+        infos: the loaded proposers, without their latency.
     """
 
-    def __init__(self, specs: Sequence[ProposerSpec]) -> None:
+    def __init__(self, specs: Sequence[ProposerSpec], capacity: int) -> None:
+        self._capacity = capacity
         self.specs = tuple(specs)
         self.loading: ProposerSpec | None = None
         self.infos: tuple[ProposerInfo, ...] = ()
@@ -36,76 +41,77 @@ class ProposerRegistry:
             lambda: deque(maxlen=_LATENCY_WINDOW)
         )
 
-    def on_engine_started(self, held: MemoryByRank) -> None:
-        """A new process has loaded all of `specs`; whoever was quarantined begins anew."""
+    def on_engine_started(self, memory: MemoryByRank) -> None:
+        """A new process has loaded all of `specs`; none of them is quarantined in it."""
         self._latency.clear()
-        self.infos = tuple(_info(spec, held) for spec in self.specs)
+        self.infos = tuple(_info(spec, memory) for spec in self.specs)
 
     # -- loading and unloading, one at a time ------------------------------------------------
 
-    def check_load(self, fields: Mapping[str, Any], capacity: int) -> ProposerSpec:
+    def check_load(self, fields: Mapping[str, Any]) -> ProposerSpec:
         """The spec of a proposer that may be loaded now.
 
         Args:
-            fields: its JSON object.
-            capacity: the draft capacity, which no k may exceed.
+            fields: the proposer's JSON object.
 
         Raises:
             EngineConfigError: a field cannot work.
-            ProposerRefused: not as things are.
+            ProposerRefused: it cannot be loaded in the current state.
         """
-        self._refuse_two()
+        self._check_not_loading()
         spec = parse_spec(fields, self.specs)
         if spec.name in (known.name for known in self.specs):
-            raise ProposerRefused("proposer_exists", f"There is a proposer {spec.name!r} already.")
-        if spec.num_speculative_tokens > capacity:
+            raise ProposerRefused("proposer_exists", f"A proposer {spec.name!r} is loaded already.")
+        if spec.num_speculative_tokens > self._capacity:
             raise EngineConfigError(
                 "proposer",
-                f"num_speculative_tokens: {spec.num_speculative_tokens} is above {capacity}, the "
-                "engine's capacity; --max-speculative-tokens raises it at the next start",
+                f"num_speculative_tokens: {spec.num_speculative_tokens} is above the engine's "
+                f"draft capacity, {self._capacity}; restart the server with a larger "
+                "--max-speculative-tokens",
                 "num_speculative_tokens",
             )
         if get_method(spec.method).capabilities.draft_kv:
             raise ProposerRefused(
                 "needs_restart",
-                f"{spec.method} keeps KV of its own, which is reserved when the engine starts: "
-                f"give {spec.name!r} to --proposer and restart the server.",
+                f"{spec.method} keeps its own KV, which is reserved when the engine starts: "
+                f"add {spec.name!r} with --proposer and restart the server.",
             )
         return spec
 
     def check_unload(self, name: str) -> None:
         """Raises `ProposerRefused` unless the proposer may be unloaded now."""
-        self._refuse_two()
+        self._check_not_loading()
         known = {spec.name: spec for spec in self.specs}
         if name not in known:
-            raise ProposerRefused("proposer_not_found", f"There is no proposer {name!r}.")
+            raise ProposerRefused("proposer_not_found", f"No proposer {name!r} is loaded.")
         if get_method(known[name].method).capabilities.draft_kv:
             raise ProposerRefused(
                 "needs_restart",
-                f"{known[name].method} keeps KV of its own, which stays reserved while the engine "
-                f"runs: leave {name!r} out of --proposer and restart the server.",
+                f"{known[name].method} keeps its own KV, which stays reserved while the engine "
+                f"runs: remove {name!r} from --proposer and restart the server.",
             )
         for spec in self.specs:
             if name in spec.options.get("members", ()):
                 raise ProposerRefused(
-                    "proposer_in_use", f"{name!r} is a member of {spec.name!r}; unload that first."
+                    "proposer_in_use",
+                    f"{name!r} is a member of {spec.name!r}; unload {spec.name!r} first.",
                 )
 
-    def _refuse_two(self) -> None:
+    def _check_not_loading(self) -> None:
         if self.loading is not None:
             raise ProposerRefused(
                 "load_in_progress", f"{self.loading.name!r} is being loaded; try again later."
             )
 
-    def add(self, spec: ProposerSpec, held: MemoryByRank) -> ProposerInfo:
-        """A proposer was loaded."""
-        info = _info(spec, held)
+    def add(self, spec: ProposerSpec, memory: MemoryByRank) -> ProposerInfo:
+        """Registers a proposer that was loaded."""
+        info = _info(spec, memory)
         self.specs += (spec,)
         self.infos += (info,)
         return info
 
     def remove(self, name: str) -> None:
-        """A proposer is loaded no longer."""
+        """Removes a proposer and its latency."""
         self.specs = tuple(spec for spec in self.specs if spec.name != name)
         self.infos = tuple(info for info in self.infos if info.name != name)
         self._latency.pop(name, None)
@@ -125,16 +131,13 @@ class ProposerRegistry:
             )
 
     def snapshot(self) -> tuple[ProposerInfo, ...]:
-        """Every proposer with its latency, the one that is on its way last."""
+        """The proposers with their latency; the one that is being loaded comes last."""
         loaded = (
             replace(info, draft_latency_ms=self._latency_ms(info.name)) for info in self.infos
         )
-        coming = (
-            ()
-            if self.loading is None
-            else (replace(_info(self.loading), state=ProposerState.LOADING),)
-        )
-        return (*loaded, *coming)
+        if self.loading is None:
+            return tuple(loaded)
+        return (*loaded, replace(_info(self.loading), state=ProposerState.LOADING))
 
     def _latency_ms(self, name: str) -> float | None:
         steps = self._latency.get(name, ())
@@ -142,14 +145,14 @@ class ProposerRegistry:
         return 1e3 * sum(seconds for seconds, _ in steps) / tokens if tokens else None
 
 
-def _info(spec: ProposerSpec, held: MemoryByRank = ()) -> ProposerInfo:
-    of_ranks = [rank[spec.name] for rank in held if spec.name in rank]
+def _info(spec: ProposerSpec, memory: MemoryByRank = ()) -> ProposerInfo:
+    by_rank = [rank[spec.name] for rank in memory if spec.name in rank]
     return ProposerInfo(
         name=spec.name,
         method=spec.method,
         model=spec.model,
         num_speculative_tokens=spec.num_speculative_tokens,
-        tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE) or len(of_ranks) or 1,
-        weights_bytes=sum(weights for weights, _ in of_ranks),
-        kv_bytes=sum(kv for _, kv in of_ranks),
+        tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE) or len(by_rank) or 1,
+        weights_bytes=sum(weights for weights, _ in by_rank),
+        kv_bytes=sum(kv for _, kv in by_rank),
     )

@@ -1,7 +1,7 @@
-"""The plain, frozen types of the seam between the gateway and an engine.
+"""The plain, frozen types of the seam: methods, requests, deltas, proposers and engines.
 
-Nothing here imports torch, vLLM, FastAPI or pydantic. `engine_adapter.interface` has the protocols
-that exchange these types, `engine_adapter.counts` the statistics.
+The protocols that exchange them are in `engine_adapter.interface`, the statistics in
+`engine_adapter.counts`. Nothing here imports torch, vLLM, FastAPI or pydantic.
 """
 
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from enum import StrEnum
 from engine_adapter.counts import SpecStats
 
 NONE = "none"
-"""The name of plain decoding, wherever a proposer's name can stand."""
+"""The name of plain decoding, used like the name of a proposer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecMethod:
-    """A proposer and a draft length: the proposer's name or `none`, and k.
+    """A proposer and a draft length.
 
     Attributes:
-        proposer: a loaded proposer's name, or `NONE`.
-        num_speculative_tokens: k, at most the proposer's own; 0 for `NONE`.
+        proposer: the name of a loaded proposer, or `NONE`.
+        num_speculative_tokens: k, at most the proposer's own k; 0 for `NONE`.
     """
 
     proposer: str = NONE
@@ -36,7 +36,7 @@ class Switch:
     """A change of the default spec method.
 
     Attributes:
-        epoch: grows with every switch; 0 is the method at start. On the wire it is `generation`.
+        epoch: the number of the switch; 0 is the method at start. On the wire: `generation`.
     """
 
     spec_method: SpecMethod
@@ -44,11 +44,11 @@ class Switch:
 
 
 NO_SWITCH = Switch(PLAIN, 0)
-"""The state before the first switch: no request is older than it."""
+"""The state before the first switch; every request is admitted after it."""
 
 
 class ConstraintKind(StrEnum):
-    """How a `StructuredOutput` describes a text."""
+    """How a `StructuredOutput` states its constraint."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -59,13 +59,13 @@ class ConstraintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The form that a generated text must have, from its first token to its last.
+    """A constraint on the whole generated text.
 
     Attributes:
-        kind: how the constraint is given; `JSON_OBJECT` needs none of the values below.
+        kind: how the constraint is stated; `JSON_OBJECT` needs neither `value` nor `choices`.
         value: the JSON schema as JSON text, the regular expression, or the EBNF grammar.
-        choices: for `CHOICE`, the texts of which one is generated.
-        param: the request's field that asked for it, for errors.
+        choices: for `CHOICE`, the allowed texts.
+        param: the request's field that holds the constraint, for errors.
     """
 
     kind: ConstraintKind
@@ -76,20 +76,20 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How one sequence is sampled. Defaults are OpenAI's; `None` means "not asked for".
+    """How one sequence is sampled. Defaults are OpenAI's; `None` means "not set".
 
     Attributes:
-        max_tokens: most tokens to generate; `None` is "up to the context's end".
+        max_tokens: the most tokens to generate; `None` generates up to the end of the context.
         top_k: 0 keeps every token.
-        min_p: keeps tokens of at least this share of the likeliest one's probability.
-        logit_bias: token id -> what is added to its logit.
-        allowed_token_ids: the only tokens that are generated; empty allows all.
-        bad_words: words of which none is generated whole.
-        structured_output: the form that the text must have.
+        min_p: removes tokens whose probability is below this share of the likeliest token's.
+        logit_bias: token id -> the number added to its logit.
+        allowed_token_ids: the only tokens that may be generated; empty allows all.
+        bad_words: words that may not be generated.
+        structured_output: the constraint on the text.
         seed: makes the sequence repeatable; `None` draws from the engine's generator.
-        logprobs: how many alternatives per generated token (0 is the sampled token's own).
+        logprobs: alternatives per generated token; 0 returns only the sampled token's own.
         prompt_logprobs: the same for the prompt's tokens.
-        stop: strings that end the text; the matched string is left out.
+        stop: strings that end the text; the text ends before the matched string.
     """
 
     temperature: float = 1.0
@@ -120,10 +120,10 @@ class SpecDecodeParams:
     """The speculative decoding of one request, as selected at its admission.
 
     Attributes:
-        spec_method: the method that the request has from its first step.
-        pinned: the request named its proposer itself; no switch changes it.
-        switch_epoch: the epoch of the switch that was active at admission. The engine compares
-            it with the last `immediate` switch, which may have overtaken the request.
+        spec_method: the request's method from its first step.
+        pinned: the request names its proposer itself, and no switch changes it.
+        switch_epoch: the epoch at admission. If the engine has since applied an `immediate` switch
+            of a later epoch, a request that is not pinned starts with that switch's method.
         prediction: the tokens that the client expects, for a proposer that drafts them.
     """
 
@@ -135,12 +135,12 @@ class SpecDecodeParams:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A LoRA adapter that an engine holds.
+    """A LoRA adapter of an engine.
 
     Attributes:
-        name: how requests call it.
-        path: the folder, or the hub's id, that it was read from.
-        id: of this loading of it; never used again.
+        name: how requests name it.
+        path: its folder, or its id on the hub.
+        id: the number of this load; never used again.
     """
 
     name: str
@@ -150,13 +150,13 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `n` choices and several prompts are several of these.
+    """One sequence to generate. A body with `n` choices or several prompts makes several.
 
     Attributes:
-        request_id: unique among the live ones.
-        prompt_token_ids: at least one token, shorter than the context.
-        lora_adapter: the target runs with it; `None` is the base model. Proposers draft with the
-            base model in either case.
+        request_id: unique among the live requests.
+        prompt_token_ids: at least one token, and fewer than `EngineInfo.max_model_len`.
+        lora_adapter: the adapter that the target runs with; `None` is the base model. Proposers
+            always draft with the base model.
     """
 
     request_id: str
@@ -167,7 +167,7 @@ class GenerationRequest:
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. A sequence that failed has no reason: `generate` raises."""
+    """Why a sequence ended. A failed sequence has no reason: `generate` raises."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -175,7 +175,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One candidate token: its text may be a part of a character."""
+    """One candidate token. Its text may be a part of a character."""
 
     token_id: int
     token: str
@@ -192,17 +192,18 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a sequence gained since the last delta.
+    """The output of a sequence since the last delta.
 
     Attributes:
         text: new text; may be empty while a character or a stop string is incomplete.
         token_ids: new tokens; may be more than `text` shows.
-        logprobs: one entry per new token, if asked for.
-        prompt_logprobs: on the first delta, if asked for; the first token's entry is `None`.
-        finish_reason: set on the last delta and on no other.
-        stop_reason: the stop string or token id that matched, where one did.
+        logprobs: one entry per new token, if the request asks for them.
+        prompt_logprobs: on the first delta, if the request asks for them; the entry of the first
+            token is `None`.
+        finish_reason: set only on the last delta.
+        stop_reason: the stop string or token id that matched, if there was one.
         num_cached_tokens: prompt tokens found in the prefix cache.
-        spec: cumulative statistics; on the last delta always, earlier where it is free.
+        spec: cumulative statistics; always on the last delta, earlier if they cost nothing.
     """
 
     text: str = ""
@@ -229,13 +230,13 @@ class ProposerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProposerInfo:
-    """A loaded proposer, as `/v1/proposers` shows it.
+    """A proposer, as `/v1/proposers` shows it.
 
     Attributes:
-        model: the path or id of its weights, `None` where it has none.
-        last_error: why it was quarantined.
-        weights_bytes, kv_bytes: what it holds beside the target, summed over the ranks.
-        draft_latency_ms: rolling mean time per drafted token, `None` before the first.
+        model: the path or id of its weights; `None` if it has none.
+        weights_bytes, kv_bytes: its memory beside the target's, summed over the ranks.
+        draft_latency_ms: rolling mean time per drafted token; `None` before the first.
+        last_error: why it is quarantined.
     """
 
     name: str
@@ -252,17 +253,17 @@ class ProposerInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the gateway must know of a started engine.
+    """A started engine, as the gateway sees it.
 
     Attributes:
         engine: `vllm` or `fake`.
-        version: of the engine's library, as `/version` shows it.
+        version: the version of the engine's library, as `/version` shows it.
         model: the target's path or id.
         tokenizer: path or id of the tokenizer, for transformers.
-        max_model_len: the context in tokens, prompt and generation together.
+        max_model_len: the context length in tokens, of prompt and output together.
         vocab_size: token ids are in [0, vocab_size).
-        max_logprobs: the most alternatives per token that can be asked for.
-        max_speculative_tokens: the draft capacity that no proposer's k exceeds.
+        max_logprobs: the most alternatives per token.
+        max_speculative_tokens: the draft capacity: the upper limit of every k.
     """
 
     engine: str

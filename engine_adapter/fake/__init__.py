@@ -1,5 +1,5 @@
 """A deterministic engine with tunable speed, acceptance and failures.
 
-It is shipped: it serves the gateway's tests and measures the gateway alone
-(`specgate serve --engine fake`).
+It is part of the product: the gateway's tests run on it, and it measures the gateway without a
+model (`specgate serve --engine fake`).
 """

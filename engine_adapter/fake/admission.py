@@ -1,4 +1,4 @@
-"""What a request must satisfy before the fake engine begins it."""
+"""The fake engine's checks of a request before it starts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from engine_adapter.types import NONE, EngineInfo, GenerationRequest, SamplingOp
 def check_request(
     request: GenerationRequest, info: EngineInfo, specs: Sequence[ProposerSpec]
 ) -> None:
-    """Raises `InvalidRequest`, naming the field, for what cannot be honoured."""
+    """Raises `InvalidRequest`, which names the field, if the engine cannot do what it asks."""
     _check_prompt(request.prompt_token_ids, info)
     sampling = request.sampling
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
@@ -39,7 +39,7 @@ def check_method(method: SpecMethod, specs: Sequence[ProposerSpec]) -> None:
         names = ", ".join([*(spec.name for spec in specs), NONE])
         raise InvalidRequest(
             "spec_decode.proposer",
-            f"no proposer is called {method.proposer!r}; there are {names}",
+            f"no proposer {method.proposer!r} is loaded; the choices are {names}",
             "proposer_not_found",
         )
     if not 0 <= method.num_speculative_tokens <= spec.num_speculative_tokens:
@@ -51,15 +51,15 @@ def check_method(method: SpecMethod, specs: Sequence[ProposerSpec]) -> None:
 
 
 def _check_restrictions(sampling: SamplingOptions) -> None:
-    """Its texts are nonsense, so it cannot keep to what restricts a text."""
-    wanted = sampling.structured_output
+    """The fake engine's text is random words, so it cannot enforce a restriction on the text."""
+    constraint = sampling.structured_output
     for param, given in (
         ("allowed_token_ids", bool(sampling.allowed_token_ids)),
         ("bad_words", bool(sampling.bad_words)),
-        (wanted.param if wanted else "", wanted is not None),
+        (constraint.param if constraint else "", constraint is not None),
     ):
         if given:
-            raise InvalidRequest(param, f"the fake engine cannot honour {param}")
+            raise InvalidRequest(param, f"the fake engine does not support {param}")
 
 
 def _check_prompt(token_ids: tuple[int, ...], info: EngineInfo) -> None:

@@ -1,15 +1,15 @@
-"""Who runs, who waits, and how full the KV cache is."""
+"""The running and the waiting sequences, the prefix cache and the use of KV blocks."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from engine_adapter.fake.options import FakeOptions
-from engine_adapter.fake.sequence import Sequence
+from engine_adapter.fake.sequence import FakeSequence
 from engine_adapter.fake.tokens import draw
 
 
 class PrefixCache:
-    """Remembers the blocks of prompts that were read, the least recently used forgotten."""
+    """Remembers the blocks of earlier prompts; evicts the least recently used."""
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
         """Starts empty; holds `num_blocks` blocks of `block_size` tokens."""
@@ -18,9 +18,9 @@ class PrefixCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def read(self, token_ids: tuple[int, ...]) -> int:
-        """Puts a prompt in; returns how many of its first tokens were there already.
+        """Adds a prompt; returns how many of its first tokens were cached before.
 
-        Only whole blocks count, and never the last token: it has to be computed.
+        Only whole blocks count. The last token never counts: it must be computed.
         """
         chain, cached, missed = 0, 0, False
         for end in range(self._block_size, len(token_ids), self._block_size):
@@ -35,23 +35,23 @@ class PrefixCache:
 
 
 class Batch:
-    """The live sequences: those that run, and those that wait in order of arrival."""
+    """The live sequences: those that run, and those that wait, in order of arrival."""
 
     def __init__(self, options: FakeOptions) -> None:
         """Starts empty."""
         self._options = options
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._waiting: deque[FakeSequence] = deque()
+        self._running: list[FakeSequence] = []
         self._prefixes = PrefixCache(options.block_size, options.num_gpu_blocks_override)
 
     @property
-    def running(self) -> tuple[Sequence, ...]:
-        """The sequences in the batch."""
+    def running(self) -> tuple[FakeSequence, ...]:
+        """The sequences that run."""
         return tuple(self._running)
 
     @property
-    def waiting(self) -> int:
-        """How many sequences wait."""
+    def num_waiting(self) -> int:
+        """The number of sequences that wait."""
         return len(self._waiting)
 
     @property
@@ -61,30 +61,30 @@ class Batch:
         blocks = sum(-(-s.num_tokens // size) for s in self._running)
         return min(1.0, blocks / self._options.num_gpu_blocks_override)
 
-    def live(self) -> Iterator[Sequence]:
+    def live(self) -> Iterator[FakeSequence]:
         """Every sequence that runs or waits."""
         yield from self._running
         yield from self._waiting
 
-    def add(self, sequence: Sequence) -> None:
-        """Puts a sequence at the queue's end."""
+    def add(self, sequence: FakeSequence) -> None:
+        """Appends a sequence to the queue."""
         self._waiting.append(sequence)
 
-    def discard(self, sequence: Sequence) -> bool:
-        """Takes a sequence out; False if it was out already."""
-        for place in (self._running, self._waiting):
-            if sequence in place:
-                place.remove(sequence)
+    def discard(self, sequence: FakeSequence) -> bool:
+        """Removes a sequence; False if it was not live."""
+        for sequences in (self._running, self._waiting):
+            if sequence in sequences:
+                sequences.remove(sequence)
                 return True
         return False
 
     def clear(self) -> None:
-        """Takes all out."""
+        """Removes every sequence."""
         self._running.clear()
         self._waiting.clear()
 
     def admit(self, now_s: float) -> None:
-        """Moves waiting sequences into the batch while there is room."""
+        """Starts waiting sequences, up to `max_num_seqs` running ones."""
         while self._waiting and len(self._running) < self._options.max_num_seqs:
             sequence = self._waiting.popleft()
             sequence.times.admitted_s = now_s

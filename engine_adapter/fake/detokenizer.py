@@ -1,4 +1,4 @@
-"""Tokens to text, one at a time, with stop strings."""
+"""Turns the tokens of a sequence into text, one at a time, and finds stop strings."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from engine_adapter.types import SamplingOptions
 class Detokenizer:
     """The text of one sequence.
 
-    A character appears once its last byte is there. Text that could be the beginning of a stop
-    string is held back until it is not.
+    A character appears with its last byte. Text that may be the beginning of a stop string is
+    withheld until it is clear that it is not.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Detokenizer:
         return self._match(before)
 
     def take(self, *, finished: bool) -> str:
-        """The text that is new since the last call and sure to stay."""
-        held = 0 if finished else self._held()
-        end = max(len(self._text) - held, self._shown)
+        """The new text since the last call, without text that a stop string may still remove."""
+        withheld = 0 if finished else self._num_withheld()
+        end = max(len(self._text) - withheld, self._shown)
         text = self._text[self._shown : end]
         self._shown = end
         return text
@@ -57,7 +57,7 @@ class Detokenizer:
         ]
         return stop
 
-    def _held(self) -> int:
+    def _num_withheld(self) -> int:
         if self._sampling.include_stop_str_in_output:
             return 0
         return max(

@@ -20,7 +20,7 @@ from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import read_options
-from engine_adapter.fake.sequence import Sequence
+from engine_adapter.fake.sequence import FakeSequence, InjectedFault
 from engine_adapter.fake.stepper import Stepper
 from engine_adapter.fake.vocabulary import Vocabulary, load_vocabulary, model_context
 from engine_adapter.interface import EngineObserver
@@ -41,12 +41,13 @@ _DEFAULT_CONTEXT = 2048
 
 
 class FakeEngine:
-    """Says deterministic nonsense with the tokens of a real tokenizer.
+    """Generates deterministic nonsense with the tokens of a real tokenizer.
 
-    The text depends on the prompt, and at a temperature above 0 on the seed; never on the
-    proposer. `FakeOptions` tells how `EngineConfig.arguments` tunes speed, acceptance and
-    failures. Sampling fields that only shape a distribution (`top_p`, penalties, `logit_bias`)
-    are accepted and change nothing; those that restrict the text (`bad_words`, a form) are refused.
+    The text depends on the prompt and the adapter, and at a temperature above 0 on the seed; never
+    on the proposer. `FakeOptions` documents how `EngineConfig.arguments` control speed, acceptance
+    and failures. Sampling fields that shape a distribution (`top_p`, penalties, `logit_bias`) are
+    accepted and have no effect; fields that restrict the text (`bad_words`, a constraint) are
+    refused.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class FakeEngine:
         """Checks the settings; loads nothing. Raises `EngineConfigError`."""
         self._config = config
         self._options = read_options(config.arguments)
-        self._registry = ProposerRegistry(config.proposers)
-        self._loras = LoraRegistry(config.arguments)
         self._capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
+        self._proposer_registry = ProposerRegistry(config.proposers, self._capacity)
+        self._lora_registry = LoraRegistry(config.arguments)
         self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
         self._batch = Batch(self._options)
         self._stepper = Stepper(self._batch, self._options, self._metrics, observer)
@@ -71,28 +72,28 @@ class FakeEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What was started. Raises `EngineNotReady` before `start` has returned."""
+        """See `Engine.info`."""
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
-        return replace(self._info, proposers=self._registry.infos)
+        return replace(self._info, proposers=self._proposer_registry.infos)
 
     @property
     def failure(self) -> EngineDead | None:
-        """Why the engine is dead, or `None`."""
+        """See `Engine.failure`."""
         return self._failure
 
     @property
     def num_running(self) -> int:
-        """Sequences in the batch."""
+        """The number of sequences that run."""
         return len(self._batch.running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a place in the batch."""
-        return self._batch.waiting
+        """The number of sequences that wait."""
+        return self._batch.num_waiting
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
-        """Loads the tokenizer and begins to step."""
+        """See `Engine.start`."""
         model = self._config.model
         on_progress(f"Reading the tokenizer of {model}")
         vocabulary = await asyncio.to_thread(load_vocabulary, model)
@@ -101,16 +102,16 @@ class FakeEngine:
         if self._options.fake_fail_start:
             raise EngineStartError(self._options.fake_fail_start)
         self._vocabulary = vocabulary
-        self._registry.on_engine_started(())
+        self._proposer_registry.on_engine_started(())
         for name, path in self._config.lora_modules.items():
-            with self._loras.loading(name, path):
+            with self._lora_registry.loading(name, path):
                 on_progress(f"Loading adapter {name}")
         self._info = self._describe(vocabulary)
         self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        """Generates one sequence; closing the iterator aborts it at once."""
-        with self._loras.used(request.lora_adapter):
+        """See `Engine.generate`."""
+        with self._lora_registry.used(request.lora_adapter):
             sequence = self._admit(request)
             try:
                 while True:
@@ -124,9 +125,9 @@ class FakeEngine:
                 self._abort(sequence)
 
     async def switch(self, switch: Switch, *, running: bool) -> None:
-        """Changes the spec method; see `Engine.switch`."""
-        self._enter("switch")
-        check_method(switch.spec_method, self._registry.specs)
+        """See `Engine.switch`."""
+        self._begin_call("switch")
+        check_method(switch.spec_method, self._proposer_registry.specs)
         if not running:
             return
         self._last_running_switch = switch
@@ -135,53 +136,53 @@ class FakeEngine:
                 sequence.spec_method = switch.spec_method
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
-        """The proposers, with the draft latency of those that have drafted."""
-        self._meet_fate("proposers")
+        """See `Engine.proposers`."""
+        self._inject_fault("proposers")
         latency = self._stepper.draft_ms
         return tuple(
             replace(info, draft_latency_ms=latency.get(info.name))
-            for info in self._registry.snapshot()
+            for info in self._proposer_registry.snapshot()
         )
 
     async def load_proposer(self, fields: Mapping[str, Any]) -> ProposerInfo:
         """See `Engine.load_proposer`; `fake_load_s` and `fake_fail_load` control it."""
-        self._enter("load")
-        spec = self._registry.check_load(fields, self._capacity)
-        self._registry.loading = spec
+        self._begin_call("load")
+        spec = self._proposer_registry.check_load(fields)
+        self._proposer_registry.loading = spec
         try:
             await asyncio.sleep(self._options.fake_load_s)
-            self._enter("load")
+            self._begin_call("load")
         finally:
-            self._registry.loading = None
+            self._proposer_registry.loading = None
         if self._options.fake_fail_load:
             message = f"{spec.name}: {self._options.fake_fail_load}"
             raise EngineConfigError("proposer", message, "model")
-        return self._registry.add(spec, ())
+        return self._proposer_registry.add(spec, ())
 
     async def unload_proposer(self, name: str) -> None:
-        """Unloads a proposer; see `Engine.unload_proposer`."""
-        self._enter("unload")
-        self._registry.check_unload(name)
-        self._registry.remove(name)
+        """See `Engine.unload_proposer`."""
+        self._begin_call("unload")
+        self._proposer_registry.check_unload(name)
+        self._proposer_registry.remove(name)
 
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
-        """The adapters: each changes the text, independent of the files in its folder."""
-        return self._loras.loaded
+        """See `Engine.lora_adapters`. An adapter's name changes the text; its files do not."""
+        return self._lora_registry.loaded
 
     async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
-        """Loads an adapter; see `Engine.load_lora_adapter`."""
-        self._enter("load_adapter")
-        with self._loras.loading(name, path) as adapter:
+        """See `Engine.load_lora_adapter`."""
+        self._begin_call("load_adapter")
+        with self._lora_registry.loading(name, path) as adapter:
             return adapter
 
     async def unload_lora_adapter(self, name: str) -> None:
-        """Unloads an adapter; see `Engine.unload_lora_adapter`."""
-        self._enter("unload_adapter")
-        self._loras.remove(name)
+        """See `Engine.unload_lora_adapter`."""
+        self._begin_call("unload_adapter")
+        self._lora_registry.remove(name)
 
     async def stop(self) -> None:
-        """Ends every sequence with `EngineDead`."""
+        """See `Engine.stop`."""
         self._stopped = True
         task, self._loop_task = self._loop_task, None
         if task is not None:
@@ -192,7 +193,9 @@ class FakeEngine:
     def die(self, reason: str = "killed", retry_after_s: float | None = None) -> None:
         """Kills the engine, as a crash of its process would.
 
-        With `retry_after_s` it says that it will serve again then; `revive` makes that true.
+        Args:
+            reason: the cause, for `failure`.
+            retry_after_s: seconds until `revive` is expected; `None` announces no replacement.
         """
         if self._failure is None:
             self._failure = EngineDead(f"The engine died: {reason}.", retry_after_s)
@@ -201,7 +204,7 @@ class FakeEngine:
             self._loop_task.cancel()
 
     def revive(self) -> None:
-        """Serves again after `die`, as a process that replaced the dead one would."""
+        """Serves again after `die`, as a new process would."""
         self._failure = None
         self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
@@ -211,26 +214,28 @@ class FakeEngine:
         except Exception as error:
             self.die(str(error))
 
-    def _meet_fate(self, call: str) -> None:
+    def _inject_fault(self, call: str) -> None:
+        """Dies if `fake_die_at_call` names the call. Raises `EngineNotReady`."""
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
         if self._options.fake_die_at_call == call:
-            self.die(f"died at {call}, as fake_die_at_call asks")
+            self.die(f"fake_die_at_call ended it at {call}")
 
-    def _enter(self, call: str) -> None:
-        self._meet_fate(call)
+    def _begin_call(self, call: str) -> None:
+        """Raises `EngineDead` if the engine cannot serve the call, and `EngineNotReady`."""
+        self._inject_fault(call)
         if self._failure is not None:
             raise EngineDead(str(self._failure), self._failure.retry_after_s)
         if self._stopped:
             raise EngineDead("The engine was stopped.")
 
-    def _admit(self, request: GenerationRequest) -> Sequence:
-        self._enter("generate")
-        check_request(request, self.info, self._registry.specs)
+    def _admit(self, request: GenerationRequest) -> FakeSequence:
+        self._begin_call("generate")
+        check_request(request, self.info, self._proposer_registry.specs)
         if any(s.request.request_id == request.request_id for s in self._batch.live()):
             raise InvalidRequest("request_id", f"{request.request_id!r} is in use")
         assert self._vocabulary is not None
-        sequence = Sequence(
+        sequence = FakeSequence(
             request,
             self._vocabulary,
             spec_method=self._method_for(request),
@@ -239,7 +244,7 @@ class FakeEngine:
             max_model_len=self.info.max_model_len,
             now_s=asyncio.get_running_loop().time(),
         )
-        sequence.trouble = self._trouble_for(request)
+        sequence.injected_fault = self._fault_for(request)
         self._batch.add(sequence)
         self._stepper.show_load()
         self._stepper.wake()
@@ -256,18 +261,19 @@ class FakeEngine:
         seed = request.sampling.seed
         return next(self._seeds) + (1 << 64) if seed is None else seed
 
-    def _trouble_for(self, request: GenerationRequest) -> str:
+    def _fault_for(self, request: GenerationRequest) -> InjectedFault | None:
         options = self._options
         if not (options.fake_fail_prompt or options.fake_hang_prompt):
-            return ""
+            return None
         assert self._vocabulary is not None
         text = self._vocabulary.tokenizer.decode(list(request.prompt_token_ids))
         if options.fake_fail_prompt and options.fake_fail_prompt in text:
-            return "fail"
-        hangs = options.fake_hang_prompt and options.fake_hang_prompt in text
-        return "hang" if hangs else ""
+            return InjectedFault.FAIL
+        if options.fake_hang_prompt and options.fake_hang_prompt in text:
+            return InjectedFault.HANG
+        return None
 
-    def _abort(self, sequence: Sequence) -> None:
+    def _abort(self, sequence: FakeSequence) -> None:
         if self._batch.discard(sequence):
             self._metrics.on_end(sequence, "abort", asyncio.get_running_loop().time())
             self._stepper.show_load()
@@ -289,5 +295,5 @@ class FakeEngine:
             vocab_size=vocabulary.size,
             max_logprobs=self._options.max_logprobs,
             max_speculative_tokens=self._capacity,
-            proposers=self._registry.infos,
+            proposers=self._proposer_registry.infos,
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine_adapter.counts import ProposerCounts
-from engine_adapter.fake.sequence import Sequence
+from engine_adapter.fake.sequence import FakeSequence
 from engine_adapter.types import NONE
 
 _LABELS = ("model_name", "engine")
@@ -36,9 +36,11 @@ class FakeMetrics:
         self._preemptions = self._counter("num_preemptions", "Preemptions; none ever.")
         self._drafts = self._counter("spec_decode_num_drafts", "Drafts verified.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens kept.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
         per_position = self._labelled(
-            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens kept by position.", "position"
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted by position.",
+            "position",
         )
         self._per_position = [per_position.labels(*self._values, str(i)) for i in range(max_draft)]
         success = self._labelled("request_success", "Requests that ended.", "finished_reason")
@@ -56,12 +58,12 @@ class FakeMetrics:
         self._decode = self._histogram("request_decode_time_seconds", _LONG_S)
 
     def set_load(self, running: int, waiting: int, kv_usage: float) -> None:
-        """Shows how full the engine is."""
+        """Sets the gauges of the engine's load."""
         self._running.set(running)
         self._waiting.set(waiting)
         self._kv_usage.set(kv_usage)
 
-    def on_admission(self, sequence: Sequence) -> None:
+    def on_admission(self, sequence: FakeSequence) -> None:
         """Counts a prompt that was read."""
         size = len(sequence.request.prompt_token_ids)
         self._prompt.inc(size)
@@ -69,7 +71,7 @@ class FakeMetrics:
         self._hits.inc(sequence.num_cached_tokens)
 
     def on_tokens(self, emitted: int, interval_s: float, *, first: bool) -> None:
-        """Counts a row's tokens; `interval_s` is since the last ones, or since the arrival."""
+        """Counts a row's tokens; `interval_s` is the time since the last ones or the arrival."""
         self._generation.inc(emitted)
         (self._ttft if first else self._itl).observe(interval_s)
 
@@ -81,11 +83,11 @@ class FakeMetrics:
             self._drafts.inc(counts.drafts)
             self._drafted.inc(counts.drafted)
             self._accepted.inc(counts.accepted)
-            for i, kept in enumerate(counts.accepted_per_position):
-                self._per_position[i].inc(kept)
+            for i, accepted in enumerate(counts.accepted_per_position):
+                self._per_position[i].inc(accepted)
 
-    def on_end(self, sequence: Sequence, reason: str, now_s: float) -> None:
-        """Counts a request that ended; its times only if it reached its end."""
+    def on_end(self, sequence: FakeSequence, reason: str, now_s: float) -> None:
+        """Counts a request that ended; counts its times only if it has a finish reason."""
         self._success[reason].inc()
         if sequence.finish_reason is None:
             return

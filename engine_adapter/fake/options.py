@@ -15,34 +15,32 @@ CALLS = ("generate", "switch", "proposers", "load", "unload")
 class FakeOptions:
     """How the fake engine behaves; every `fake_*` name is a key of `--engine-args`.
 
-    vLLM's own names that mean something here are honoured (`max_model_len`, `max_num_seqs`,
-    `max_logprobs`, `block_size`, `num_gpu_blocks_override`); its others are accepted and change
-    nothing, so that a configuration can be tried on the fake engine as it stands. An unknown
-    `fake_*` name is an error.
+    Of vLLM's arguments the fake engine uses `max_model_len`, `max_num_seqs`, `max_logprobs`,
+    `block_size` and `num_gpu_blocks_override`. It ignores the others, so that an unchanged
+    configuration can be tried on it. An unknown `fake_*` name is an error.
 
     Attributes:
-        max_model_len: context in tokens; `None` is the model's own, or 2048.
-        max_num_seqs: sequences that run at once; the others wait.
-        max_logprobs: most alternatives per token.
+        max_model_len: context length in tokens; `None` is the model's own, or 2048.
+        max_num_seqs: the most sequences that run at a time; the others wait.
+        max_logprobs: the most alternatives per token.
         block_size: tokens in a KV block.
         num_gpu_blocks_override: KV blocks, for `vllm:kv_cache_usage_perc` and the prefix cache.
-        fake_step_ms: milliseconds that every step takes.
+        fake_step_ms: milliseconds of every step.
         fake_prefill_token_ms: milliseconds added for each prompt token read in the step.
         fake_draft_token_ms: milliseconds added for each drafted token of the longest draft.
-        fake_acceptance: chance in [0, 1] that a draft token is kept if those before it were:
-            one number for all proposers, or a mapping from names; 0.7 for a name left out.
-        fake_length: a text ends by itself after this many tokens at the earliest, and before
-            twice as many.
-        fake_start_s: seconds that the start takes.
+        fake_acceptance: probability in [0, 1] that a draft token is accepted if the tokens before
+            it were: one number for all proposers, or a mapping from names; 0.7 for other names.
+        fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
+        fake_start_s: seconds of the start.
         fake_fail_start: if not empty, the start fails with this message.
-        fake_load_s: seconds that loading a proposer takes.
+        fake_load_s: seconds of loading a proposer.
         fake_fail_load: if not empty, a proposer's weights are refused with this message.
-        fake_die_after_steps: the engine dies in the step after this many; 0 is never.
-        fake_die_at_call: the engine dies in its next call of that name, of `CALLS`.
-        fake_hang_after_steps: after this many steps no further one ends; 0 is never.
-        fake_fail_prompt: a sequence whose prompt contains this text fails, alone.
-        fake_hang_prompt: a sequence whose prompt contains this text stops emitting.
-        fake_trouble_after_tokens: tokens that such a sequence still emits.
+        fake_die_after_steps: the engine dies after this many steps; 0 is never.
+        fake_die_at_call: the engine dies in the next call of this name, one of `CALLS`.
+        fake_hang_after_steps: the engine hangs after this many steps; 0 is never.
+        fake_fail_prompt: only sequences whose prompt contains this text fail.
+        fake_hang_prompt: only sequences whose prompt contains this text stop emitting.
+        fake_trouble_after_tokens: tokens that such a sequence emits before its fault.
     """
 
     max_model_len: int | None = None
@@ -67,19 +65,19 @@ class FakeOptions:
     fake_trouble_after_tokens: int = 1
 
     def acceptance(self, proposer: str) -> float:
-        """The chance that the proposer's next draft token is kept."""
+        """The probability that the proposer's next draft token is accepted."""
         if isinstance(self.fake_acceptance, Mapping):
             return self.fake_acceptance.get(proposer, 0.7)
         return self.fake_acceptance
 
 
 def read_options(arguments: Mapping[str, Any]) -> FakeOptions:
-    """Picks and checks what the fake engine knows. Raises `EngineConfigError`."""
+    """Reads the fake engine's options from the arguments. Raises `EngineConfigError`."""
     known = {f.name for f in fields(FakeOptions)}
     for name in arguments:
         if name.startswith("fake_") and name not in known:
             names = ", ".join(sorted(n for n in known if n.startswith("fake_")))
-            raise EngineConfigError(_SETTING, f"{name} is unknown; the fake engine has {names}")
+            raise EngineConfigError(_SETTING, f"{name} is unknown; the options are {names}")
     given = {k: v for k, v in arguments.items() if k in known and v is not None}
     options = FakeOptions(**given)
     for name, value in given.items():
@@ -92,7 +90,7 @@ def _check_type(name: str, value: Any) -> None:
     if name == "fake_acceptance":
         rates = list(value.values()) if isinstance(value, Mapping) else [value]
         if not all(_is_number(rate) and 0 <= rate <= 1 for rate in rates):
-            raise EngineConfigError(_SETTING, f"{name}: rates are in [0, 1], got {value!r}")
+            raise EngineConfigError(_SETTING, f"{name}: rates must be in [0, 1], got {value!r}")
     elif name in (
         "fake_fail_start",
         "fake_fail_load",
@@ -106,7 +104,7 @@ def _check_type(name: str, value: Any) -> None:
         if not _is_number(value) or value < 0:
             raise EngineConfigError(_SETTING, f"{name}: must be at least 0, got {value!r}")
     elif type(value) is not int or value < 0:
-        raise EngineConfigError(_SETTING, f"{name}: must be an integer of at least 0: {value!r}")
+        raise EngineConfigError(_SETTING, f"{name}: must be an integer, at least 0: {value!r}")
 
 
 def _check_ranges(options: FakeOptions) -> None:

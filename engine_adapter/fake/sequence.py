@@ -1,18 +1,26 @@
-"""One sequence: its tokens, why it ends, and the deltas that its reader takes."""
+"""One sequence: its tokens, its end, and the deltas for its reader."""
 
 import asyncio
 from dataclasses import dataclass
+from enum import StrEnum
 
+from engine_adapter.counts import ProposerCounts, SpecStats
 from engine_adapter.fake.detokenizer import Detokenizer
-from engine_adapter.fake.tally import SpecTally
 from engine_adapter.fake.tokens import TokenSource, text_key, token_logprob
 from engine_adapter.fake.vocabulary import Vocabulary
-from engine_adapter.types import Delta, FinishReason, GenerationRequest, SpecMethod, TokenLogprob
+from engine_adapter.types import (
+    NONE,
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    SpecMethod,
+    TokenLogprob,
+)
 
 
 @dataclass(slots=True)
 class Times:
-    """When things happened to a sequence, in seconds of one clock."""
+    """The times of a sequence's stages, in seconds of one clock."""
 
     arrived_s: float
     admitted_s: float = 0.0
@@ -20,23 +28,22 @@ class Times:
     last_token_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What became of a row's drafts: how many were kept, how many tokens were emitted."""
+class InjectedFault(StrEnum):
+    """A fault of one sequence, injected by `fake_fail_prompt` or `fake_hang_prompt`."""
 
-    kept: int
-    emitted: int
+    FAIL = "fail"
+    HANG = "hang"
 
 
-class Sequence:
+class FakeSequence:
     """A live request.
 
     Attributes:
-        method: what drafts for it; a switch may change it.
+        spec_method: the method that drafts for it; a switch may change it.
         outbox: the deltas; an exception ends the sequence.
         spec: its statistics.
         num_cached_tokens: prompt tokens found in the prefix cache, known at admission.
-        trouble: `fail` or `hang` if a fault option met its prompt, else empty.
+        injected_fault: its fault, if its prompt matches an option for faults.
     """
 
     def __init__(
@@ -50,14 +57,14 @@ class Sequence:
         max_model_len: int,
         now_s: float,
     ) -> None:
-        """`seed` is what the text depends on beside the prompt: `None` at temperature 0."""
+        """The text depends on the prompt and on `seed`, which is `None` at temperature 0."""
         self.request = request
         self.spec_method = spec_method
         self.outbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        self.spec = SpecTally()
+        self.spec = SpecStats()
         self.times = Times(now_s)
         self.num_cached_tokens = 0
-        self.trouble = ""
+        self.injected_fault: InjectedFault | None = None
         adapter = request.lora_adapter.name if request.lora_adapter else ""
         self.key = text_key(request.prompt_token_ids, seed, adapter)
         self.num_output_tokens = 0
@@ -66,13 +73,14 @@ class Sequence:
         self._vocabulary = vocabulary
         self._source = TokenSource(vocabulary, self.key, length)
         self._text = Detokenizer(vocabulary.tokenizer, request.prompt_token_ids, request.sampling)
-        room = max_model_len - len(request.prompt_token_ids)
-        self._max_tokens = min(request.sampling.max_tokens or room, room)
+        remaining_context = max_model_len - len(request.prompt_token_ids)
+        max_tokens = request.sampling.max_tokens or remaining_context
+        self._max_tokens = min(max_tokens, remaining_context)
         self._ends = _end_tokens(request, vocabulary)
 
     @property
     def prefilled(self) -> bool:
-        """Whether the prompt has been read: the first token is there."""
+        """Whether the prompt has been read and the first token emitted."""
         return self.num_output_tokens > 0
 
     @property
@@ -81,12 +89,12 @@ class Sequence:
         return len(self.request.prompt_token_ids) + self.num_output_tokens
 
     @property
-    def draft_room(self) -> int:
-        """The most draft tokens that can still be kept."""
+    def draft_budget(self) -> int:
+        """The most draft tokens that can still be accepted."""
         return self._max_tokens - self.num_output_tokens - 1
 
-    def advance(self, proposer: str, drafted: int, accepted: int, now_s: float) -> Verified:
-        """Emits the accepted drafts and one token more, up to the end, as one delta."""
+    def advance(self, proposer: str, drafted: int, accepted: int, now_s: float) -> ProposerCounts:
+        """Emits the accepted drafts and one more token, up to the end, as one delta."""
         first = not self.prefilled
         tokens: list[int] = []
         logprobs: list[TokenLogprob] = []
@@ -95,9 +103,10 @@ class Sequence:
             tokens.append(token)
             if (count := self.request.sampling.logprobs) is not None:
                 logprobs.append(self._logprob(self.num_output_tokens - 1, token, count))
-        verified = Verified(min(accepted, len(tokens)), len(tokens))
+        counts = _row_counts(drafted, min(accepted, len(tokens)), len(tokens))
         if not first:
-            self.spec.add(proposer, drafted, verified.kept, verified.emitted)
+            by_proposer = {} if proposer == NONE else {proposer: counts}
+            self.spec += SpecStats(1, counts.emitted, by_proposer)
         self._note_time(first, now_s)
         self.outbox.put_nowait(
             Delta(
@@ -108,10 +117,10 @@ class Sequence:
                 finish_reason=self.finish_reason,
                 stop_reason=self._stop_reason,
                 num_cached_tokens=self.num_cached_tokens,
-                spec=self.spec.stats(),
+                spec=self.spec,
             )
         )
-        return verified
+        return counts
 
     def _append(self) -> int:
         sampling = self.request.sampling
@@ -156,3 +165,14 @@ def _end_tokens(request: GenerationRequest, vocabulary: Vocabulary) -> frozenset
     if vocabulary.eos is not None and not request.sampling.ignore_eos:
         ends.add(vocabulary.eos)
     return frozenset(ends)
+
+
+def _row_counts(drafted: int, accepted: int, emitted: int) -> ProposerCounts:
+    """The counts of one row in one step."""
+    return ProposerCounts(
+        drafts=int(drafted > 0),
+        drafted=drafted,
+        accepted=accepted,
+        accepted_per_position=(1,) * accepted + (0,) * (drafted - accepted),
+        emitted=emitted,
+    )

@@ -1,36 +1,31 @@
-"""The step loop: plan, wait as long as a step takes, emit."""
+"""The step loop: plan, wait for the time of a step, emit."""
 
 import asyncio
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_adapter.counts import StepKind, StepReport
-from engine_adapter.errors import EngineError
+from engine_adapter.counts import ProposerCounts, StepKind, StepReport
+from engine_adapter.errors import EngineDead, EngineError
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import FakeOptions
-from engine_adapter.fake.sequence import Sequence
-from engine_adapter.fake.tally import Tallies
+from engine_adapter.fake.sequence import FakeSequence, InjectedFault
 from engine_adapter.fake.tokens import accepted_drafts
 from engine_adapter.interface import EngineObserver
 from engine_adapter.types import NONE
 
 
-class InjectedDeath(Exception):
-    """The death that an option asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence's part in a step: who drafted for it, and how much (0 for nobody)."""
+    """A sequence in a step: the proposer that drafted for it, or `none`, and the draft tokens."""
 
-    sequence: Sequence
+    sequence: FakeSequence
     proposer: str
     drafted: int
 
 
 class Stepper:
-    """Runs steps while there is something to run.
+    """Runs steps while the batch has sequences.
 
     Attributes:
         draft_ms: proposer -> milliseconds per drafted token, for those that have drafted.
@@ -49,16 +44,16 @@ class Stepper:
         self._steps = 0
 
     def wake(self) -> None:
-        """Says that a sequence has come."""
+        """Ends the wait for a sequence."""
         self._work.set()
 
     def show_load(self) -> None:
-        """Brings the gauges up to date."""
+        """Updates the gauges."""
         batch = self._batch
-        self._metrics.set_load(len(batch.running), batch.waiting, batch.kv_usage)
+        self._metrics.set_load(len(batch.running), batch.num_waiting, batch.kv_usage)
 
     async def run(self) -> None:
-        """Steps for ever. Raises `InjectedDeath` when its time has come."""
+        """Steps without end. Raises `EngineDead` when `fake_die_after_steps` injects a crash."""
         clock = asyncio.get_running_loop().time
         while True:
             await self._work.wait()
@@ -69,28 +64,29 @@ class Stepper:
             if not rows:
                 self._work.clear()
                 continue
-            await self._meet_fate()
+            await self._inject_fault()
             await asyncio.sleep(max(0.0, began_s + self._seconds(rows) - clock()))
             self._emit(rows, began_s, clock())
             self._steps += 1
 
-    async def _meet_fate(self) -> None:
+    async def _inject_fault(self) -> None:
         options = self._options
         if options.fake_die_after_steps and self._steps >= options.fake_die_after_steps:
-            raise InjectedDeath(f"died after {self._steps} steps, as fake_die_after_steps asks")
+            raise EngineDead(f"fake_die_after_steps ended it after {self._steps} steps")
         if options.fake_hang_after_steps and self._steps >= options.fake_hang_after_steps:
             await asyncio.Event().wait()
 
     def _plan(self) -> list[Row]:
-        return [_row(s) for s in self._batch.running if s.trouble != "hang" or not self._is_due(s)]
+        return [_row(s) for s in self._batch.running if not self._has_fault(s, InjectedFault.HANG)]
 
-    def _is_due(self, sequence: Sequence) -> bool:
-        """Whether a sequence in trouble has emitted what it still may."""
-        return sequence.num_output_tokens >= self._options.fake_trouble_after_tokens
+    def _has_fault(self, sequence: FakeSequence, fault: InjectedFault) -> bool:
+        """Whether the sequence has this fault and has emitted the tokens that come before it."""
+        due = sequence.num_output_tokens >= self._options.fake_trouble_after_tokens
+        return due and sequence.injected_fault is fault
 
-    def _seconds(self, rows: Rows[Row]) -> float:
+    def _seconds(self, rows: Sequence[Row]) -> float:
         options = self._options
-        read = sum(
+        prefilled = sum(
             len(row.sequence.request.prompt_token_ids) - row.sequence.num_cached_tokens
             for row in rows
             if not row.sequence.prefilled
@@ -98,23 +94,23 @@ class Stepper:
         longest = max(row.drafted for row in rows)
         milliseconds = (
             options.fake_step_ms
-            + options.fake_prefill_token_ms * read
+            + options.fake_prefill_token_ms * prefilled
             + options.fake_draft_token_ms * longest
         )
         return milliseconds / 1000
 
-    def _emit(self, rows: Rows[Row], began_s: float, now_s: float) -> None:
+    def _emit(self, rows: Sequence[Row], began_s: float, now_s: float) -> None:
         kind = _kind(rows)
         live = set(self._batch.running)
-        tallies = Tallies()
+        verified: dict[str, ProposerCounts] = {}
         for row in rows:
             if row.sequence not in live:
                 continue
-            if row.sequence.trouble == "fail" and self._is_due(row.sequence):
+            if self._has_fault(row.sequence, InjectedFault.FAIL):
                 self._fail(row.sequence, now_s)
                 continue
-            self._advance(row, tallies, now_s)
-        verified = tallies.counts()
+            counts = self._advance(row, now_s)
+            verified[row.proposer] = verified.get(row.proposer, ProposerCounts()) + counts
         self._metrics.on_step(verified)
         self.show_load()
         report = StepReport(
@@ -127,7 +123,7 @@ class Stepper:
         )
         self._observer.on_step(report)
 
-    def _draft_seconds(self, rows: Rows[Row]) -> dict[str, float]:
+    def _draft_seconds(self, rows: Sequence[Row]) -> dict[str, float]:
         longest: dict[str, int] = {}
         for row in rows:
             if row.drafted:
@@ -136,7 +132,7 @@ class Stepper:
         self.draft_ms |= dict.fromkeys(longest, token_ms)
         return {name: token_ms * k / 1000 for name, k in longest.items()}
 
-    def _advance(self, row: Row, tallies: Tallies, now_s: float) -> None:
+    def _advance(self, row: Row, now_s: float) -> ProposerCounts:
         sequence = row.sequence
         first = not sequence.prefilled
         since_s = sequence.times.arrived_s if first else sequence.times.last_token_s
@@ -146,28 +142,28 @@ class Stepper:
         )
         if first:
             self._metrics.on_admission(sequence)
-        verified = sequence.advance(row.proposer, row.drafted, accepted, now_s)
-        tallies.add(row.proposer, row.drafted, verified.kept, verified.emitted)
-        self._metrics.on_tokens(verified.emitted, now_s - since_s, first=first)
+        counts = sequence.advance(row.proposer, row.drafted, accepted, now_s)
+        self._metrics.on_tokens(counts.emitted, now_s - since_s, first=first)
         if sequence.finish_reason is not None:
             self._batch.discard(sequence)
             self._metrics.on_end(sequence, sequence.finish_reason.value, now_s)
+        return counts
 
-    def _fail(self, sequence: Sequence, now_s: float) -> None:
+    def _fail(self, sequence: FakeSequence, now_s: float) -> None:
         self._batch.discard(sequence)
         self._metrics.on_end(sequence, "error", now_s)
-        sequence.outbox.put_nowait(EngineError("this request failed, as fake_fail_prompt asks"))
+        sequence.outbox.put_nowait(EngineError("fake_fail_prompt failed this request"))
 
 
-def _row(sequence: Sequence) -> Row:
+def _row(sequence: FakeSequence) -> Row:
     method = sequence.spec_method
-    drafted = min(method.num_speculative_tokens, sequence.draft_room) if sequence.prefilled else 0
+    drafted = min(method.num_speculative_tokens, sequence.draft_budget) if sequence.prefilled else 0
     if method.proposer == NONE or drafted < 1:
         return Row(sequence, NONE, 0)
     return Row(sequence, method.proposer, drafted)
 
 
-def _kind(rows: Rows[Row]) -> StepKind:
+def _kind(rows: Sequence[Row]) -> StepKind:
     if any(not row.sequence.prefilled for row in rows):
         return StepKind.PREFILL
     return StepKind.VERIFY if any(row.drafted for row in rows) else StepKind.DECODE

@@ -1,7 +1,7 @@
-"""Deterministic tokens: a function of the prompt, the seed and the position alone.
+"""Deterministic tokens: a function of only the prompt, the adapter, the seed and the position.
 
-The proposer is no argument, so a text is the same whoever drafts it; what a proposer guesses
-right is drawn apart, from the proposer's name too.
+The text is the same under every proposer. Which drafts are accepted is drawn separately, from the
+proposer's name too.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ _CHARACTER_EVERY = 16
 
 
 def text_key(prompt_token_ids: Sequence[int], seed: int | None, adapter: str = "") -> int:
-    """The number that stands for a text: 64 bits of the prompt, the seed and the adapter."""
+    """64 bits that identify a text: a digest of the prompt, the seed and the adapter's name."""
     digest = hashlib.blake2b(array("q", prompt_token_ids).tobytes(), digest_size=8)
     digest.update(repr(seed).encode() + adapter.encode())
     return int.from_bytes(digest.digest(), "little")
 
 
 def draw(*numbers: int) -> int:
-    """64 bits that look random, from integers (SplitMix64: Steele et al., OOPSLA 2014)."""
+    """64 pseudo-random bits of integers (SplitMix64: Steele et al., OOPSLA 2014)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _MASK
@@ -35,7 +35,7 @@ def draw(*numbers: int) -> int:
 
 
 def accepted_drafts(key: int, position: int, proposer: str, drafted: int, rate: float) -> int:
-    """How many of the drafts for [position, position + drafted) the target keeps."""
+    """How many of the drafts for positions [position, position + drafted) are accepted."""
     name = int.from_bytes(hashlib.blake2b(proposer.encode(), digest_size=8).digest(), "little")
     for i in range(drafted):
         if draw(key, position + i, name) >= rate * (1 << 64):
@@ -44,7 +44,7 @@ def accepted_drafts(key: int, position: int, proposer: str, drafted: int, rate: 
 
 
 class TokenSource:
-    """The tokens of one text, one after the other."""
+    """The tokens of one text, in order."""
 
     def __init__(self, vocabulary: Vocabulary, key: int, length: int) -> None:
         """`length`: the text ends by itself at a position in [length, 2 * length)."""
@@ -55,10 +55,10 @@ class TokenSource:
         self._rest: list[int] = []
 
     def next(self, banned: Set[int]) -> int:
-        """The next token; none of `banned`, as long as the vocabulary has another word."""
+        """The next token; after 64 draws it may be one of `banned`."""
         position = self._position
         self._position += 1
-        token = self._wanted(position)
+        token = self._token_at(position)
         for retry in range(64):
             if token not in banned:
                 return token
@@ -66,7 +66,7 @@ class TokenSource:
             token = self._word(draw(self._key, position, retry))
         return token
 
-    def _wanted(self, position: int) -> int:
+    def _token_at(self, position: int) -> int:
         if self._rest:
             return self._rest.pop(0)
         eos = self._vocabulary.eos
@@ -86,9 +86,9 @@ class TokenSource:
 def token_logprob(
     vocabulary: Vocabulary, key: int, position: int, token_id: int, count: int, greedy: bool
 ) -> TokenLogprob:
-    """A distribution that holds `token_id`: best if `greedy`, else among the three best.
+    """A distribution in which `token_id` is the best if `greedy`, else one of the three best.
 
-    The chances halve from one candidate to the next and sum to less than 1.
+    The probabilities halve from one candidate to the next and sum to less than 1.
     """
     rank = 0 if greedy else draw(key, position, 1) % 3
     best = 0.5 + draw(key, position, 2) % 1000 / 2500

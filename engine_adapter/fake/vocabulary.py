@@ -1,4 +1,4 @@
-"""What the fake engine can say: the tokens of a real tokenizer, sorted by use."""
+"""The tokens of a real tokenizer, from which the fake engine makes its text."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _CHARACTERS = ("é", "ß", "→", "漢", "語", "🙂")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer and the parts of it that texts are made of.
+    """A tokenizer and its tokens by their use.
 
     Attributes:
         tokenizer: a `tokenizers.Tokenizer`.
@@ -29,7 +29,7 @@ class Vocabulary:
     characters: tuple[tuple[int, ...], ...]
 
     def text(self, token_id: int) -> str:
-        """The token alone, as `logprobs` shows it."""
+        """The text of one token, as `logprobs` shows it."""
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
 
@@ -40,7 +40,7 @@ def load_vocabulary(model: str) -> Vocabulary:
     try:
         loaded: Any = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise EngineConfigError("model", f"no tokenizer at {model!r}: {error}") from error
+        raise EngineConfigError("model", f"{model!r} has no tokenizer: {error}") from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise EngineConfigError("model", f"the tokenizer of {model!r} is not a fast one")

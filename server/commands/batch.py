@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from engine_adapter.cancellation import was_cancelled
 from engine_adapter.errors import EngineError
 from engine_adapter.factory import create_engine
 from server.app import create_app
@@ -37,7 +38,6 @@ from server.commands.batch_files import (
 )
 from server.commands.server_process import complain_of_start
 from server.commands.startup_display import Progress
-from server.http.event_stream import was_cancelled
 from server.lifespan import Hooks
 from server.settings import Settings
 from server.settings.sources import SettingsError, load_settings

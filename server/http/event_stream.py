@@ -15,6 +15,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from engine_adapter.cancellation import was_cancelled
 from server.errors import ClientDisconnected, Stopping, error_body, to_api_error
 
 T = TypeVar("T")
@@ -42,16 +43,6 @@ def json_text(value: Any) -> str:
 def event(value: Any) -> bytes:
     """A data event that holds `value` as JSON."""
     return f"data: {json_text(value)}\n\n".encode()
-
-
-def was_cancelled() -> bool:
-    """Whether the running task itself was cancelled, as the server does when it stops.
-
-    Only then does a `CancelledError` mean so; else something that was waited for was cancelled,
-    which is a failure like any other.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine_adapter.cancellation import was_cancelled
 from server.errors import ApiError, Stopping, error_response, to_api_error
-from server.http.event_stream import was_cancelled
 from server.telemetry.metrics import Metrics
 
 REQUEST_ID = "x-request-id"

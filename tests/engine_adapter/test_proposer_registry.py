@@ -16,7 +16,7 @@ CASCADE = {"name": "cascade", "members": ["ngram", "small"]}
 
 @pytest.fixture
 def registry() -> ProposerRegistry:
-    made = ProposerRegistry(parse_specs([NGRAM, DRAFT, CASCADE]))
+    made = ProposerRegistry(parse_specs([NGRAM, DRAFT, CASCADE]), capacity=5)
     made.on_engine_started([{"small": (100, 40)}, {"small": (100, 40)}])
     return made
 
@@ -43,7 +43,7 @@ def test_what_the_ranks_hold_is_summed(registry: ProposerRegistry) -> None:
 
 
 def test_what_was_loaded_is_what_the_next_process_starts_with(registry: ProposerRegistry) -> None:
-    spec = registry.check_load({"name": "lookup", "method": "ngram"}, capacity=5)
+    spec = registry.check_load({"name": "lookup", "method": "ngram"})
     assert registry.add(spec, [{}]).state == "loaded"
     registry.remove("cascade")
     assert [spec.name for spec in registry.specs] == ["ngram", "small", "lookup"]
@@ -57,17 +57,17 @@ def test_what_was_loaded_is_what_the_next_process_starts_with(registry: Proposer
 def test_what_cannot_be_loaded_now_is_refused(
     registry: ProposerRegistry, fields: dict[str, Any], code: str
 ) -> None:
-    assert refusal(registry.check_load, fields, 5) == code
+    assert refusal(registry.check_load, fields) == code
 
 
 def test_a_k_above_the_capacity_names_the_field_and_the_flag(registry: ProposerRegistry) -> None:
     with pytest.raises(EngineConfigError, match="--max-speculative-tokens") as caught:
-        registry.check_load({"name": "suffix", "num_speculative_tokens": 6}, 5)
+        registry.check_load({"name": "suffix", "num_speculative_tokens": 6})
     assert caught.value.field == "num_speculative_tokens"
 
 
 def test_a_cascade_of_proposers_with_kv_can_be_loaded(registry: ProposerRegistry) -> None:
-    spec = registry.check_load({"name": "c", "method": "cascade", "members": ["small", "ngram"]}, 5)
+    spec = registry.check_load({"name": "c", "method": "cascade", "members": ["small", "ngram"]})
     assert spec.num_speculative_tokens == 5
 
 
@@ -85,8 +85,8 @@ def test_who_keeps_kv_stays(registry: ProposerRegistry) -> None:
 
 
 def test_one_at_a_time_and_the_one_on_its_way_is_shown_last(registry: ProposerRegistry) -> None:
-    registry.loading = registry.check_load({"name": "suffix", "num_speculative_tokens": 5}, 5)
-    assert refusal(registry.check_load, {"name": "x", "method": "ngram"}, 5) == "load_in_progress"
+    registry.loading = registry.check_load({"name": "suffix", "num_speculative_tokens": 5})
+    assert refusal(registry.check_load, {"name": "x", "method": "ngram"}) == "load_in_progress"
     assert refusal(registry.check_unload, "cascade") == "load_in_progress"
     assert [(i.name, i.state) for i in registry.snapshot()][-1] == ("suffix", "loading")
     assert "suffix" not in [info.name for info in registry.infos]

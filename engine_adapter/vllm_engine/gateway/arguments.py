@@ -1,4 +1,4 @@
-"""Settings -> vLLM's engine arguments, and the environment that vLLM reads."""
+"""Turns settings into vLLM's engine arguments and into the environment that vLLM reads."""
 
 import os
 from collections.abc import Mapping
@@ -10,29 +10,28 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 
-_SINGLE = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+_MUST_BE_ONE = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 
 CPU_KV_CACHE_BYTES = 512 << 20
-"""KV cache on CPU where nothing is set: vLLM would take most of the machine's memory."""
+"""The KV cache's default on CPU, in bytes; vLLM's own takes most of the machine's memory."""
 
 
 def prepare_environment(config: EngineConfig) -> None:
-    """Sets what vLLM reads from the environment; must run before vLLM is imported.
+    """Sets the environment variables that vLLM reads; must run before vLLM is imported.
 
-    Variables that the user has set are left alone, but for the model runner: only V1's has the
-    hooks.
+    It keeps the user's values, except for the model runner: only the V1 runner has the hooks.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log_level)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # A forked process would keep the clients' connections open. vLLM's own server spawns too.
+    # A forked process would keep the clients' connections open. vLLM's own server also spawns.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if config.log_level != "DEBUG":
-        # The engine's process inherits it; vLLM's imports there warn of what users cannot mend.
+        # The engine process inherits it: vLLM's imports there warn of things that users cannot fix.
         os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if int(config.arguments.get("tensor_parallel_size") or 1) == 1:
-        # The engine keeps its process; its one worker then lives in it, which loads in seconds
-        # and saves a hop per step.
+        # The one worker then runs in the engine process, which starts faster and saves a hop per
+        # step. The engine process itself stays.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
@@ -40,12 +39,12 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     """Builds vLLM's `AsyncEngineArgs`.
 
     Args:
-        config: what was set.
+        config: the engine's settings.
         capacity: the draft capacity, `num_speculative_tokens` of the whole engine.
-        progress_pipe: where the engine's processes report progress.
+        progress_pipe: the named pipe to which the engine's processes report progress.
 
     Raises:
-        EngineConfigError: an argument is Specgate's own, unproven, or unknown to vLLM.
+        EngineConfigError: an argument is reserved, not proven, or unknown to vLLM.
     """
     from vllm import AsyncEngineArgs
 
@@ -53,7 +52,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     for name, reason in RESERVED_ARGUMENTS.items():
         if name in given:
             raise EngineConfigError(name, f"cannot be set: {reason}")
-    for name in _SINGLE:
+    for name in _MUST_BE_ONE:
         if given.get(name, 1) != 1:
             raise EngineConfigError(name, f"must be 1, got {given[name]}: more is not proven")
     if compat.current_platform.is_cpu():
@@ -62,8 +61,9 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     given.setdefault("use_tqdm_on_load", False)
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
-    forms = _structured_outputs(given.get("structured_outputs_config", {}))
-    given["structured_outputs_config"] = forms
+    given["structured_outputs_config"] = _structured_outputs_config(
+        given.get("structured_outputs_config", {})
+    )
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -86,18 +86,18 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         raise EngineConfigError("engine_args", str(error)) from error
 
 
-def _structured_outputs(given: Mapping[str, Any]) -> dict[str, Any]:
+def _structured_outputs_config(given: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's configuration of structured output: one backend, and compact JSON.
 
-    llguidance keeps to a schema or refuses it by the keyword that it lacks; xgrammar passes over
-    some without a word (`not`, what stands beside `anyOf`). Under `auto` vLLM picks a backend for
-    each request and then compiles every grammar with the first one picked. Where white space is
-    free, small models write nothing else.
+    llguidance enforces a schema, or refuses it and names the keyword that it does not support;
+    xgrammar silently ignores some keywords (`not`, keywords beside `anyOf`). Under `auto`, vLLM
+    picks a backend for each request and then compiles every grammar with the first one picked.
+    Where white space is free, small models write nothing else.
     """
     config = {"backend": "guidance", **given}
     if config["backend"] == "auto":
         raise EngineConfigError(
-            "structured_outputs_config", "backend: must be a backend's name, auto is not proven"
+            "structured_outputs_config", "backend: must name a backend; auto is not proven"
         )
     if config["backend"] in ("xgrammar", "guidance"):
         config.setdefault("disable_any_whitespace", True)

@@ -1,7 +1,8 @@
-"""The engine: `Engine` over vLLM, one process of it after the other."""
+"""`VllmEngine`: the `Engine` over vLLM. It outlives its process, which is replaced when it dies."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,16 +25,15 @@ from engine_adapter.types import (
     Switch,
 )
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import arguments, lora, preflight
-from engine_adapter.vllm_engine.gateway.hot_load import ProposerLoader
+from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, preflight
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
 from engine_adapter.vllm_engine.gateway.translation import (
     lora_request,
-    refused,
     sampling_params,
     to_delta,
+    to_invalid_request,
 )
 from engine_adapter.vllm_engine.wire import switch_to_wire
 
@@ -41,13 +41,16 @@ from engine_adapter.vllm_engine.wire import switch_to_wire
 class VllmEngine:
     """vLLM with the configured proposers. See `engine_adapter.interface.Engine`.
 
-    A process that dies is replaced as `config.restart` says; what the engine must be brought
-    to again then is in `_adopt`.
+    A process that dies is replaced as `config.restart` says. `_adopt` gives the new process the
+    state of the old one.
 
     Args:
         config: model, proposers and vLLM's arguments.
         registry: gets the `vllm:` metrics.
-        observer: gets every step's report, and hears of replacements.
+        observer: gets every step's report and every attempt to replace the process.
+
+    Raises:
+        EngineConfigError: a proposer's k is above the draft capacity.
     """
 
     def __init__(
@@ -60,10 +63,10 @@ class VllmEngine:
             self._new_process, self._adopt, config.restart, observer.on_restart
         )
         self._version = ""
-        self._capacity = 0
+        self._capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
         self._info: EngineInfo | None = None
         self._last_running_switch = NO_SWITCH
-        self._proposer_registry = ProposerRegistry(config.proposers)
+        self._proposer_registry = ProposerRegistry(config.proposers, self._capacity)
         self._lora_registry = LoraRegistry(config.arguments)
 
     @property
@@ -81,7 +84,6 @@ class VllmEngine:
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Engine.start`."""
         self._version = preflight.check_libraries()
-        self._capacity = draft_capacity(self._config.proposers, self._config.max_speculative_tokens)
         arguments.prepare_environment(self._config)
         on_progress("checking models")
         await asyncio.to_thread(preflight.check_models, self._config)
@@ -93,16 +95,16 @@ class VllmEngine:
         return EngineProcess(config, self._capacity, self._metrics)
 
     async def _adopt(self, process: EngineProcess) -> None:
-        """Brings a new process to where the one before it was, and learns what it holds."""
+        """Makes a started process the engine's: reads its memory, restores adapters and switch."""
         self._proposer_registry.on_engine_started(await process.collective_rpc("specgate_memory"))
         if self._info is None:
             for name, path in self._config.lora_modules.items():
-                await lora.load(process, self._lora_registry, name, path)
+                await lora.load_adapter(process, self._lora_registry, name, path)
         else:
-            await lora.load_again(process, self._lora_registry)
+            await lora.reload_adapters(process, self._lora_registry)
         self._info = self._describe(process.vllm_config)
         if self._last_running_switch.epoch:
-            # A request that was admitted before that switch may not have reached the engine yet.
+            # A request admitted before that switch may not have reached the engine yet.
             await process.call("specgate_switch", *switch_to_wire(self._last_running_switch))
 
     def _describe(self, config: Any) -> EngineInfo:
@@ -123,26 +125,21 @@ class VllmEngine:
         process = self._supervisor.child
         params = sampling_params(request)
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        adapter = lora_request(request.lora_adapter)
         with self._lora_registry.used(request.lora_adapter):
-            adapter = lora_request(request.lora_adapter)
             outputs = process.generate(prompt, params, request.request_id, adapter)
-            admitted = False
+            started = False
             try:
                 async for output in outputs:
                     delta = to_delta(output)
-                    admitted = True
+                    started = True
                     yield delta
-            except EngineDead as error:
-                raise self._lost("This request is lost") from error
-            except (ValueError, compat.VLLMClientError) as error:
-                if admitted:
+            except (Exception, asyncio.CancelledError) as error:
+                if process.is_death(error):
+                    raise self._dead_error("This request is lost") from error
+                if started or not _is_refusal(error, request):
                     raise
-                raise refused(error, request) from error
-            except EngineError as error:
-                # A grammar is compiled after admission, and one that fails ends its request.
-                if admitted or request.sampling.structured_output is None:
-                    raise
-                raise refused(error, request) from error
+                raise to_invalid_request(error, request) from error
             finally:
                 await outputs.aclose()
 
@@ -151,10 +148,8 @@ class VllmEngine:
         process = self._supervisor.child
         if not running:
             return
-        try:
+        with self._death_explained("The method was not changed"):
             await process.call("specgate_switch", *switch_to_wire(switch))
-        except EngineDead as error:
-            raise self._lost("The method was not changed") from error
         self._last_running_switch = switch
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
@@ -166,19 +161,14 @@ class VllmEngine:
         process = self._supervisor.child
         target = process.vllm_config.model_config
         sizes = TargetSizes(target.get_hidden_size(), target.get_vocab_size())
-        loader = ProposerLoader(self._proposer_registry, self._capacity)
-        try:
-            return await loader.load(process, fields, sizes)
-        except EngineDead as error:
-            raise self._lost("The proposer was not loaded") from error
+        with self._death_explained("The proposer was not loaded"):
+            return await hot_load.load_proposer(process, self._proposer_registry, fields, sizes)
 
     async def unload_proposer(self, name: str) -> None:
         """See `Engine.unload_proposer`."""
         process = self._supervisor.child
-        try:
-            await ProposerLoader(self._proposer_registry, self._capacity).unload(process, name)
-        except EngineDead as error:
-            raise self._lost("The proposer is gone with it") from error
+        with self._death_explained("The proposer is gone with it"):
+            await hot_load.unload_proposer(process, self._proposer_registry, name)
 
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
@@ -187,25 +177,30 @@ class VllmEngine:
 
     async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
         """See `Engine.load_lora_adapter`."""
-        try:
-            return await lora.load(self._supervisor.child, self._lora_registry, name, path)
-        except EngineDead as error:
-            raise self._lost("The adapter was not loaded") from error
+        with self._death_explained("The adapter was not loaded"):
+            process = self._supervisor.child
+            return await lora.load_adapter(process, self._lora_registry, name, path)
 
     async def unload_lora_adapter(self, name: str) -> None:
         """See `Engine.unload_lora_adapter`."""
         adapter = self._lora_registry.remove(name)
-        try:
-            await self._supervisor.child.remove_adapter(adapter.id)
-        except EngineDead as error:
-            raise self._lost("The adapter is gone with it") from error
+        with self._death_explained("The adapter is gone with it"):
+            await self._supervisor.child.remove_lora(adapter.id)
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
         await self._supervisor.stop()
 
-    def _lost(self, consequence: str) -> EngineDead:
-        """The present failure, with what it means for one call."""
+    @contextmanager
+    def _death_explained(self, consequence: str) -> Iterator[None]:
+        """Adds the consequence for one call to an `EngineDead`."""
+        try:
+            yield
+        except EngineDead as error:
+            raise self._dead_error(consequence) from error
+
+    def _dead_error(self, consequence: str) -> EngineDead:
+        """The engine's failure, and its consequence for one call."""
         failure = self.failure
         if failure is None:
             return EngineDead(f"The engine was stopped. {consequence}.")
@@ -214,3 +209,11 @@ class VllmEngine:
     def _on_step(self, report: StepReport) -> None:
         self._proposer_registry.record_step(report)
         self._observer.on_step(report)
+
+
+def _is_refusal(error: BaseException, request: GenerationRequest) -> bool:
+    """Whether an error before the first output means that vLLM refuses the request."""
+    if isinstance(error, EngineError):
+        # vLLM compiles a grammar after admission; a grammar that fails ends its request.
+        return request.sampling.structured_output is not None
+    return isinstance(error, ValueError | compat.VLLMClientError)

@@ -1,8 +1,8 @@
 """Loading and unloading proposers while the engine serves.
 
-A call to the workers runs between two steps and holds every stream for its length. So calls only
-begin a load, ask for it, and take it over; the weights are read in a thread of each worker
-(`background.BackgroundLoad`). On every rank the change takes effect before the same step.
+A call to the workers runs between two steps, and every stream waits for it. So the calls only begin
+a load, poll its state and install the result; a thread of each worker reads the weights
+(`background_load.BackgroundLoad`). The change takes effect before the same step on every rank.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from engine_adapter.types import ProposerInfo
 from engine_adapter.vllm_engine.wire import FAILED, READING, REFUSED
 
 _POLL_S = 0.05
-"""How often a load is asked for; each time takes the engine less than a millisecond."""
+"""Seconds between two polls of a load; a poll takes the engine less than a millisecond."""
 
 
 class Process(Protocol):
-    """An engine process, as far as it is called here; see `process.EngineProcess`."""
+    """The methods of `process.EngineProcess` that are called here."""
 
     async def call(self, method: str, *args: Any) -> Any:
         """Runs a method of EngineCore between two steps. Raises `EngineDead`."""
@@ -31,37 +31,29 @@ class Process(Protocol):
         """Runs a method of the worker on every rank, between two steps. Raises `EngineDead`."""
 
 
-class ProposerLoader:
-    """Changes which proposers are loaded, one at a time.
+async def load_proposer(
+    process: Process, registry: ProposerRegistry, fields: Mapping[str, Any], sizes: TargetSizes
+) -> ProposerInfo:
+    """Loads a proposer and adds it to the registry; see `Engine.load_proposer`.
 
-    Args:
-        registry: what is loaded; kept up to date here.
-        capacity: the draft capacity, which no k may exceed.
+    A proposer that cannot be loaded is removed from every rank.
     """
+    spec = registry.check_load(fields)
+    registry.loading = spec
+    try:
+        await asyncio.to_thread(_check_weights, spec, sizes)
+        return registry.add(spec, await _load_on_ranks(process, spec))
+    finally:
+        registry.loading = None
 
-    def __init__(self, registry: ProposerRegistry, capacity: int) -> None:
-        self._registry = registry
-        self._capacity = capacity
 
-    async def load(
-        self, process: Process, fields: Mapping[str, Any], sizes: TargetSizes
-    ) -> ProposerInfo:
-        """Loads a proposer; see `Engine.load_proposer`. One that fails leaves nothing behind."""
-        spec = self._registry.check_load(fields, self._capacity)
-        self._registry.loading = spec
-        try:
-            await asyncio.to_thread(_check_weights, spec, sizes)
-            return self._registry.add(spec, await _load(process, spec))
-        finally:
-            self._registry.loading = None
-
-    async def unload(self, process: Process, name: str) -> None:
-        """Unloads a proposer; see `Engine.unload_proposer`."""
-        self._registry.check_unload(name)
-        # Before anything is waited for, so that no request can choose it meanwhile.
-        self._registry.remove(name)
-        await process.collective_rpc("specgate_unload", name)
-        await process.call("specgate_pardon", name)
+async def unload_proposer(process: Process, registry: ProposerRegistry, name: str) -> None:
+    """Unloads a proposer and removes it from the registry; see `Engine.unload_proposer`."""
+    registry.check_unload(name)
+    # Before the first await, so that no request can select the proposer meanwhile.
+    registry.remove(name)
+    await process.collective_rpc("specgate_unload", name)
+    await process.call("specgate_pardon", name)
 
 
 def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:
@@ -71,11 +63,11 @@ def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:
         raise _unusable(spec, str(error), getattr(error, "field", "model")) from error
 
 
-async def _load(process: Process, spec: ProposerSpec) -> list[Any]:
-    """Loads it on every rank, or on none; what each rank's proposers hold then."""
+async def _load_on_ranks(process: Process, spec: ProposerSpec) -> list[Any]:
+    """Loads the proposer on every rank or on none. Returns the memory of each rank's proposers."""
     await process.collective_rpc("specgate_load", asdict(spec))
     try:
-        await _end_of(spec, process)
+        await _wait_until_ready(process, spec)
     except EngineDead:
         raise
     except EngineError:
@@ -84,17 +76,16 @@ async def _load(process: Process, spec: ProposerSpec) -> list[Any]:
     return await process.collective_rpc("specgate_install")
 
 
-async def _end_of(spec: ProposerSpec, process: Process) -> None:
-    """Waits until every rank is ready. Raises `EngineError` where one is not."""
+async def _wait_until_ready(process: Process, spec: ProposerSpec) -> None:
+    """Returns when every rank is ready. Raises `EngineError` if the load failed on a rank."""
     while True:
-        states = await process.collective_rpc("specgate_load_state")
-        if _ended(spec, states):
+        if _is_ready(spec, await process.collective_rpc("specgate_load_state")):
             return
         await asyncio.sleep(_POLL_S)
 
 
-def _ended(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
-    """Whether every rank is ready. Raises what the first that failed says, once all have ended."""
+def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
+    """Whether every rank is ready. When all have ended, raises the first failure."""
     if any(state == READING for state, _ in states):
         return False
     for state, why in states:

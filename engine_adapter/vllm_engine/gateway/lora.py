@@ -1,4 +1,4 @@
-"""LoRA adapters in the engine's process: loading them, and loading them again in the next one."""
+"""Loads LoRA adapters into the engine process, and loads them again into its replacement."""
 
 import logging
 
@@ -11,25 +11,27 @@ from engine_adapter.vllm_engine.gateway.translation import lora_request
 log = logging.getLogger(__name__)
 
 
-async def load(process: EngineProcess, adapters: LoraRegistry, name: str, path: str) -> LoraAdapter:
-    """Loads an adapter; see `Engine.load_lora_adapter`. A step waits while its files are read."""
-    with adapters.loading(name, path) as adapter:
+async def load_adapter(
+    process: EngineProcess, registry: LoraRegistry, name: str, path: str
+) -> LoraAdapter:
+    """Loads an adapter; see `Engine.load_lora_adapter`. No step runs while its files are read."""
+    with registry.loading(name, path) as adapter:
         try:
-            await process.add_adapter(lora_request(adapter))
+            await process.add_lora(lora_request(adapter))
         except ValueError as error:
             message = f"{name}: {path!r} cannot be used: {error}"
             raise EngineConfigError("lora_modules", message, "lora_path") from error
     return adapter
 
 
-async def load_again(process: EngineProcess, adapters: LoraRegistry) -> None:
-    """Loads what the process before held. What cannot be read any more is given up.
+async def reload_adapters(process: EngineProcess, registry: LoraRegistry) -> None:
+    """Loads the adapters of the process before, and drops those that cannot be read any more.
 
-    A request that came with an adapter which only a step would find missing would end the process.
+    vLLM would read a missing adapter in a step, and the failure there would end the process.
     """
-    for adapter in adapters.loaded:
+    for adapter in registry.loaded:
         try:
-            await process.add_adapter(lora_request(adapter))
+            await process.add_lora(lora_request(adapter))
         except ValueError as error:
-            log.error("adapter %s is given up, it cannot be loaded again: %s", adapter.name, error)
-            adapters.drop(adapter)
+            log.error("adapter %s is dropped: it cannot be loaded again: %s", adapter.name, error)
+            registry.drop(adapter)

@@ -1,4 +1,4 @@
-"""What can be known to fail before anything loads: each with the setting and the remedy."""
+"""Checks before anything is loaded. Each failure names the setting and the remedy."""
 
 import json
 from importlib.util import find_spec
@@ -16,8 +16,8 @@ def check_libraries() -> str:
     """The installed vLLM's version.
 
     Raises:
-        EngineConfigError: there is none, or it is not supported, or a torchvision is installed
-            that breaks the import of transformers.
+        EngineConfigError: vLLM is not installed or not supported, or an installed torchvision
+            breaks the import of transformers.
     """
     version = compat.installed_version()
     supported = " and ".join(f"{release}.*" for release in compat.SUPPORTED)
@@ -45,11 +45,11 @@ def check_models(config: EngineConfig) -> None:
     """Checks the target and every proposer with weights; reads configurations and headers only.
 
     Raises:
-        EngineConfigError: a folder is missing, the target is of a kind that is not proven, a draft
+        EngineConfigError: a folder is missing, the target has layers that are not proven, a draft
             model has another tokenizer, or a head's weights do not fit the target.
     """
     target = _load_config("model", config.model, config, config.arguments.get("revision"))
-    _refuse_unproven(target)
+    _check_attention(target)
     text = target.get_text_config()
     sizes = TargetSizes(
         text.hidden_size,
@@ -66,22 +66,22 @@ def check_models(config: EngineConfig) -> None:
 
 
 def _check_tokenizers(config: EngineConfig) -> None:
-    wanted: dict[str, int] | None = None
+    vocabulary: dict[str, int] | None = None
     for spec in config.proposers:
         if not get_method(spec.method).capabilities.tokenizer or spec.model is None:
             continue
         try:
             _load_config("model", spec.model, config)
-            theirs = _vocabulary("model", spec.model, config)
+            draft_vocabulary = _vocabulary("model", spec.model, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
-        if wanted is None:
-            wanted = _target_vocabulary(config)
-        if theirs != wanted:
+        if vocabulary is None:
+            vocabulary = _target_vocabulary(config)
+        if draft_vocabulary != vocabulary:
             raise EngineConfigError(
                 "proposer",
-                f"{spec.name}: the tokenizer of {spec.model} is not the target's; a draft model "
-                "must share it",
+                f"{spec.name}: the tokenizer of {spec.model} differs from the target's; a draft "
+                "model must have the same tokenizer",
             )
 
 
@@ -108,15 +108,15 @@ def _load_config(
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 
-def _refuse_unproven(target: Any) -> None:
+def _check_attention(target: Any) -> None:
     text = target.get_text_config()
     layers = set(getattr(text, "layer_types", None) or ())
     slides = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     if layers - {"full_attention"} or (slides and not layers):
         raise EngineConfigError(
             "model",
-            f"{target.model_type} has layers that are not full attention (sliding window or "
-            "hybrid); their KV is not proven to survive switching, so it is refused",
+            f"{target.model_type} has layers without full attention (sliding window or hybrid); "
+            "it is refused because their KV is not proven to survive a switch",
         )
 
 

@@ -1,4 +1,4 @@
-"""One AsyncLLM and the engine process behind it, which never leave this file."""
+"""One AsyncLLM and the engine process that it starts; only this file handles either of them."""
 
 import asyncio
 import gc
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
+from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
@@ -18,8 +19,8 @@ from engine_adapter.vllm_engine.gateway import arguments
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
 
-_EXIT_S = 5.0
-"""Seconds that a process that announced its death gets to be gone, so that its status is known."""
+_EXIT_TIMEOUT_S = 5.0
+"""How long to wait for the exit status of a process that has reported its death, in seconds."""
 
 _KILL_POLL_S = 0.05
 
@@ -30,7 +31,7 @@ class EngineProcess:
     Args:
         config: model, proposers and vLLM's arguments.
         capacity: the draft capacity.
-        metrics: the engine's, which outlive the process.
+        metrics: the engine's metrics; they outlive the process.
     """
 
     def __init__(self, config: EngineConfig, capacity: int, metrics: VllmMetrics) -> None:
@@ -53,13 +54,13 @@ class EngineProcess:
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Child.start`."""
         async with progress_pipe(on_progress) as pipe:
-            await self._loaded(pipe)
-        # vLLM starts it with the first request; a death before that would go unnoticed.
+            await self._load_in_thread(pipe)
+        # vLLM starts it with the first request, and a death before that would go unnoticed.
         self._llm._run_output_handler()
         _hide_known_deaths()
 
-    async def _loaded(self, pipe: str) -> None:
-        """Loads in a thread. Cancelled, it kills what the thread waits for, and waits for it."""
+    async def _load_in_thread(self, pipe: str) -> None:
+        """Runs `_load`. When cancelled, kills the processes that it waits for, so that it ends."""
         before = set(multiprocessing.active_children())
         loading = asyncio.ensure_future(asyncio.to_thread(self._load, pipe))
         try:
@@ -74,8 +75,8 @@ class EngineProcess:
             raise
 
     def _load(self, pipe: str) -> None:
-        # Sets `_llm` and returns nothing: a thread's result outlives it, and vLLM's finalizer
-        # fails if it first runs when the interpreter is half gone.
+        # Sets `_llm` instead of returning it: the result of a thread outlives the thread, and
+        # vLLM's finalizer fails when it runs late in the interpreter's shutdown.
         from engine_adapter.vllm_engine.worker.verification.logits_processors import (
             accept_with_speculation,
         )
@@ -85,93 +86,88 @@ class EngineProcess:
             vllm_config = args.create_engine_config()
         except EngineConfigError:
             raise
-        except Exception as error:  # vLLM raises anything for a bad argument
+        except Exception as error:  # vLLM raises many types for a bad argument
             raise EngineConfigError("engine_args", str(error)) from error
         if self._abandoned.is_set():
             return
         try:
-            with _interrupts_blocked():
+            with _sigint_blocked():
                 self._llm = compat.AsyncLLM.from_vllm_config(
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
                 accept_with_speculation(self._llm)
-        except Exception as error:  # whatever ended the engine process; its log has the cause
+        except Exception as error:  # the engine process ended; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
-    async def generate(
-        self, prompt: Any, params: Any, request_id: str, adapter: Any = None
+    def generate(
+        self, prompt: Any, params: Any, request_id: str, lora_request: Any = None
     ) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a request. Closing the generator aborts it.
+        """vLLM's own generator of a request's outputs. Closing it aborts the request.
 
-        Raises `EngineDead`, and whatever vLLM raises.
+        It raises vLLM's exceptions; `is_death` finds those that report the death of the process.
         """
-        llm = self._llm
-        outputs = llm.generate(prompt, params, request_id, lora_request=adapter)
-        try:
-            async for output in outputs:
-                yield output
-        except compat.EngineDeadError as error:
-            raise EngineDead(str(error)) from error
-        except asyncio.CancelledError as error:
-            if _was_cancelled():
-                raise
-            # Closing its sockets, a dead engine's client cancels whoever waits to send.
-            raise EngineDead("the engine died before it had the request") from error
-        except compat.EngineGenerateError as error:
-            if llm.errored:
-                raise EngineDead(str(error)) from error
-            raise
-        finally:
-            await outputs.aclose()
+        generator: AsyncGenerator[Any, None] = self._llm.generate(
+            prompt, params, request_id, lora_request=lora_request
+        )
+        return generator
+
+    def is_death(self, error: BaseException) -> bool:
+        """Whether an exception that ended `generate` means that the process is dead."""
+        if isinstance(error, asyncio.CancelledError):
+            # The client of a dead engine closes its sockets, which cancels tasks that are sending.
+            return not was_cancelled()
+        if isinstance(error, compat.EngineGenerateError):
+            return not self.alive
+        return isinstance(error, compat.EngineDeadError | EngineDead)
 
     async def call(self, method: str, *args: Any) -> Any:
         """Runs a method of EngineCore between two steps. Raises `EngineDead`."""
-        return await self._answer(self._llm.engine_core.call_utility_async(method, *args))
+        return await self._result_of(self._llm.engine_core.call_utility_async(method, *args))
 
-    async def add_adapter(self, adapter: Any) -> None:
+    async def add_lora(self, lora_request: Any) -> None:
         """Loads a LoRA adapter (vLLM's `LoRARequest`) between two steps.
 
-        Raises `EngineDead`, and `ValueError` where it cannot be used.
+        Raises `EngineDead`, and `ValueError` if the adapter cannot be used.
         """
         try:
-            await self._answer(self._llm.add_lora(adapter))
+            await self._result_of(self._llm.add_lora(lora_request))
         except EngineDead:
             raise
-        except Exception as error:  # the engine process sends the cause as text
+        except Exception as error:  # the engine process sends the cause only as text
             raise ValueError(str(error)) from error
 
-    async def remove_adapter(self, adapter_id: int) -> None:
+    async def remove_lora(self, adapter_id: int) -> None:
         """Unloads a LoRA adapter between two steps. Raises `EngineDead`."""
-        await self._answer(self._llm.remove_lora(adapter_id))
+        await self._result_of(self._llm.remove_lora(adapter_id))
 
     async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         """Runs a method of the worker on every rank, between two steps. Raises `EngineDead`."""
-        return await self._answer(self._llm.collective_rpc(method, args=args))
+        return await self._result_of(self._llm.collective_rpc(method, args=args))
 
-    async def _answer(self, call: Awaitable[Any]) -> Any:
-        """vLLM's answer. It never comes from an engine that dies meanwhile."""
-        asking = asyncio.ensure_future(call)
+    async def _result_of(self, call: Awaitable[Any]) -> Any:
+        """Waits for a call to the engine. vLLM's own wait never ends if the engine dies first."""
+        calling = asyncio.ensure_future(call)
         handler = self._llm.output_handler
         try:
-            await asyncio.wait((asking, handler), return_when=asyncio.FIRST_COMPLETED)
-            if asking.done() and not asking.cancelled():
-                return asking.result()
+            await asyncio.wait((calling, handler), return_when=asyncio.FIRST_COMPLETED)
+            if calling.done() and not calling.cancelled():
+                return calling.result()
         except compat.EngineDeadError as error:
             raise EngineDead(str(error)) from error
         finally:
-            asking.cancel()
+            calling.cancel()
         raise EngineDead("the engine died before it answered")
 
     async def died(self) -> str:
         """See `Child.died`."""
         llm = self._llm
-        # It ends with the engine, after it has told everyone who waits for an output.
+        # It ends with the engine, after it has failed every request that waits for an output.
         await asyncio.wait((llm.output_handler,))
         self._metrics.clear_gauges()
         manager = llm.engine_core.resources.engine_manager
         for process in manager.processes:
-            await asyncio.to_thread(process.join, _EXIT_S)
-        return _how_it_ended([process.exitcode for process in manager.processes])
+            await asyncio.to_thread(process.join, _EXIT_TIMEOUT_S)
+        return _describe_end([process.exitcode for process in manager.processes])
 
     async def stop(self) -> None:
         """See `Child.stop`."""
@@ -179,7 +175,7 @@ class EngineProcess:
         if llm is None:
             return
         if handler := llm.output_handler:
-            # Still reading, it would report the engine's end as an error.
+            # A running handler would report the engine's end as an error.
             handler.cancel()
             await asyncio.gather(handler, return_exceptions=True)
         await asyncio.to_thread(llm.shutdown)
@@ -187,29 +183,23 @@ class EngineProcess:
         gc.collect()
 
 
-def _how_it_ended(statuses: list[int | None]) -> str:
-    """The end of "the engine process ..."."""
+def _describe_end(statuses: list[int | None]) -> str:
+    """How the processes ended, to follow the words "the engine process"."""
     status = next((status for status in statuses if status), statuses[0])
     if status is None:
-        return "sent what could not be read"
+        return "sent a message that could not be read"
     if status < 0:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     return f"ended with exit status {status}"
 
 
-def _was_cancelled() -> bool:
-    """Whether a `CancelledError` was meant for the running task."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never see Ctrl-C, which goes to the whole group.
+def _sigint_blocked() -> Iterator[None]:
+    """Keeps Ctrl-C, which reaches the whole process group, from processes started in the block.
 
-    The gateway ends them itself, once the requests that run have ended.
+    The gateway ends these processes itself, after the running requests.
     """
-    # Begun now: starting it with the first process would unblock the signal again.
+    # The tracker unblocks the signal when it starts, so it must be running before the block.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,6 +1,6 @@
-"""Keeps an engine process alive: starts it, sees it die, replaces it, and gives up in the end.
+"""Starts an engine process and replaces it when it dies, until the restart policy's limit.
 
-Nothing here knows vLLM: what is supervised is a `Child`.
+Nothing here knows vLLM: the supervised process is a `Child`.
 """
 
 import asyncio
@@ -19,26 +19,26 @@ log = structlog.get_logger(__name__)
 
 
 class Child(Protocol):
-    """An engine process, from its start to its end; it is never started twice."""
+    """An engine process. It is started once."""
 
     @property
     def alive(self) -> bool:
-        """Whether it has started and not died."""
+        """Whether it has started and has not died."""
         ...
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
-        """Returns when it can serve. Cancelled, it leaves no process behind.
+        """Returns when it can serve. A cancelled start leaves no process.
 
         Raises `EngineError`.
         """
         ...
 
     async def died(self) -> str:
-        """Waits until it has died. How it did, as the end of "the engine process ..."."""
+        """Waits for its death. Returns the cause, to follow the words "the engine process"."""
         ...
 
     async def stop(self) -> None:
-        """Ends it, in any state it may be in."""
+        """Ends it, in any state."""
         ...
 
 
@@ -50,8 +50,9 @@ class _Outage:
     """The time without a child.
 
     Attributes:
-        reason: the end of "The engine process ...".
-        until: when the next child should serve, by the monotonic clock; `None` if there is none.
+        reason: the cause, to follow the words "The engine process".
+        until: when the next child should serve, in seconds of the monotonic clock; `None` if the
+            child is not replaced.
     """
 
     reason: str
@@ -63,9 +64,9 @@ class Supervisor(Generic[C]):
 
     Args:
         create: makes a child, not yet started.
-        adopt: brings a started child to where the one before it was; it serves after that.
-        policy: when a dead one is replaced.
-        on_restart: told of every attempt to replace one, and whether it succeeded.
+        adopt: gives a started child the state of the child before it; the child serves after that.
+        policy: when a dead child is replaced.
+        on_restart: called after every attempt to replace a child: whether it succeeded.
     """
 
     def __init__(
@@ -81,14 +82,19 @@ class Supervisor(Generic[C]):
         self._on_restart = on_restart
         self._child: C | None = None
         self._outage: _Outage | None = None
-        self._watching: asyncio.Task[None] | None = None
-        # When replacements were begun, by the monotonic clock: those of the policy's window.
+        self._watch_task: asyncio.Task[None] | None = None
+        # The start times of the replacements in the policy's window, by the monotonic clock.
         self._attempts: deque[float] = deque()
         self._start_s = 0.0
 
     @property
     def child(self) -> C:
-        """The one that serves. Raises `EngineDead`, or `EngineNotReady` outside of start..stop."""
+        """The child that serves.
+
+        Raises:
+            EngineDead: it is dead.
+            EngineNotReady: before `start` has returned, and after `stop`.
+        """
         if failure := self.failure:
             raise failure
         if self._child is None:
@@ -97,34 +103,34 @@ class Supervisor(Generic[C]):
 
     @property
     def failure(self) -> EngineDead | None:
-        """Why there is nothing that serves, and when there should be; `None` while all is well."""
+        """Why no child serves, and when one should serve again; `None` while one serves."""
         outage = self._outage
         if outage is None:
             if self._child is None or self._child.alive:
                 return None
-            # It died in this very iteration of the loop; `_watch` has not been told.
-            outage = self._outage_from("has died")
+            # It died a moment ago, and `_watch` has not run since.
+            outage = self._outage_from_now("has died")
         if outage.until is None:
-            end = "it is not replaced any more, and the server must be restarted"
+            end = "it is no longer replaced, and the server must be restarted"
             return EngineDead(f"The engine process {outage.reason}; {end}.")
         left_s = max(0.0, outage.until - time.monotonic())
         return EngineDead(f"The engine process {outage.reason}; it is being replaced.", left_s)
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
-        """Starts the first child. A failure is the caller's: nothing is tried again."""
-        self._child = await self._begin(on_progress)
-        self._watching = asyncio.create_task(self._watch(), name="engine-supervisor")
+        """Starts the first child. Raises the child's `EngineError`; this start is not repeated."""
+        self._child = await self._start_child(on_progress)
+        self._watch_task = asyncio.create_task(self._watch(), name="engine-supervisor")
 
     async def stop(self) -> None:
         """Ends the child, or the attempt to replace it. Safe to call twice."""
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+        task, self._watch_task = self._watch_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         self._outage = None
-        await self._dispose()
+        await self._stop_child()
 
-    async def _begin(self, on_progress: Callable[[str], None]) -> C:
+    async def _start_child(self, on_progress: Callable[[str], None]) -> C:
         began = time.monotonic()
         child = self._create()
         try:
@@ -140,36 +146,38 @@ class Supervisor(Generic[C]):
         try:
             while self._child is not None:
                 reason = await self._child.died()
-                self._say_what_comes("engine_died", reason)
-                await self._dispose()
+                self._begin_outage("engine_died", reason)
+                await self._stop_child()
                 while self._outage is not None and self._outage.until is not None:
                     await self._replace(self._outage.reason)
         except Exception as error:
-            # Without it the server would say for ever that a replacement is on its way.
+            # The server would otherwise announce a replacement that never comes.
             self._outage = _Outage("has died", None)
             log.error("engine_supervisor_failed", exc_info=error)
 
     async def _replace(self, reason: str) -> None:
-        """Waits for its time, and makes one attempt."""
+        """Waits for the delay, then makes one attempt."""
         await asyncio.sleep(self._delay_s())
         began = time.monotonic()
         self._attempts.append(began)
         try:
-            self._child = await self._begin(lambda stage: log.info("engine_loading", stage=stage))
+            self._child = await self._start_child(
+                lambda stage: log.info("engine_loading", stage=stage)
+            )
         except Exception as error:
             self._on_restart(False)
             unexpected = None if isinstance(error, EngineError) else error
-            self._say_what_comes("engine_restart_failed", reason, str(error), unexpected)
+            self._begin_outage("engine_restart_failed", reason, str(error), unexpected)
         else:
             self._outage = None
             self._on_restart(True)
             log.warning("engine_restarted", took_s=round(time.monotonic() - began, 1))
 
-    def _say_what_comes(
+    def _begin_outage(
         self, event: str, reason: str, error: str | None = None, unexpected: Exception | None = None
     ) -> None:
-        """Begins, or goes on with, an outage; the one log line about it."""
-        self._outage = self._outage_from(reason)
+        """Begins or prolongs an outage, and logs its cause and what follows."""
+        self._outage = self._outage_from_now(reason)
         policy = self._policy
         if self._outage.until is None:
             then = (
@@ -185,8 +193,8 @@ class Supervisor(Generic[C]):
         cause = f"the engine process {reason}" if error is None else error
         log.error(event, cause=cause, then=then, exc_info=unexpected)
 
-    def _outage_from(self, reason: str) -> _Outage:
-        """An outage that begins, or goes on, now."""
+    def _outage_from_now(self, reason: str) -> _Outage:
+        """An outage whose next attempt is planned from now."""
         while self._attempts and self._attempts[0] < time.monotonic() - self._policy.window_s:
             self._attempts.popleft()
         if len(self._attempts) >= self._policy.limit:
@@ -194,11 +202,11 @@ class Supervisor(Generic[C]):
         return _Outage(reason, time.monotonic() + self._delay_s() + self._start_s)
 
     def _delay_s(self) -> float:
-        """What comes before the next attempt: it doubles with each one of the window."""
+        """Seconds before the next attempt: doubled by each attempt of the window."""
         doublings = min(len(self._attempts), 32)
         return min(self._policy.first_delay_s * 2**doublings, self._policy.max_delay_s)
 
-    async def _dispose(self) -> None:
+    async def _stop_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             await child.stop()

@@ -1,4 +1,4 @@
-"""Between the gateway's types and vLLM's: sampling on the way in, deltas on the way out."""
+"""Translates a request into vLLM's types, and vLLM's outputs and refusals into the seam's."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine_adapter.types import (
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import decode_request, to_extra_args
 
-_MOST_CHARS = 200
+_MAX_MESSAGE_CHARS = 200
 
 
 def sampling_params(request: GenerationRequest) -> Any:
@@ -55,46 +55,48 @@ def sampling_params(request: GenerationRequest) -> Any:
             extra_args=to_extra_args(request.spec_decode),
         )
     except (ValueError, compat.VLLMClientError) as error:
-        raise refused(error, request) from error
+        raise to_invalid_request(error, request) from error
 
 
 def lora_request(adapter: LoraAdapter | None) -> Any:
-    """vLLM's `LoRARequest`. Its name keys the prefix cache, so each loading has its own."""
+    """vLLM's `LoRARequest`. Its name keys the prefix cache, so every load has its own name."""
     if adapter is None:
         return None
     return compat.LoRARequest(f"{adapter.name}:{adapter.id}", adapter.id, adapter.path)
 
 
-def _structured_outputs(wanted: StructuredOutput | None) -> Any:
+def _structured_outputs(constraint: StructuredOutput | None) -> Any:
     """vLLM's `StructuredOutputsParams`."""
-    if wanted is None:
+    if constraint is None:
         return None
     fields: dict[ConstraintKind, dict[str, Any]] = {
         ConstraintKind.JSON_OBJECT: {"json_object": True},
-        ConstraintKind.JSON_SCHEMA: {"json": wanted.value},
-        ConstraintKind.REGEX: {"regex": wanted.value},
-        ConstraintKind.CHOICE: {"choice": list(wanted.choices)},
-        ConstraintKind.GRAMMAR: {"grammar": wanted.value},
+        ConstraintKind.JSON_SCHEMA: {"json": constraint.value},
+        ConstraintKind.REGEX: {"regex": constraint.value},
+        ConstraintKind.CHOICE: {"choice": list(constraint.choices)},
+        ConstraintKind.GRAMMAR: {"grammar": constraint.value},
     }
-    return compat.StructuredOutputsParams(**fields[wanted.kind])
+    return compat.StructuredOutputsParams(**fields[constraint.kind])
 
 
-def refused(error: Exception, request: GenerationRequest) -> InvalidRequest:
-    """vLLM's refusal of a request, which names the parameter only sometimes.
+def to_invalid_request(error: BaseException, request: GenerationRequest) -> InvalidRequest:
+    """vLLM's refusal of a request, with the request's field if it is known.
 
-    It never does for a form that it cannot keep to; what else it refuses, it names or the
-    gateway has checked before.
+    vLLM never names the field of a constraint that it cannot enforce. It names the other fields
+    that it refuses, or the gateway has checked them before.
     """
     param = getattr(error, "parameter", None)
-    wanted = request.sampling.structured_output
-    if param is None and wanted is not None:
-        return InvalidRequest(wanted.param, f"{wanted.param}: {_cut(str(error))}")
+    constraint = request.sampling.structured_output
+    if param is None and constraint is not None:
+        return InvalidRequest(constraint.param, f"{constraint.param}: {_truncate(str(error))}")
     return InvalidRequest(param, str(error))
 
 
-def _cut(message: str) -> str:
-    """vLLM repeats the whole pattern; a message of ours repeats no more than this."""
-    return message if len(message) <= _MOST_CHARS else message[: _MOST_CHARS - 1] + "…"
+def _truncate(message: str) -> str:
+    """At most `_MAX_MESSAGE_CHARS` of a message: vLLM repeats the whole pattern in it."""
+    if len(message) <= _MAX_MESSAGE_CHARS:
+        return message
+    return message[: _MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def to_delta(output: Any) -> Delta:
@@ -137,7 +139,7 @@ def _logprobs(choice: Any) -> tuple[TokenLogprob, ...] | None:
 
 
 def _prompt_logprobs(output: Any) -> tuple[TokenLogprob | None, ...] | None:
-    if not output.prompt_logprobs:  # later deltas bring an empty list
+    if not output.prompt_logprobs:  # later outputs have an empty list
         return None
     return tuple(
         None if position is None else _token_logprob(token_id, position)
@@ -148,7 +150,7 @@ def _prompt_logprobs(output: Any) -> tuple[TokenLogprob | None, ...] | None:
 def _token_logprob(token_id: int, position: Any) -> TokenLogprob:
     """`position` maps token ids to vLLM's `Logprob`; ranks run from 1, the best."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank)
-    every = {
+    alternatives = {
         key: Alternative(key, entry.decoded_token or "", entry.logprob) for key, entry in ranked
     }
-    return TokenLogprob(every[token_id], tuple(every.values()))
+    return TokenLogprob(alternatives[token_id], tuple(alternatives.values()))

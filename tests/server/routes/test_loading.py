@@ -240,7 +240,7 @@ def quarantine(gateway: Gateway, name: str) -> None:
     report = StepReport(
         StepKind.DECODE, 0.01, {}, {}, {}, {}, {name: "ValueError: broken"}, (name,)
     )
-    gateway.engine._registry.record_step(report)
+    gateway.engine._proposer_registry.record_step(report)
     gateway.state.metrics.on_step(report)
 
 

@@ -136,4 +136,4 @@ async def test_every_change_leaves_a_record(
         ("load_lora_adapter", "mine", "refused"),
         ("unload_lora_adapter", "mine", "unloaded"),
     ]
-    assert records[1]["error"] == "There is an adapter 'mine' already."
+    assert records[1]["error"] == "An adapter 'mine' is loaded already."

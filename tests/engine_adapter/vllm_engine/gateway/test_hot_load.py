@@ -10,7 +10,7 @@ from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
 from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.vllm_engine.gateway.hot_load import ProposerLoader
+from engine_adapter.vllm_engine.gateway.hot_load import load_proposer, unload_proposer
 from engine_adapter.vllm_engine.wire import FAILED, READING, READY, REFUSED
 
 SIZES = TargetSizes(16, 96)
@@ -39,12 +39,12 @@ class Ranks:
 
 @pytest.fixture
 def registry() -> ProposerRegistry:
-    return ProposerRegistry(parse_specs([{"name": "ngram"}]))
+    return ProposerRegistry(parse_specs([{"name": "ngram"}]), capacity=5)
 
 
 async def test_it_is_taken_over_when_the_last_rank_is_ready(registry: ProposerRegistry) -> None:
     ranks = Ranks((READING, READING), (READY, READING), (READY, READY))
-    info = await ProposerLoader(registry, 5).load(ranks, LOOKUP, SIZES)
+    info = await load_proposer(ranks, registry, LOOKUP, SIZES)
     assert ranks.calls == ["load", *["load_state"] * 3, "install"]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
     assert [spec.name for spec in registry.specs] == ["ngram", "lookup"]
@@ -57,7 +57,7 @@ async def test_where_one_rank_fails_all_drop_it(
 ) -> None:
     ranks = Ranks((READING, state), (READY, state))
     with pytest.raises(error, match="why 1"):
-        await ProposerLoader(registry, 5).load(ranks, LOOKUP, SIZES)
+        await load_proposer(ranks, registry, LOOKUP, SIZES)
     assert ranks.calls == ["load", "load_state", "load_state", "unload"]
     assert [spec.name for spec in registry.specs] == ["ngram"]
     assert registry.loading is None
@@ -66,7 +66,7 @@ async def test_where_one_rank_fails_all_drop_it(
 @pytest.mark.parametrize("at", ["load", "load_state", "install"])
 async def test_a_process_that_dies_has_loaded_nothing(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
-        await ProposerLoader(registry, 5).load(Ranks((READY, READY), dies_at=at), LOOKUP, SIZES)
+        await load_proposer(Ranks((READY, READY), dies_at=at), registry, LOOKUP, SIZES)
     assert [spec.name for spec in registry.specs] == ["ngram"]
     assert registry.loading is None
 
@@ -74,8 +74,8 @@ async def test_a_process_that_dies_has_loaded_nothing(registry: ProposerRegistry
 async def test_weights_that_do_not_fit_never_reach_the_process(registry: ProposerRegistry) -> None:
     ranks = Ranks()
     with pytest.raises(EngineConfigError, match="there is no folder") as caught:
-        await ProposerLoader(registry, 5).load(
-            ranks, {"name": "heads", "method": "medusa", "model": "/nowhere"}, SIZES
+        await load_proposer(
+            ranks, registry, {"name": "heads", "method": "medusa", "model": "/nowhere"}, SIZES
         )
     assert caught.value.field == "model"
     assert ranks.calls == []
@@ -83,7 +83,7 @@ async def test_weights_that_do_not_fit_never_reach_the_process(registry: Propose
     config = json.loads((model_path("target") / "config.json").read_text())
     sizes = TargetSizes(config["hidden_size"], config["vocab_size"])
     with pytest.raises(EngineConfigError, match="at most 4") as caught:
-        await ProposerLoader(registry, 5).load(ranks, {**heads, "num_speculative_tokens": 5}, sizes)
+        await load_proposer(ranks, registry, {**heads, "num_speculative_tokens": 5}, sizes)
     assert caught.value.field == "num_speculative_tokens"
     assert ranks.calls == []
 
@@ -93,9 +93,9 @@ async def test_who_is_unloaded_is_gone_before_the_process_is_told(
 ) -> None:
     ranks = Ranks(dies_at="unload")
     with pytest.raises(EngineDead):
-        await ProposerLoader(registry, 5).unload(ranks, "ngram")
+        await unload_proposer(ranks, registry, "ngram")
     assert registry.specs == ()
     ranks = Ranks()
     registry.add(parse_specs([LOOKUP])[0], [])
-    await ProposerLoader(registry, 5).unload(ranks, "lookup")
+    await unload_proposer(ranks, registry, "lookup")
     assert ranks.calls == ["unload", "pardon"]

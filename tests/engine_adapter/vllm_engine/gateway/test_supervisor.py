@@ -161,7 +161,7 @@ async def test_it_is_given_up_after_the_limit(starts: bool) -> None:
     assert failure is not None
     assert failure.retry_after_s is None
     assert str(failure) == (
-        "The engine process crashed; it is not replaced any more, and the server must be restarted."
+        "The engine process crashed; it is no longer replaced, and the server must be restarted."
     )
     await asyncio.sleep(0.1)
     assert len(nursery.made) == QUICK.limit + 1
