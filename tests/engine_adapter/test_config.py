@@ -8,7 +8,7 @@ from engine_adapter.proposers.methods import parse_specs
 
 
 @pytest.mark.parametrize(
-    ("ks", "asked", "capacity"),
+    ("ks", "setting", "capacity"),
     [
         ([], None, 5),
         ([3], None, 5),
@@ -18,16 +18,16 @@ from engine_adapter.proposers.methods import parse_specs
         ([], 2, 2),
     ],
 )
-def test_the_capacity_is_what_is_set_or_the_largest_k_but_at_least_five(
-    ks: list[int], asked: int | None, capacity: int
+def test_the_capacity_is_the_setting_or_the_largest_k_and_at_least_5(
+    ks: list[int], setting: int | None, capacity: int
 ) -> None:
     proposers = [
         {"name": f"n{i}", "method": "ngram", "num_speculative_tokens": k} for i, k in enumerate(ks)
     ]
-    assert draft_capacity(parse_specs(proposers), asked) == capacity
+    assert draft_capacity(parse_specs(proposers), setting) == capacity
 
 
-def test_a_k_above_the_capacity_is_refused_with_both() -> None:
+def test_a_k_above_the_capacity_is_refused_with_both_numbers() -> None:
     proposers = [
         {"name": "ngram", "num_speculative_tokens": 4},
         {"name": "long", "method": "ngram", "num_speculative_tokens": 9},

@@ -1,4 +1,4 @@
-"""Engines by name, and what is imported when one is made."""
+"""Creating engines by name, without importing their libraries."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Silent:
-    """An observer that looks away."""
+    """An observer that ignores its reports."""
 
     def on_step(self, report: object) -> None:
         """Nothing."""
@@ -25,7 +25,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_every_engine_is_made_without_being_started(name: str) -> None:
+def test_every_engine_can_be_created_without_a_start(name: str) -> None:
     config = EngineConfig(model="m", served_model_name="m")
     engine = create_engine(name, config, CollectorRegistry(), Silent())
     assert engine.failure is None
@@ -33,18 +33,18 @@ def test_every_engine_is_made_without_being_started(name: str) -> None:
         _ = engine.info
 
 
-def test_an_unknown_engine_is_refused_with_those_that_exist() -> None:
+def test_an_unknown_engine_is_refused_with_the_known_names() -> None:
     config = EngineConfig(model="m", served_model_name="m")
     with pytest.raises(ValueError, match=r"'other'; the engines are vllm, fake"):
         create_engine("other", config, CollectorRegistry(), Silent())
 
 
-def test_two_configs_do_not_share_their_arguments() -> None:
+def test_two_configs_have_separate_arguments() -> None:
     assert EngineConfig("m", "m").arguments is not EngineConfig("m", "m").arguments
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_making_an_engine_imports_neither_torch_nor_vllm(name: str) -> None:
+def test_creating_an_engine_imports_neither_torch_nor_vllm(name: str) -> None:
     program = f"""
 import sys
 from prometheus_client import CollectorRegistry

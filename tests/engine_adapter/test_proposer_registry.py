@@ -1,4 +1,4 @@
-"""What is loaded, and what may be loaded and unloaded next."""
+"""The proposers of an engine: loading, unloading, latency and quarantine."""
 
 from typing import Any
 
@@ -36,13 +36,13 @@ def refusal(call: Any, *args: Any) -> str:
     return caught.value.code
 
 
-def test_what_the_ranks_hold_is_summed(registry: ProposerRegistry) -> None:
+def test_memory_is_summed_over_the_ranks(registry: ProposerRegistry) -> None:
     small = registry.infos[1]
     assert (small.weights_bytes, small.kv_bytes, small.tensor_parallel_size) == (200, 80, 2)
     assert (registry.infos[0].weights_bytes, registry.infos[0].tensor_parallel_size) == (0, 1)
 
 
-def test_what_was_loaded_is_what_the_next_process_starts_with(registry: ProposerRegistry) -> None:
+def test_the_next_process_starts_with_the_loaded_proposers(registry: ProposerRegistry) -> None:
     spec = registry.check_load({"name": "lookup", "method": "ngram"})
     assert registry.add(spec, [{}]).state == "loaded"
     registry.remove("cascade")
@@ -54,7 +54,7 @@ def test_what_was_loaded_is_what_the_next_process_starts_with(registry: Proposer
 @pytest.mark.parametrize(
     ("fields", "code"), [(NGRAM, "proposer_exists"), (DRAFT | {"name": "x"}, "needs_restart")]
 )
-def test_what_cannot_be_loaded_now_is_refused(
+def test_a_load_that_is_not_possible_now_is_refused(
     registry: ProposerRegistry, fields: dict[str, Any], code: str
 ) -> None:
     assert refusal(registry.check_load, fields) == code
@@ -71,7 +71,7 @@ def test_a_cascade_of_proposers_with_kv_can_be_loaded(registry: ProposerRegistry
     assert spec.num_speculative_tokens == 5
 
 
-def test_members_stay_until_their_cascade_goes(registry: ProposerRegistry) -> None:
+def test_members_cannot_be_unloaded_before_their_cascade(registry: ProposerRegistry) -> None:
     assert refusal(registry.check_unload, "ngram") == "proposer_in_use"
     registry.check_unload("cascade")
     registry.remove("cascade")
@@ -79,12 +79,12 @@ def test_members_stay_until_their_cascade_goes(registry: ProposerRegistry) -> No
     assert refusal(registry.check_unload, "cascade") == "proposer_not_found"
 
 
-def test_who_keeps_kv_stays(registry: ProposerRegistry) -> None:
+def test_a_proposer_with_its_own_kv_cannot_be_unloaded(registry: ProposerRegistry) -> None:
     registry.remove("cascade")
     assert refusal(registry.check_unload, "small") == "needs_restart"
 
 
-def test_one_at_a_time_and_the_one_on_its_way_is_shown_last(registry: ProposerRegistry) -> None:
+def test_only_one_proposer_loads_at_a_time_and_is_shown_last(registry: ProposerRegistry) -> None:
     registry.loading = registry.check_load({"name": "suffix", "num_speculative_tokens": 5})
     assert refusal(registry.check_load, {"name": "x", "method": "ngram"}) == "load_in_progress"
     assert refusal(registry.check_unload, "cascade") == "load_in_progress"
@@ -92,7 +92,7 @@ def test_one_at_a_time_and_the_one_on_its_way_is_shown_last(registry: ProposerRe
     assert "suffix" not in [info.name for info in registry.infos]
 
 
-def test_a_new_process_has_a_latency_of_its_own(registry: ProposerRegistry) -> None:
+def test_a_new_process_starts_without_latencies(registry: ProposerRegistry) -> None:
     registry.record_step(step(draft_seconds={"ngram": 0.5}, drafted={"ngram": 5}))
     assert registry.snapshot()[0].draft_latency_ms == 100
     registry.on_engine_started([{}])
@@ -108,10 +108,12 @@ def test_latency_is_the_mean_per_drafted_token(registry: ProposerRegistry) -> No
     registry.remove("cascade")
     registry.remove("ngram")
     registry.add(parse_specs([NGRAM])[0], [])
-    assert registry.snapshot()[-1].draft_latency_ms is None, "another one of that name begins anew"
+    assert registry.snapshot()[-1].draft_latency_ms is None, (
+        "a proposer with an old name starts without latency"
+    )
 
 
-def test_quarantine_is_shown_until_another_process_is_adopted(registry: ProposerRegistry) -> None:
+def test_quarantine_is_shown_until_the_next_process_starts(registry: ProposerRegistry) -> None:
     report = step(faults={"ngram": "ValueError: x", "small": "y"}, quarantined=("ngram",))
     registry.record_step(report)
     states = [(info.state, info.last_error) for info in registry.infos]

@@ -1,4 +1,4 @@
-"""A fake engine on the demo's tokenizer, requests for it, and what its tests look at."""
+"""A fake engine on the demo's tokenizer, with its metrics and reports, and requests for it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ PROMPT = tuple(range(10, 60))
 
 @dataclass
 class Reports:
-    """An observer that keeps what it is told."""
+    """An observer that records every step's report."""
 
     steps: list[StepReport] = field(default_factory=list)
 
@@ -46,14 +46,14 @@ class Bench:
     reports: Reports
 
     def sample(self, name: str, **labels: str) -> float:
-        """A metric's value; -1 if it does not exist."""
+        """The value of a metric; -1 if there is no such metric."""
         labels = {"model_name": "m", "engine": "0", **labels}
         value = self.registry.get_sample_value(f"vllm:{name}", labels)
         return -1.0 if value is None else value
 
 
 def build(**arguments: Any) -> Bench:
-    """An engine that is not started yet."""
+    """An engine, not yet started."""
     config = EngineConfig(str(model_path("target")), "m", PROPOSERS, None, arguments)
     registry, reports = CollectorRegistry(), Reports()
     engine = create_engine("fake", config, registry, reports)
@@ -67,14 +67,12 @@ def ask(
     *,
     prompt: tuple[int, ...] = PROMPT,
     pinned: bool = False,
-    generation: int = 0,
+    epoch: int = 0,
     **sampling: Any,
 ) -> GenerationRequest:
-    """A request; greedy, unless the sampling says otherwise."""
+    """A request. Its sampling is greedy by default."""
     options = SamplingOptions(**{"temperature": 0.0, **sampling})
-    return GenerationRequest(
-        request_id, prompt, options, SpecDecodeParams(method, pinned, generation)
-    )
+    return GenerationRequest(request_id, prompt, options, SpecDecodeParams(method, pinned, epoch))
 
 
 async def run(bench: Bench, request: GenerationRequest) -> list[Delta]:
@@ -83,10 +81,10 @@ async def run(bench: Bench, request: GenerationRequest) -> list[Delta]:
 
 
 def text(deltas: list[Delta]) -> str:
-    """The deltas' text."""
+    """The text of all deltas."""
     return "".join(d.text for d in deltas)
 
 
 def tokens(deltas: list[Delta]) -> list[int]:
-    """The deltas' tokens."""
+    """The tokens of all deltas."""
     return [i for d in deltas for i in d.token_ids]

@@ -36,7 +36,7 @@ async def test_requests_beyond_the_batch_wait_and_all_are_served(start: StartBen
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_closing_the_iterator_aborts_at_once(start: StartBench, waits: bool) -> None:
+async def test_closing_the_generator_aborts_at_once(start: StartBench, waits: bool) -> None:
     bench = await start(max_num_seqs=1, fake_step_ms=5)
     first = bench.engine.generate(ask("first"))
     await anext(first)
@@ -55,7 +55,7 @@ async def test_closing_the_iterator_aborts_at_once(start: StartBench, waits: boo
     assert bench.sample("request_success_total", finished_reason="abort") == 1
 
 
-async def test_a_running_switch_moves_all_but_the_pinned(start: StartBench) -> None:
+async def test_a_running_switch_moves_every_request_that_is_not_pinned(start: StartBench) -> None:
     bench = await start(fake_step_ms=1)
     requests = [ask("free", NGRAM), ask("pinned", NGRAM, pinned=True), ask("plain", PLAIN)]
     live = [bench.engine.generate(r) for r in requests]
@@ -67,7 +67,7 @@ async def test_a_running_switch_moves_all_but_the_pinned(start: StartBench) -> N
     assert [used(d) for d in after] == [{"ngram", "draft"}, {"ngram"}, {"draft"}]
 
 
-async def test_a_switch_for_new_requests_leaves_the_live_ones(start: StartBench) -> None:
+async def test_a_switch_for_new_requests_keeps_the_live_ones(start: StartBench) -> None:
     bench = await start(fake_step_ms=1)
     live = bench.engine.generate(ask("free", NGRAM))
     await anext(live)
@@ -75,19 +75,19 @@ async def test_a_switch_for_new_requests_leaves_the_live_ones(start: StartBench)
     assert used([d async for d in live][-1]) == {"ngram"}
 
 
-async def test_a_switch_overtakes_requests_stamped_before_it(start: StartBench) -> None:
+async def test_a_running_switch_applies_to_requests_of_earlier_epochs(start: StartBench) -> None:
     bench = await start()
     await bench.engine.switch(Switch(DRAFT, 5), running=True)
-    late = await run(bench, ask("late", NGRAM, generation=4))
-    pinned = await run(bench, ask("pinned", NGRAM, generation=4, pinned=True))
-    new = await run(bench, ask("new", NGRAM, generation=5))
+    late = await run(bench, ask("late", NGRAM, epoch=4))
+    pinned = await run(bench, ask("pinned", NGRAM, epoch=4, pinned=True))
+    new = await run(bench, ask("new", NGRAM, epoch=5))
     assert [used(d[-1]) for d in (late, pinned, new)] == [{"draft"}, {"ngram"}, {"ngram"}]
 
 
 async def test_a_switch_to_an_unknown_proposer_changes_nothing(start: StartBench) -> None:
     bench = await start()
     with pytest.raises(InvalidRequest):
-        await bench.engine.switch(Switch(SpecMethod("nobody", 2), 1), running=True)
+        await bench.engine.switch(Switch(SpecMethod("unknown", 2), 1), running=True)
     assert used((await run(bench, ask("r", NGRAM)))[-1]) == {"ngram"}
 
 
@@ -157,14 +157,14 @@ async def test_acceptance_follows_its_setting(start: StartBench) -> None:
     assert first / drafts == pytest.approx(0.5, abs=0.05)
 
 
-async def test_no_more_is_drafted_than_can_be_kept(start: StartBench) -> None:
+async def test_drafts_are_limited_to_the_tokens_that_can_be_accepted(start: StartBench) -> None:
     bench = await start(fake_acceptance=1.0)
     spec = (await run(bench, ask("a", DRAFT, max_tokens=4)))[-1].spec
     assert spec is not None
     assert spec.by_proposer == {"draft": ProposerCounts(1, 2, 2, (1, 1), 3)}
 
 
-async def test_steps_take_the_time_that_was_asked(start: StartBench) -> None:
+async def test_steps_take_the_configured_time(start: StartBench) -> None:
     bench = await start(fake_step_ms=3, fake_prefill_token_ms=1, fake_draft_token_ms=2)
     await run(bench, ask("a", DRAFT, max_tokens=30))
     prefill, *others = bench.reports.steps

@@ -9,7 +9,7 @@ from engine_adapter.types import SamplingOptions
 
 
 @pytest.mark.parametrize("stop", [("rn", "et"), ("et", "rn")])
-def test_of_two_stop_strings_the_one_that_ends_first_matches(stop: tuple[str, str]) -> None:
+def test_the_stop_string_that_ends_first_matches(stop: tuple[str, str]) -> None:
     tokenizer = load_vocabulary(str(model_path("target"))).tokenizer
     (token,) = tokenizer.encode("return", add_special_tokens=False).ids
     detokenizer = Detokenizer(tokenizer, (token,), SamplingOptions(stop=stop))

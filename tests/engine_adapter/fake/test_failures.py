@@ -1,4 +1,4 @@
-"""Failures on demand, and the engine's life."""
+"""Injected failures, and the engine's start, death and stop."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ async def test_nothing_is_served_before_the_start() -> None:
     await bench.engine.stop()
 
 
-async def test_info_tells_what_was_started(start: StartBench) -> None:
+async def test_info_describes_the_started_engine(start: StartBench) -> None:
     info = (await start()).engine.info
     assert info.engine == "fake"
     assert info.max_model_len == 2048
@@ -58,7 +58,7 @@ async def test_a_start_can_fail_and_be_slow() -> None:
     assert bench.engine.failure is None
 
 
-async def test_a_model_without_tokenizer_is_a_setting_s_error(tmp_path: Any) -> None:
+async def test_a_model_without_tokenizer_is_a_config_error(tmp_path: Any) -> None:
     engine = FakeEngine(EngineConfig(str(tmp_path), "m"), build().registry.__class__(), Reports())
     with pytest.raises(EngineConfigError) as caught:
         await engine.start(lambda line: None)
@@ -84,7 +84,7 @@ def test_a_bad_option_is_refused_by_name(arguments: dict[str, Any]) -> None:
         read_options(arguments)
 
 
-def test_vllm_s_other_arguments_are_let_through() -> None:
+def test_other_arguments_of_vllm_are_ignored() -> None:
     assert read_options({"dtype": "float32", "max_num_seqs": None, "fake_step_ms": 2}) == (
         read_options({"fake_step_ms": 2})
     )
@@ -97,7 +97,7 @@ def test_a_proposer_above_the_draft_capacity_is_refused() -> None:
     assert caught.value.setting == "proposer"
 
 
-async def test_death_after_steps_ends_what_runs_and_what_comes(start: StartBench) -> None:
+async def test_death_after_steps_fails_running_and_new_requests(start: StartBench) -> None:
     bench = await start(fake_die_after_steps=3)
     results = await asyncio.gather(
         *(run(bench, ask(f"r{i}")) for i in range(4)), return_exceptions=True
@@ -121,13 +121,13 @@ async def test_death_at_a_call(start: StartBench, call: str) -> None:
     assert bench.engine.failure is not None
 
 
-async def test_a_dead_engine_still_tells_its_proposers(start: StartBench) -> None:
+async def test_a_dead_engine_still_lists_its_proposers(start: StartBench) -> None:
     bench = await start(fake_die_at_call="proposers")
     assert await bench.engine.proposers() == bench.engine.info.proposers
     assert bench.engine.failure is not None
 
 
-async def test_revived_it_serves_again(start: StartBench) -> None:
+async def test_a_revived_engine_serves_again(start: StartBench) -> None:
     bench = await start()
     bench.engine.die(retry_after_s=2.5)
     with pytest.raises(EngineDead) as caught:
@@ -138,7 +138,7 @@ async def test_revived_it_serves_again(start: StartBench) -> None:
     assert len(tokens(await run(bench, ask(max_tokens=8)))) == 8
 
 
-async def test_one_request_fails_and_its_neighbours_do_not(start: StartBench) -> None:
+async def test_a_failing_request_does_not_affect_its_neighbours(start: StartBench) -> None:
     bench = await start(fake_fail_prompt="poison", fake_trouble_after_tokens=2)
     bad = bench.engine.generate(ask("bad", prompt=text_prompt(bench, "some poison here")))
     good = asyncio.create_task(run(bench, ask("good", max_tokens=20)))
@@ -152,7 +152,7 @@ async def test_one_request_fails_and_its_neighbours_do_not(start: StartBench) ->
     assert bench.sample("request_success_total", finished_reason="error") == 1
 
 
-async def test_one_request_hangs_until_it_is_closed(start: StartBench) -> None:
+async def test_a_hanging_request_ends_when_it_is_closed(start: StartBench) -> None:
     bench = await start(fake_hang_prompt="sleepy", fake_trouble_after_tokens=1)
     stuck = bench.engine.generate(ask("stuck", prompt=text_prompt(bench, "so sleepy")))
     await anext(stuck)
@@ -164,7 +164,7 @@ async def test_one_request_hangs_until_it_is_closed(start: StartBench) -> None:
     assert bench.engine.num_running == 0
 
 
-async def test_a_hanging_engine_stops_all_the_same(start: StartBench) -> None:
+async def test_a_hanging_engine_can_be_stopped(start: StartBench) -> None:
     bench = await start(fake_hang_after_steps=2)
     reading = asyncio.create_task(run(bench, ask()))
     await asyncio.sleep(0.02)
@@ -183,7 +183,7 @@ async def test_stop_is_safe_twice_and_final(start: StartBench) -> None:
         await run(bench, ask())
 
 
-async def test_die_is_a_crash(start: StartBench) -> None:
+async def test_die_fails_running_requests_with_its_reason(start: StartBench) -> None:
     bench = await start(fake_step_ms=5)
     reading = asyncio.create_task(run(bench, ask()))
     await asyncio.sleep(0.01)

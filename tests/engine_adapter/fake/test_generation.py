@@ -1,4 +1,4 @@
-"""What one request gets: text, ends, log probabilities, errors."""
+"""The output of one request: text, ends, log probabilities, errors."""
 
 import math
 from typing import Any
@@ -84,7 +84,7 @@ async def test_stop_string_is_left_out_and_nothing_follows(
     assert tokens(kept) == tokens(deltas)
 
 
-async def test_part_of_a_stop_string_is_held_back_until_it_is_sure(start: StartBench) -> None:
+async def test_the_beginning_of_a_stop_string_is_withheld(start: StartBench) -> None:
     bench = await start()
     whole = text(await run(bench, ask(max_tokens=60)))
     stop = whole[30:50] + "never"
@@ -107,7 +107,7 @@ async def test_stop_token_ends_and_is_not_shown(start: StartBench) -> None:
     assert text(deltas) == text(whole[:first])
 
 
-async def test_min_tokens_puts_off_every_end_but_the_last(start: StartBench) -> None:
+async def test_min_tokens_delays_stop_tokens_and_stop_strings(start: StartBench) -> None:
     bench = await start(fake_length=5)
     whole = await run(bench, ask(ignore_eos=True, max_tokens=4))
     deltas = await run(bench, ask(min_tokens=30, stop=(text(whole)[2:4],)))
@@ -145,7 +145,7 @@ async def test_prompt_logprobs_come_first_and_once(start: StartBench) -> None:
     assert all(d.prompt_logprobs is None for d in rest)
 
 
-async def test_a_prompt_is_found_in_the_prefix_cache_the_second_time(start: StartBench) -> None:
+async def test_a_repeated_prompt_is_found_in_the_prefix_cache(start: StartBench) -> None:
     bench = await start(block_size=16)
     cached = [(await run(bench, ask(max_tokens=1)))[0].num_cached_tokens for _ in range(2)]
     assert cached == [0, 48]
@@ -162,11 +162,11 @@ async def test_a_prompt_is_found_in_the_prefix_cache_the_second_time(start: Star
         ("logprobs", ask(logprobs=21)),
         ("prompt_logprobs", ask(prompt_logprobs=21)),
         ("stop_token_ids", ask(stop_token_ids=(-1,))),
-        ("spec_decode.proposer", ask(method=SpecMethod("nobody", 1))),
+        ("spec_decode.proposer", ask(method=SpecMethod("unknown", 1))),
         ("spec_decode.num_speculative_tokens", ask(method=SpecMethod("ngram", 4))),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(
+async def test_an_unsupported_value_is_refused_with_its_field(
     start: StartBench, param: str, request_: Any
 ) -> None:
     bench = await start()

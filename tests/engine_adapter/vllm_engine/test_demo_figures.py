@@ -1,4 +1,4 @@
-"""What the demo models must bring on their held-out prompts, so that the demo shows something."""
+"""The least tokens per step that the demo models must reach on their held-out prompts."""
 
 import asyncio
 from functools import cache
@@ -50,7 +50,7 @@ async def test_ngram_pays_on_quoting_prompts(live: Live, temperature: float, lea
     assert tokens_per_step(await answers(live, "quote", temperature, "ngram", 5)) >= least
 
 
-async def test_the_draft_model_pays_on_free_prompts_and_more_than_ngram(live: Live) -> None:
+async def test_the_draft_model_pays_more_than_ngram_on_free_prompts(live: Live) -> None:
     draft = tokens_per_step(await answers(live, "free", 0.7, "draft", 4))
     ngram = tokens_per_step(await answers(live, "free", 0.7, "ngram", 5))
     assert draft >= 1.4

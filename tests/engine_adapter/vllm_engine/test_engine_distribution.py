@@ -1,8 +1,9 @@
 """Short generations through the whole engine have the target's exact distribution.
 
-Four tokens each: the first is never speculated, the others are verified drafts, their replacements
-and bonus tokens. The expectation comes from the target's logits as transformers computes them in
-float32, without vLLM. Few tokens are possible at each place, so that cells are few.
+Each has four tokens: the first is never drafted; the others are accepted drafts, replacements of
+rejected drafts, and bonus tokens. The expectation comes from the target's logits as transformers
+computes them in float32, without vLLM. Few tokens are possible at each position, so that there are
+few cells.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ SAMPLES = 1_500
 MANY = 6_000
 
 LEAST_GAP = 1e-3
-"""No candidate may be so close to being none that rounding could decide."""
+"""The least distance of a candidate from the limits of the sampling parameters."""
 
 _DRAFT = {"method": "draft_model", "model": str(model_path("draft"))}
 _SAMPLED = {"draft_sampling": "probabilistic", "num_speculative_tokens": 3}
@@ -71,7 +72,7 @@ CONDITIONS = {
     "top-p": Sampling(top_k=4, top_p=0.8),
     "min-p": Sampling(top_k=4, min_p=0.2),
     "logit_bias": Sampling(top_k=2, logit_bias={1385: -1.0, 332: 1.0}),
-    # Not so high that no token comes twice: n-grams must draft.
+    # With a higher penalty no token would come twice, and the n-gram proposer would never draft.
     "repetition penalty": Sampling(top_k=3, repetition_penalty=1.2),
 }
 
@@ -86,7 +87,7 @@ class Tree:
         self._logits: dict[Prompt, Any] = {}
 
     def joint(self, sampling: Sampling, later: Sampling | None = None) -> dict[Prompt, float]:
-        """Generation -> its probability; from the second token on under `later`, if given."""
+        """Generation -> its probability. `later` replaces the sampling from the second token on."""
         paths: dict[Prompt, float] = {(): 1.0}
         for depth in range(LENGTH):
             self._learn([path for path in paths if path not in self._logits])
@@ -116,14 +117,14 @@ def tree() -> Tree:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def crowd() -> AsyncIterator[Live]:
-    """An engine with every proposer, some of them in several ways."""
+    """An engine with every proposer, some of them in several variants."""
     started = await start(PROPOSERS, kv_cache_memory_bytes=1 << 30, max_num_seqs=64)
     yield started
     await started.engine.stop()
 
 
 def as_arrays(exact: dict[Prompt, float], seen: Counter[Prompt]) -> tuple[Any, Any]:
-    """Counts and probabilities over all that was possible or seen."""
+    """Counts and probabilities of all generations that are possible or were seen."""
     cells = sorted({*exact, *seen})
     return (
         np.array([seen[cell] for cell in cells]),
@@ -134,7 +135,7 @@ def as_arrays(exact: dict[Prompt, float], seen: Counter[Prompt]) -> tuple[Any, A
 async def generations(
     live: Live, tree: Tree, name: str, sampling: Sampling, samples: int
 ) -> tuple[Counter[Prompt], int]:
-    """How often each generation came out, and how many drafts were verified for them."""
+    """The count of each generation, and the number of draft tokens verified for all."""
     options = SamplingOptions(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -155,7 +156,7 @@ async def generations(
 
 
 async def check(live: Live, tree: Tree, name: str, sampling: Sampling, samples: int) -> None:
-    """Asserts that generations are distributed as the target says, drafts among them."""
+    """Asserts that drafted generations have the target's distribution."""
     seen, drafted = await generations(live, tree, name, sampling, samples)
     assert drafted > samples // 10
     assert p_value(*as_arrays(tree.joint(sampling), seen)) > ALPHA
@@ -163,11 +164,11 @@ async def check(live: Live, tree: Tree, name: str, sampling: Sampling, samples: 
 
 @on_the_engines_loop
 @pytest.mark.timeout(1200)
-async def test_generations_are_the_targets_whatever_drafts(crowd: Live, tree: Tree) -> None:
+async def test_generations_have_the_targets_distribution(crowd: Live, tree: Tree) -> None:
     """Every proposer at once, each under another condition, 1,500 generations each.
 
-    Power: had tokens 2 to 4 come from a temperature of 1.6 in place of 1.0, where there are 16
-    cells, at least 99 of 100 such tests would fail (`test_the_stated_power`).
+    Power: if tokens 2 to 4 came from a temperature of 1.6 instead of 1.0, at least 99 of 100 such
+    tests with 16 cells would fail (`test_the_stated_power`).
     """
     conditions = itertools.cycle(CONDITIONS.values())
     await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in NAMES))
@@ -176,12 +177,12 @@ async def test_generations_are_the_targets_whatever_drafts(crowd: Live, tree: Tr
 @pytest.mark.prove
 @on_the_engines_loop
 @pytest.mark.parametrize("condition", CONDITIONS)
-async def test_generations_are_the_targets_at_length(
+async def test_generations_have_the_targets_distribution_at_length(
     crowd: Live, tree: Tree, condition: str
 ) -> None:
     """Every proposer under every condition, 6,000 generations each.
 
-    Power: the same for a temperature of 4/3.
+    Power: the same as above for a temperature of 4/3.
     """
     await asyncio.gather(*(check(crowd, tree, name, CONDITIONS[condition], MANY) for name in NAMES))
 
@@ -198,8 +199,8 @@ def test_the_stated_power(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_no_candidate_is_decided_by_rounding(tree: Tree, condition: str) -> None:
-    """Else float32 sums of another order would make an impossible generation."""
+def test_rounding_decides_no_candidate(tree: Tree, condition: str) -> None:
+    """Otherwise float32 sums in another order could make an impossible generation possible."""
     sampling = CONDITIONS[condition]
     nudged = {
         "top_p": sampling.top_p + LEAST_GAP if sampling.top_p < 1 else 1.0,

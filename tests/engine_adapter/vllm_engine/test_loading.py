@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 MIB = 1 << 20
 HEAD_MIB = 64
 STALL_S = 0.1
-"""The longest pause of a stream that loading may add."""
+"""The longest pause that loading may add to a stream, in seconds."""
 
 _ids = itertools.count()
 
@@ -45,7 +45,7 @@ def medusa(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engine() -> AsyncIterator[Live]:
-    """An engine of its own, so that its memory is nobody else's."""
+    """A separate engine, so that its memory can be measured."""
     started = await start([{"name": "ngram"}], kv_cache_memory_bytes=128 * MIB, max_num_seqs=8)
     yield started
     await started.engine.stop()
@@ -53,7 +53,7 @@ async def engine() -> AsyncIterator[Live]:
 
 @dataclass
 class Load:
-    """Streams that never end; what each paused for."""
+    """Streams that never end, and the pauses between their deltas."""
 
     live: Live
     pauses: list[float] = field(default_factory=list)
@@ -70,14 +70,14 @@ class Load:
                 last = now
 
     def longest(self) -> float:
-        """The longest pause since the last time; forgets them."""
+        """The longest pause since the last call."""
         pauses, self.pauses = self.pauses, []
         return max(pauses)
 
 
 @asynccontextmanager
 async def under_load(live: Live, prompts: Sequence[Prompt]) -> AsyncIterator[Load]:
-    """Four streams, two with drafts and two without, while the block runs."""
+    """Runs four streams during the block, two with drafts and two without."""
     load = Load(live)
     specs = [pinned("ngram", 5), pinned("none", 0)] * 2
     tasks = [asyncio.create_task(load.stream(p, s)) for p, s in zip(prompts, specs, strict=False)]
@@ -90,13 +90,13 @@ async def under_load(live: Live, prompts: Sequence[Prompt]) -> AsyncIterator[Loa
 
 
 def resident_mib(live: Live) -> float:
-    """What the engine's processes hold in memory."""
-    held: int = sum(process.memory_info().rss for process in live.processes if alive(process))
-    return held / MIB
+    """The resident memory of the engine's processes."""
+    resident: int = sum(process.memory_info().rss for process in live.processes if alive(process))
+    return resident / MIB
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it can be asked at all."""
+    """Whether its memory can be read."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
@@ -132,7 +132,7 @@ async def churn(
     return memory[-1] - memory[settled - 1], paused, control
 
 
-async def test_memory_comes_back_and_no_stream_stalls(
+async def test_memory_is_freed_and_no_stream_stalls(
     engine: Live, medusa: str, prompts: list[Prompt]
 ) -> None:
     growth, paused, control = await churn(engine, medusa, prompts, cycles=12, settled=6)
@@ -141,7 +141,7 @@ async def test_memory_comes_back_and_no_stream_stalls(
 
 
 @pytest.mark.prove
-async def test_memory_comes_back_fifty_times(
+async def test_memory_is_freed_fifty_times(
     engine: Live, medusa: str, prompts: list[Prompt]
 ) -> None:
     growth, paused, control = await churn(engine, medusa, prompts, cycles=50, settled=10)
@@ -149,7 +149,7 @@ async def test_memory_comes_back_fifty_times(
     assert paused <= max(STALL_S, control)
 
 
-async def test_loaded_heads_show_what_they_hold_and_change_no_output(
+async def test_loaded_heads_show_their_memory_and_change_no_output(
     engine: Live, medusa: str, stock: Stock, prompts: list[Prompt]
 ) -> None:
     names = [info.name for info in await engine.engine.proposers()]
@@ -173,9 +173,7 @@ async def test_heads_that_do_not_fit_are_refused_and_leave_nothing(
     assert await engine.engine.proposers() == before
 
 
-async def test_weights_that_cannot_be_read_are_refused_by_the_worker_and_leave_nothing(
-    engine: Live, tmp_path: Path
-) -> None:
+async def test_weights_that_the_worker_refuses_leave_nothing(engine: Live, tmp_path: Path) -> None:
     spoilt = heads.medusa(hidden=256, vocabulary=2048, token_map=64)
     spoilt.tensors["token_map"][0] = 5000
     before = await engine.engine.proposers()
@@ -189,7 +187,7 @@ async def test_weights_that_cannot_be_read_are_refused_by_the_worker_and_leave_n
     await engine.engine.unload_proposer("heads")
 
 
-async def test_a_cascade_of_loaded_heads_drafts_and_holds_its_members(
+async def test_a_cascade_of_loaded_heads_drafts_and_pins_its_members(
     engine: Live, medusa: str, stock: Stock, prompts: list[Prompt]
 ) -> None:
     await engine.engine.load_proposer({"name": "heads", "method": "medusa", "model": medusa})
@@ -199,6 +197,8 @@ async def test_a_cascade_of_loaded_heads_drafts_and_holds_its_members(
     assert caught.value.code == "proposer_in_use"
     result = await generate(engine, prompts[1], greedy(40), pinned("cascade", 5))
     await stock.check(prompts[1], result.tokens)
-    assert result.spec.decode_steps == result.counts("cascade").drafts > 0, "somebody always drafts"
+    assert result.spec.decode_steps == result.counts("cascade").drafts > 0, (
+        "a member drafts in every step"
+    )
     await engine.engine.unload_proposer("cascade")
     await engine.engine.unload_proposer("heads")

@@ -1,4 +1,7 @@
-"""LoRA on a real engine: each text is its adapter's, whatever drafts; drafts are the base's."""
+"""LoRA on a real engine: a text depends on its adapter and not on the proposer.
+
+Proposers draft with the base model.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -48,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def lora(folders: dict[str, str]) -> AsyncIterator[Live]:
-    """An engine with room for two adapters in a step and for three in all."""
+    """An engine for two adapters in a step and three in memory."""
     recorder, registry = Recorder(), CollectorRegistry()
     config = EngineConfig(
         TARGET,
@@ -68,7 +71,7 @@ async def lora(folders: dict[str, str]) -> AsyncIterator[Live]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def texts(folders: dict[str, str], prompts: list[Prompt]) -> dict[str, list[tuple[int, ...]]]:
-    """What stock vLLM makes of six prompts with each adapter and with none, without speculation."""
+    """The texts of stock vLLM for six prompts, with each adapter and with none."""
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -105,24 +108,24 @@ def adapter_of(live: Live, name: str) -> LoraAdapter | None:
 async def text(
     live: Live, prompt: Prompt, name: str, proposer: str, prediction: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """A greedy text with an adapter, or none, drafted by a proposer."""
+    """A greedy text with an adapter, or with none, under a proposer."""
     spec = replace(pinned(proposer, DRAFTING[proposer]), prediction=tuple(prediction))
     result = await generate(live, prompt, greedy(LENGTH), spec, adapter=adapter_of(live, name))
     return result.tokens
 
 
 def agree(found: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> None:
-    """All but one in twenty texts are equal: the others may have met a tie."""
+    """At most one in twenty texts differs: two best logits may be equal."""
     differing = [i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
     assert len(differing) <= len(found) // 20, differing
 
 
-async def test_adapters_change_what_the_target_says(
+async def test_adapters_change_the_text(
     texts: dict[str, list[tuple[int, ...]]],
 ) -> None:
     for one, other in (("", "a"), ("", "b"), ("a", "b")):
         same = sum(a == b for a, b in zip(texts[one], texts[other], strict=True))
-        assert same < 3, "an adapter without effect would prove nothing"
+        assert same < 3, "adapters must have an effect to be tested"
 
 
 @pytest.mark.parametrize("proposer", DRAFTING)
@@ -162,11 +165,11 @@ async def test_drafts_are_the_base_models(lora: Live, prompts: list[Prompt]) -> 
                 *(generate(lora, p, greedy(LENGTH), spec, adapter=adapter) for p in prompts[:6])
             )
         )
-    assert rates[""] == 1.0, "what adapters there are must not reach the draft model"
+    assert rates[""] == 1.0, "adapters must not affect the draft model"
     assert rates["a"] < 0.9
 
 
-async def test_a_seeded_text_with_an_adapter_does_not_depend_on_what_drafts(
+async def test_a_seeded_text_with_an_adapter_is_the_same_under_every_proposer(
     lora: Live, prompts: list[Prompt]
 ) -> None:
     sampled = SamplingOptions(temperature=0.8, seed=9, max_tokens=LENGTH, ignore_eos=True)
@@ -180,7 +183,7 @@ async def test_a_seeded_text_with_an_adapter_does_not_depend_on_what_drafts(
     assert len({result.tokens for result in results}) == 1
 
 
-async def test_another_adapter_of_an_old_name_is_another_adapter(
+async def test_a_new_adapter_with_an_old_name_does_not_reuse_its_cache(
     lora: Live, prompts: list[Prompt], folders: dict[str, str]
 ) -> None:
     texts = []
@@ -190,10 +193,10 @@ async def test_another_adapter_of_an_old_name_is_another_adapter(
         await lora.engine.load_lora_adapter("again", str(path))
         texts.append([await text(lora, prompts[i], "again", "ngram") for i in range(4)])
         await lora.engine.unload_lora_adapter("again")
-    assert all(a != b for a, b in zip(*texts, strict=True)), "no cached prefix of the one before"
+    assert all(a != b for a, b in zip(*texts, strict=True)), "the prefix cache must not be shared"
 
 
-async def test_one_that_cannot_be_used_is_refused_and_leaves_nothing_behind(
+async def test_an_unusable_adapter_is_refused_and_leaves_nothing(
     lora: Live, prompts: list[Prompt], folders: dict[str, str]
 ) -> None:
     too_big = write_adapter(Path(folders["a"]).parent / "big", TARGET, seed=1, rank=16)
@@ -206,9 +209,9 @@ async def test_one_that_cannot_be_used_is_refused_and_leaves_nothing_behind(
     assert [adapter.name for adapter in lora.engine.lora_adapters] == ["a", "b"]
 
 
-async def test_one_in_use_is_not_unloaded(lora: Live, prompts: list[Prompt]) -> None:
+async def test_an_adapter_in_use_is_not_unloaded(lora: Live, prompts: list[Prompt]) -> None:
     adapter = adapter_of(lora, "a")
-    request = GenerationRequest("held", prompts[0], greedy(100), pinned("ngram", 5), adapter)
+    request = GenerationRequest("in-use", prompts[0], greedy(100), pinned("ngram", 5), adapter)
     deltas = lora.engine.generate(request)
     await anext(deltas)
     with pytest.raises(LoraRefused) as caught:
@@ -217,10 +220,10 @@ async def test_one_in_use_is_not_unloaded(lora: Live, prompts: list[Prompt]) -> 
     await deltas.aclose()
 
 
-async def test_adapters_are_there_again_in_the_next_process(
+async def test_adapters_are_loaded_again_in_the_next_process(
     lora: Live, prompts: list[Prompt], texts: dict[str, list[tuple[int, ...]]]
 ) -> None:
-    """Last, for it kills the engine's process."""
+    """The last test of this engine, because it kills the process."""
     for process in lora.processes:
         if process.is_running() and process.name().startswith("VLLM"):
             process.kill()

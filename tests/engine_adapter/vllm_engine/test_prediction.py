@@ -1,4 +1,4 @@
-"""Predicted outputs on a real engine: drafted where the text follows them, never believed."""
+"""Predicted outputs on a real engine: they are drafted and verified, and change no text."""
 
 import asyncio
 import random
@@ -21,19 +21,19 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 LENGTH = 60
 K = 8
-"""The draft capacity of the engines, which is the k of a `prediction` that nobody configured."""
+"""The draft capacity of the engines, the default k of the proposer `prediction`."""
 
 
 def predicting(tokens: Sequence[int], k: int = K) -> SpecDecodeParams:
     return replace(pinned("prediction", k), prediction=tuple(tokens))
 
 
-async def test_it_is_loaded_with_the_draft_capacity(live: Live) -> None:
+async def test_prediction_is_loaded_with_the_draft_capacity(live: Live) -> None:
     (info,) = (p for p in await live.engine.proposers() if p.method == "prediction")
     assert (info.name, info.num_speculative_tokens) == ("prediction", K)
 
 
-async def test_a_right_prediction_is_accepted_whole(
+async def test_a_correct_prediction_is_accepted_completely(
     live: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     texts = await stock.greedy(prompts, LENGTH)
@@ -54,7 +54,7 @@ async def test_a_right_prediction_is_accepted_whole(
         assert result.spec.decode_steps == 7
 
 
-async def test_an_edited_prediction_costs_drafts_and_never_text(
+async def test_an_edited_prediction_costs_drafts_but_never_changes_the_text(
     live: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     rng = random.Random(7)
@@ -77,7 +77,7 @@ async def test_an_edited_prediction_costs_drafts_and_never_text(
         await stock.check(prompt, result.tokens)
         counts = result.counts("prediction")
         assert 0 < counts.accepted <= counts.drafted
-        assert result.spec.decode_steps < 30, "it must be found again after each edit"
+        assert result.spec.decode_steps < 30, "the prediction must be found again after each edit"
 
 
 async def test_a_seeded_text_does_not_depend_on_its_prediction(
@@ -91,7 +91,7 @@ async def test_a_seeded_text_does_not_depend_on_its_prediction(
         ).tokens == plain.tokens
 
 
-async def test_it_survives_preemption_and_prompts_read_in_chunks(
+async def test_predictions_survive_preemption_and_chunked_prefill(
     cramped: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     many = (prompts * 2)[:32]
@@ -109,6 +109,6 @@ async def test_it_survives_preemption_and_prompts_read_in_chunks(
     assert accepted > 0.9 * drafted > 0
 
 
-async def test_without_a_prediction_it_drafts_nothing(live: Live, prompts: list[Prompt]) -> None:
+async def test_without_a_prediction_nothing_is_drafted(live: Live, prompts: list[Prompt]) -> None:
     result = await generate(live, prompts[0], greedy(20), pinned("prediction", K))
     assert not result.spec.by_proposer

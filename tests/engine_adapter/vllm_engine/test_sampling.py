@@ -1,4 +1,4 @@
-"""Sampled output is the target's own, whatever drafts: token for token under a seed."""
+"""Sampled output is the target's under every proposer: token for token under a seed."""
 
 import asyncio
 from typing import Any
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-async def test_a_seed_gives_the_text_of_plain_decoding_whatever_drafts(
+async def test_a_seeded_text_is_that_of_plain_decoding(
     live: Live, prompts: list[Prompt], options: dict[str, Any]
 ) -> None:
     def sampled(seed: int) -> SamplingOptions:
@@ -63,7 +63,7 @@ async def test_a_seed_gives_the_text_of_plain_decoding_whatever_drafts(
 async def of_all(
     live: Live, prompts: list[Prompt], **options: Any
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """What every proposer and none emit for three prompts, in one batch: 40 tokens each."""
+    """The tokens under every proposer and none for three prompts, in one batch: 40 each."""
     sampling = SamplingOptions(**({"max_tokens": 40, "ignore_eos": True} | options))
     keys = [(name, i) for name in ("none", *DRAFTING) for i in range(3)]
     results = await asyncio.gather(
@@ -92,13 +92,13 @@ async def test_logit_bias_bans_and_forces_tokens(live: Live, prompts: list[Promp
     assert set(forced.values()) == {(77,) * 40}
 
 
-async def test_bad_words_and_other_tokens_than_the_allowed_ones_are_never_emitted(
+async def test_bad_words_and_disallowed_tokens_are_never_emitted(
     live: Live, prompts: list[Prompt]
 ) -> None:
     free = await of_all(live, prompts, temperature=0.0)
     allowed = tuple(sorted({token for tokens in free.values() for token in tokens}))[::2]
-    kept = await of_all(live, prompts, temperature=1.2, allowed_token_ids=allowed)
-    assert {token for tokens in kept.values() for token in tokens} <= set(allowed)
+    restricted = await of_all(live, prompts, temperature=1.2, allowed_token_ids=allowed)
+    assert {token for tokens in restricted.values() for token in tokens} <= set(allowed)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     words = ("return", "def")
     forms = [prefix + word for word in words for prefix in ("", " ")]
@@ -121,7 +121,7 @@ async def test_greedy_rows_are_greedy_beside_sampled_ones(
     assert beside.tokens == alone.tokens
 
 
-async def test_without_a_seed_texts_differ(live: Live, prompts: list[Prompt]) -> None:
+async def test_texts_without_a_seed_differ(live: Live, prompts: list[Prompt]) -> None:
     hot = SamplingOptions(temperature=2.0, max_tokens=40, ignore_eos=True)
     results = await asyncio.gather(
         *(generate(live, prompts[8], hot, pinned("self", 5)) for _ in range(4))
@@ -129,7 +129,9 @@ async def test_without_a_seed_texts_differ(live: Live, prompts: list[Prompt]) ->
     assert len({result.tokens for result in results}) == 4
 
 
-async def test_logprobs_are_the_same_whatever_drafts(live: Live, prompts: list[Prompt]) -> None:
+async def test_logprobs_are_the_same_under_every_proposer(
+    live: Live, prompts: list[Prompt]
+) -> None:
     async def logprobs(name: str, k: int) -> list[tuple[int, float, int]]:
         from engine_adapter.types import GenerationRequest
 

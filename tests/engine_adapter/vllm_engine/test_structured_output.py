@@ -1,4 +1,4 @@
-"""Structured output: every text has its form, and no text depends on what drafts."""
+"""Structured output: every text fits its constraint and does not depend on the proposer."""
 
 import asyncio
 import json
@@ -70,13 +70,13 @@ SCHEMAS: list[tuple[dict[str, Any], Callable[[Any], bool]]] = [
         ),
     ),
 ]
-"""Schemas of which every instance is short, and whether a value is one."""
+"""Schemas with short instances, each with a check of an instance."""
 
 
-def formed(form: StructuredOutput, **options: Any) -> SamplingOptions:
-    """Greedy sampling, to the end of the form."""
+def constrained(constraint: StructuredOutput, **options: Any) -> SamplingOptions:
+    """Greedy sampling under a constraint."""
     given = {"temperature": 0.0, "max_tokens": 200, **options}
-    return SamplingOptions(**given, structured_output=form)
+    return SamplingOptions(**given, structured_output=constraint)
 
 
 def of_schema(schema: dict[str, Any]) -> StructuredOutput:
@@ -84,20 +84,20 @@ def of_schema(schema: dict[str, Any]) -> StructuredOutput:
 
 
 async def of_each(
-    live: Live, prompt: Prompt, form: StructuredOutput, **options: Any
+    live: Live, prompt: Prompt, constraint: StructuredOutput, **options: Any
 ) -> dict[str, Result]:
-    """The text under each proposer and none, in one batch."""
+    """The results under each proposer and none, in one batch."""
     methods = {"none": 0, **DRAFTING}
     results = await asyncio.gather(
         *(
-            generate(live, prompt, formed(form, **options), pinned(name, k))
+            generate(live, prompt, constrained(constraint, **options), pinned(name, k))
             for name, k in methods.items()
         )
     )
     return dict(zip(methods, results, strict=True))
 
 
-async def test_200_texts_fit_their_schemas_and_do_not_depend_on_what_drafts(
+async def test_200_texts_fit_their_schemas_and_are_those_of_plain_decoding(
     live: Live, prompts: list[Prompt]
 ) -> None:
     rng = random.Random(3)
@@ -105,22 +105,22 @@ async def test_200_texts_fit_their_schemas_and_do_not_depend_on_what_drafts(
 
     async def run(prompt: Prompt, schema: dict[str, Any], name: str) -> Result:
         spec = pinned(name, DRAFTING.get(name, 0))
-        return await generate(live, prompt, formed(of_schema(schema)), spec)
+        return await generate(live, prompt, constrained(of_schema(schema)), spec)
 
     drafted = await asyncio.gather(
         *(run(prompt, schema, rng.choice([*DRAFTING])) for prompt, (schema, _) in jobs)
     )
     plain = await asyncio.gather(*(run(prompt, schema, "none") for prompt, (schema, _) in jobs))
-    for result, alone, (_, (schema, fits)) in zip(drafted, plain, jobs, strict=True):
+    for result, undrafted, (_, (schema, fits)) in zip(drafted, plain, jobs, strict=True):
         assert result.finish_reason is FinishReason.STOP
         assert fits(json.loads(result.text)), (schema, result.text)
-        assert result.tokens == alone.tokens
+        assert result.tokens == undrafted.tokens
     accepted = {name: sum(result.counts(name).accepted for result in drafted) for name in DRAFTING}
-    assert all(accepted.values()), f"the form must not keep a proposer from drafting: {accepted}"
+    assert all(accepted.values()), f"every proposer must draft under a constraint: {accepted}"
 
 
 @pytest.mark.parametrize(
-    ("form", "pattern"),
+    ("constraint", "pattern"),
     [
         (StructuredOutput(ConstraintKind.REGEX, r"v[0-9]{1,3}\.[0-9]{1,3}"), r"v\d{1,3}\.\d{1,3}"),
         (
@@ -130,11 +130,11 @@ async def test_200_texts_fit_their_schemas_and_do_not_depend_on_what_drafts(
         (StructuredOutput(ConstraintKind.GRAMMAR, 'root ::= ("ab" | "cd") "!"'), "(ab|cd)!"),
     ],
 )
-async def test_other_forms_are_kept_to_as_well(
-    live: Live, prompts: list[Prompt], form: StructuredOutput, pattern: str
+async def test_other_kinds_of_constraints_are_enforced(
+    live: Live, prompts: list[Prompt], constraint: StructuredOutput, pattern: str
 ) -> None:
     for options in ({}, {"temperature": 1.0, "seed": 5}):
-        results = await of_each(live, prompts[0], form, **options)
+        results = await of_each(live, prompts[0], constraint, **options)
         for result in results.values():
             assert re.fullmatch(pattern, result.text), result.text
             assert result.tokens == results["none"].tokens
@@ -149,7 +149,7 @@ async def test_any_json_object_is_an_object(live: Live, prompts: list[Prompt]) -
 
 
 @pytest.mark.parametrize(
-    "form",
+    "constraint",
     [
         StructuredOutput(ConstraintKind.JSON_SCHEMA, '{"type": "objekt"}', param="it"),
         StructuredOutput(
@@ -161,19 +161,19 @@ async def test_any_json_object_is_an_object(live: Live, prompts: list[Prompt]) -
         StructuredOutput(ConstraintKind.GRAMMAR, "no grammar", param="it"),
     ],
 )
-async def test_a_form_that_cannot_be_kept_to_fails_its_own_request_alone(
-    live: Live, prompts: list[Prompt], form: StructuredOutput
+async def test_an_unsupported_constraint_fails_only_its_own_request(
+    live: Live, prompts: list[Prompt], constraint: StructuredOutput
 ) -> None:
     neighbour = asyncio.create_task(generate(live, prompts[2], greedy(60), pinned("self", 5)))
     with pytest.raises(InvalidRequest) as caught:
-        await generate(live, prompts[2], formed(form), pinned("ngram", 5))
+        await generate(live, prompts[2], constrained(constraint), pinned("ngram", 5))
     assert caught.value.param == "it"
     assert str(caught.value).startswith("it: ")
     assert len(str(caught.value)) < 300
     assert len((await neighbour).tokens) == 60
 
 
-KEPT = {
+ENFORCED = {
     "multipleOf": {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 999},
     "oneOf": {"oneOf": [{"type": "boolean"}, {"enum": [1, 2]}]},
     "allOf": {"allOf": [of_keys(a=BOOLEAN), {"properties": {"a": {"const": True}}}]},
@@ -184,11 +184,11 @@ KEPT = {
     "undeclared": {**of_keys(), "required": ["a"], "additionalProperties": BOOLEAN},
     "definitions": {"$ref": "#/definitions/tree", "definitions": {"tree": {"type": "boolean"}}},
 }
-"""Schemas with keywords that a grammar is easily made without."""
+"""Schemas with keywords that a compiler of grammars easily ignores."""
 
 
-@pytest.mark.parametrize("schema", KEPT.values(), ids=KEPT)
-async def test_every_keyword_of_a_schema_counts(
+@pytest.mark.parametrize("schema", ENFORCED.values(), ids=ENFORCED)
+async def test_every_keyword_of_a_schema_is_enforced(
     live: Live, prompts: list[Prompt], schema: dict[str, Any]
 ) -> None:
     results = await asyncio.gather(
@@ -196,7 +196,7 @@ async def test_every_keyword_of_a_schema_counts(
             generate(
                 live,
                 prompts[seed % len(prompts)],
-                formed(of_schema(schema), temperature=1.5, seed=seed, max_tokens=60),
+                constrained(of_schema(schema), temperature=1.5, seed=seed, max_tokens=60),
                 pinned("self", 5),
             )
             for seed in range(12)
@@ -221,21 +221,21 @@ async def test_every_keyword_of_a_schema_counts(
         ("foo", {"type": "string", "format": "foo"}),
     ],
 )
-async def test_a_keyword_that_cannot_be_kept_to_is_refused_by_name(
+async def test_an_unsupported_keyword_is_refused_by_name(
     live: Live, prompts: list[Prompt], keyword: str, schema: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequest, match=keyword):
-        await generate(live, prompts[0], formed(of_schema(schema)), pinned("ngram", 5))
+        await generate(live, prompts[0], constrained(of_schema(schema)), pinned("ngram", 5))
 
 
-async def test_free_rows_are_the_same_beside_rows_with_a_form(
+async def test_rows_without_a_constraint_are_unaffected_by_other_rows(
     live: Live, prompts: list[Prompt]
 ) -> None:
     alone = await generate(live, prompts[0], greedy(40), pinned("self", 5))
     beside, *_ = await asyncio.gather(
         generate(live, prompts[0], greedy(40), pinned("self", 5)),
         *(
-            generate(live, prompt, formed(of_schema(schema)), pinned("self", 5))
+            generate(live, prompt, constrained(of_schema(schema)), pinned("self", 5))
             for prompt, (schema, _) in zip(prompts[1:], SCHEMAS * 2, strict=False)
         ),
     )

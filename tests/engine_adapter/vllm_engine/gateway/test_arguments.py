@@ -1,4 +1,4 @@
-"""Settings -> vLLM's engine arguments and environment."""
+"""Settings become vLLM's engine arguments and environment."""
 
 import os
 from typing import Any
@@ -29,7 +29,7 @@ def config(**arguments: Any) -> EngineConfig:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The variables unset, and put back at the end."""
+    """Unsets the variables during the test."""
     for name in (*DEFAULTS, "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def refusal(**arguments: Any) -> EngineConfigError:
 # -- environment -----------------------------------------------------------------------------
 
 
-def test_what_is_unset_gets_a_default(environment: pytest.MonkeyPatch) -> None:
+def test_an_unset_variable_gets_a_default(environment: pytest.MonkeyPatch) -> None:
     prepare_environment(config())
     assert {name: os.environ[name] for name in DEFAULTS} == DEFAULTS
 
@@ -58,7 +58,7 @@ def test_what_is_unset_gets_a_default(environment: pytest.MonkeyPatch) -> None:
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "1"),
     ],
 )
-def test_what_the_user_has_set_is_left_alone(
+def test_a_variable_that_the_user_has_set_is_kept(
     environment: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     environment.setenv(name, value)
@@ -67,7 +67,7 @@ def test_what_the_user_has_set_is_left_alone(
 
 
 @pytest.mark.parametrize("value", [None, "0", "1"])
-def test_the_model_runner_is_always_the_one_with_the_hooks(
+def test_the_model_runner_is_always_the_v1_runner(
     environment: pytest.MonkeyPatch, value: str | None
 ) -> None:
     if value is not None:
@@ -76,13 +76,13 @@ def test_the_model_runner_is_always_the_one_with_the_hooks(
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
-def test_the_log_level_is_the_settings(environment: pytest.MonkeyPatch) -> None:
+def test_the_log_level_comes_from_the_settings(environment: pytest.MonkeyPatch) -> None:
     prepare_environment(EngineConfig("m", "m", log_level="INFO"))
     assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
 
 
 @pytest.mark.parametrize(("size", "value"), [(None, "0"), (1, "0"), (2, None)])
-def test_several_workers_keep_their_own_processes(
+def test_only_a_single_worker_shares_the_engine_process(
     environment: pytest.MonkeyPatch, size: int | None, value: str | None
 ) -> None:
     prepare_environment(config(tensor_parallel_size=size))
@@ -94,7 +94,7 @@ def test_several_workers_keep_their_own_processes(
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("name", RESERVED_ARGUMENTS)
-def test_an_argument_that_is_specgates_is_refused_with_the_reason(name: str) -> None:
+def test_a_reserved_argument_is_refused_with_the_reason(name: str) -> None:
     error = refusal(**{name: "anything"})
     assert error.setting == name
     assert RESERVED_ARGUMENTS[name] in str(error)
@@ -102,7 +102,7 @@ def test_an_argument_that_is_specgates_is_refused_with_the_reason(name: str) -> 
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("value", [False, {}, 0])
-def test_it_is_refused_whatever_its_value(value: Any) -> None:
+def test_a_reserved_argument_is_refused_with_any_value(value: Any) -> None:
     assert refusal(async_scheduling=value).setting == "async_scheduling"
 
 
@@ -110,13 +110,13 @@ def test_it_is_refused_whatever_its_value(value: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"]
 )
-def test_a_parallelism_that_is_not_proven_must_be_one(name: str) -> None:
+def test_a_kind_of_parallelism_that_is_not_proven_must_be_1(name: str) -> None:
     assert refusal(**{name: 2}).setting == name
     assert getattr(engine_args(config(**{name: 1}), 5, None), name) == 1
 
 
 @pytest.mark.vllm
-def test_an_argument_that_vllm_does_not_know_is_named() -> None:
+def test_an_argument_that_is_unknown_to_vllm_is_named() -> None:
     error = refusal(max_model_length=100)
     assert error.setting == "engine_args"
     assert "max_model_length" in str(error)
@@ -128,7 +128,7 @@ def test_settings_reach_vllm() -> None:
     args = engine_args(given, 9, "/pipe")
     assert (args.model, args.served_model_name) == (given.model, "served")
     assert (args.max_model_len, args.max_num_seqs, args.dtype) == (512, 7, "float32")
-    assert args.seed == engine_args(config(), 9, None).seed, "None is what was not set"
+    assert args.seed == engine_args(config(), 9, None).seed, "None means not set"
     assert args.async_scheduling is False
     assert args.speculative_config["num_speculative_tokens"] == 9
     assert args.additional_config["specgate"]["progress_pipe"] == "/pipe"
@@ -137,7 +137,7 @@ def test_settings_reach_vllm() -> None:
 
 
 @pytest.mark.vllm
-def test_the_classes_named_by_dotted_path_exist() -> None:
+def test_the_classes_in_dotted_paths_exist() -> None:
     from importlib import import_module
 
     args = engine_args(config(), 5, None)
@@ -147,14 +147,14 @@ def test_the_classes_named_by_dotted_path_exist() -> None:
 
 
 @pytest.mark.vllm
-def test_building_arguments_leaves_the_settings_as_they_were() -> None:
+def test_building_arguments_does_not_change_the_settings() -> None:
     given = config(max_num_seqs=3)
     engine_args(given, 5, None)
     assert dict(given.arguments) == {"max_num_seqs": 3}
 
 
 @pytest.mark.vllm
-def test_on_cpu_the_kv_cache_is_modest_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_has_a_small_default_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from engine_adapter.vllm_engine import compat
 
     monkeypatch.setattr(type(compat.current_platform), "is_cpu", lambda self: True)
@@ -166,7 +166,9 @@ def test_on_cpu_the_kv_cache_is_modest_unless_set(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(("cpu", "worker"), [(True, "CPUWorker"), (False, "GPUWorker")])
-def test_the_worker_is_the_devices(monkeypatch: pytest.MonkeyPatch, cpu: bool, worker: str) -> None:
+def test_the_worker_fits_the_device(
+    monkeypatch: pytest.MonkeyPatch, cpu: bool, worker: str
+) -> None:
     from engine_adapter.vllm_engine import compat
 
     monkeypatch.setattr(type(compat.current_platform), "is_cpu", lambda self: cpu)

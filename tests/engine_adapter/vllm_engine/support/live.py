@@ -1,9 +1,8 @@
-"""Driving real engines in tests: requests, results, and what equality with stock vLLM means."""
+"""Runs requests on real engines in tests, and compares their results with stock vLLM."""
 
 import asyncio
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +42,7 @@ class Recorder:
         self.restarts.append(succeeded)
 
     async def more(self, steps: int) -> None:
-        """Waits until the engine has made so many steps more."""
+        """Waits until the engine has made this many further steps."""
         target = len(self.steps) + steps
         async with asyncio.timeout(120):
             while len(self.steps) < target:
@@ -57,7 +56,7 @@ class Recorder:
 
 @dataclass
 class Live:
-    """A started engine, what it reported, the registry that it writes to, and its processes."""
+    """A started engine with its reports, its metrics and its processes."""
 
     engine: Engine
     recorder: Recorder
@@ -103,7 +102,7 @@ def greedy(max_tokens: int, **options: Any) -> SamplingOptions:
 
 
 def pinned(name: str, k: int) -> SpecDecodeParams:
-    """A request's own choice."""
+    """The parameters of a request that names its proposer."""
     return SpecDecodeParams(SpecMethod(name, k), pinned=True)
 
 
@@ -114,7 +113,7 @@ async def generate(
     spec: SpecDecodeParams | None = None,
     adapter: LoraAdapter | None = None,
 ) -> Result:
-    """Runs one sequence to its end. Without `spec` it follows the default from its start."""
+    """Runs one sequence to its end. Without `spec` it starts with plain decoding, not pinned."""
     request = GenerationRequest(
         f"test-{next(_ids)}",
         prompt,
@@ -138,41 +137,24 @@ async def generate(
     return Result(tuple(tokens), text, last.spec, last.finish_reason, cached, tuple(times))
 
 
-def add_counts(many: Iterable[Any]) -> dict[str, ProposerCounts]:
+def add_counts(many: Iterable[Mapping[str, ProposerCounts]]) -> dict[str, ProposerCounts]:
     """Sums mappings of name -> `ProposerCounts`."""
-    sums: dict[str, Counter[str]] = {}
-    positions: dict[str, Counter[int]] = {}
+    sums: dict[str, ProposerCounts] = {}
     for counts in many:
         for name, count in counts.items():
-            sums.setdefault(name, Counter()).update(
-                drafts=count.drafts,
-                drafted=count.drafted,
-                accepted=count.accepted,
-                emitted=count.emitted,
-            )
-            positions.setdefault(name, Counter()).update(
-                dict(enumerate(count.accepted_per_position))
-            )
-    return {
-        name: ProposerCounts(
-            **total,
-            accepted_per_position=tuple(
-                positions[name][i] for i in range(max(positions[name], default=-1) + 1)
-            ),
-        )
-        for name, total in sums.items()
-    }
+            sums[name] = sums.get(name, ProposerCounts()) + count
+    return sums
 
 
 class Stock:
-    """vLLM as it is, without speculation: what every output is compared with."""
+    """Stock vLLM without speculation: the reference for every output."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._known: dict[Prompt, tuple[int, ...]] = {}
 
     async def greedy(self, prompts: Sequence[Prompt], max_tokens: int) -> list[tuple[int, ...]]:
-        """The greedy continuations, each of `max_tokens` tokens; asked once per prompt."""
+        """The greedy continuations, each of `max_tokens` tokens; computed once per prompt."""
         wanted = [p for p in set(prompts) if len(self._known.get(p, ())) < max_tokens]
         outputs = await asyncio.gather(*(self._run(p, max_tokens) for p in wanted))
         for prompt, output in zip(wanted, outputs, strict=True):
@@ -180,7 +162,7 @@ class Stock:
         return [self._known[p][:max_tokens] for p in prompts]
 
     async def check(self, prompt: Prompt, tokens: tuple[int, ...]) -> None:
-        """Asserts that `tokens` are the greedy continuation, but for ties."""
+        """Asserts that `tokens` are the greedy continuation, except for ties."""
         (want,) = await self.greedy([prompt], len(tokens))
         if tokens == want:
             return
