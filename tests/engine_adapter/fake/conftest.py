@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from tests.engine_adapter.fake.bench import Bench, build
+from tests.engine_adapter.fake.harness import FakeHarness, build
 
-StartBench = Callable[..., Awaitable[Bench]]
+StartEngine = Callable[..., Awaitable[FakeHarness]]
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[StartBench]:
+async def start() -> AsyncIterator[StartEngine]:
     """Starts engines with the given arguments; stops them at the end."""
-    started: list[Bench] = []
+    started: list[FakeHarness] = []
 
-    async def _start(**arguments: Any) -> Bench:
-        bench = build(**{"fake_step_ms": 0, **arguments})
-        await bench.engine.start(lambda line: None)
-        started.append(bench)
-        return bench
+    async def _start(**arguments: Any) -> FakeHarness:
+        harness = build(**{"fake_step_ms": 0, **arguments})
+        await harness.engine.start(lambda line: None)
+        started.append(harness)
+        return harness
 
     yield _start
-    for bench in started:
-        await bench.engine.stop()
+    for harness in started:
+        await harness.engine.stop()

@@ -9,38 +9,43 @@ from transformers import AutoTokenizer
 from demo import model_path
 from engine_adapter.errors import InvalidRequest
 from engine_adapter.types import PLAIN, FinishReason, SpecMethod
-from tests.engine_adapter.fake.bench import PROMPT, ask, run, text, tokens
-from tests.engine_adapter.fake.conftest import StartBench
+from tests.engine_adapter.fake.conftest import StartEngine
+from tests.engine_adapter.fake.harness import PROMPT, make_request, run, text, tokens
 
 
 @pytest.mark.parametrize("method", [SpecMethod("ngram", 3), SpecMethod("draft", 4)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_text_does_not_depend_on_the_proposer(
-    start: StartBench, method: SpecMethod, temperature: float
+    start: StartEngine, method: SpecMethod, temperature: float
 ) -> None:
-    bench = await start()
+    harness = await start()
     sampling: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 100}
-    plain = await run(bench, ask("a", **sampling))
-    drafted = await run(bench, ask("b", method, **sampling))
+    plain = await run(harness, make_request("a", **sampling))
+    drafted = await run(harness, make_request("b", method, **sampling))
     assert tokens(plain) == tokens(drafted)
     assert text(plain) == text(drafted)
     assert len(drafted) < len(plain) == 100
 
 
-async def test_prompt_seed_and_temperature_change_the_text(start: StartBench) -> None:
-    bench = await start()
-    greedy = tokens(await run(bench, ask(max_tokens=30)))
-    assert tokens(await run(bench, ask(max_tokens=30, seed=9))) == greedy
-    assert tokens(await run(bench, ask(prompt=PROMPT[1:], max_tokens=30))) != greedy
-    seeded = [tokens(await run(bench, ask(temperature=1, seed=s, max_tokens=30))) for s in (1, 2)]
+async def test_prompt_seed_and_temperature_change_the_text(start: StartEngine) -> None:
+    harness = await start()
+    greedy = tokens(await run(harness, make_request(max_tokens=30)))
+    assert tokens(await run(harness, make_request(max_tokens=30, seed=9))) == greedy
+    assert tokens(await run(harness, make_request(prompt=PROMPT[1:], max_tokens=30))) != greedy
+    seeded = [
+        tokens(await run(harness, make_request(temperature=1, seed=s, max_tokens=30)))
+        for s in (1, 2)
+    ]
     assert seeded[0] != seeded[1] != greedy
-    unseeded = [tokens(await run(bench, ask(temperature=1, max_tokens=30))) for _ in range(2)]
+    unseeded = [
+        tokens(await run(harness, make_request(temperature=1, max_tokens=30))) for _ in range(2)
+    ]
     assert unseeded[0] != unseeded[1]
 
 
-async def test_streamed_text_is_the_decoded_tokens(start: StartBench) -> None:
-    bench = await start()
-    deltas = await run(bench, ask(max_tokens=1000, ignore_eos=True))
+async def test_streamed_text_is_the_decoded_tokens(start: StartEngine) -> None:
+    harness = await start()
+    deltas = await run(harness, make_request(max_tokens=1000, ignore_eos=True))
     tokenizer = AutoTokenizer.from_pretrained(model_path("target"))
     whole = tokenizer.decode(tokens(deltas), skip_special_tokens=True)
     shown = text(deltas)
@@ -49,46 +54,48 @@ async def test_streamed_text_is_the_decoded_tokens(start: StartBench) -> None:
     assert shown == whole
 
 
-async def test_text_ends_by_itself_with_eos(start: StartBench) -> None:
-    bench = await start(fake_length=20)
-    deltas = await run(bench, ask())
+async def test_text_ends_by_itself_with_eos(start: StartEngine) -> None:
+    harness = await start(fake_length=20)
+    deltas = await run(harness, make_request())
     assert deltas[-1].finish_reason is FinishReason.STOP
     assert deltas[-1].stop_reason is None
     assert 20 <= len(tokens(deltas)) - 1 < 40
-    longer = await run(bench, ask(ignore_eos=True, max_tokens=60))
+    longer = await run(harness, make_request(ignore_eos=True, max_tokens=60))
     assert len(tokens(longer)) == 60
 
 
-async def test_generation_stops_where_the_context_ends(start: StartBench) -> None:
-    bench = await start(max_model_len=64)
+async def test_generation_stops_where_the_context_ends(start: StartEngine) -> None:
+    harness = await start(max_model_len=64)
     for method in (PLAIN, SpecMethod("draft", 4)):
-        deltas = await run(bench, ask(method=method, ignore_eos=True))
+        deltas = await run(harness, make_request(method=method, ignore_eos=True))
         assert deltas[-1].finish_reason is FinishReason.LENGTH
         assert len(tokens(deltas)) == 64 - len(PROMPT)
 
 
 @pytest.mark.parametrize("method", [PLAIN, SpecMethod("draft", 4)])
 async def test_stop_string_is_left_out_and_nothing_follows(
-    start: StartBench, method: SpecMethod
+    start: StartEngine, method: SpecMethod
 ) -> None:
-    bench = await start(fake_acceptance=1.0)
-    whole = text(await run(bench, ask(max_tokens=60)))
+    harness = await start(fake_acceptance=1.0)
+    whole = text(await run(harness, make_request(max_tokens=60)))
     stop = whole[40:43]
     end = whole.index(stop)
-    deltas = await run(bench, ask(method=method, max_tokens=60, stop=(stop, "never")))
+    deltas = await run(harness, make_request(method=method, max_tokens=60, stop=(stop, "never")))
     assert text(deltas) == whole[:end]
     assert deltas[-1].finish_reason is FinishReason.STOP
     assert deltas[-1].stop_reason == stop
-    kept = await run(bench, ask(max_tokens=60, stop=(stop,), include_stop_str_in_output=True))
+    kept = await run(
+        harness, make_request(max_tokens=60, stop=(stop,), include_stop_str_in_output=True)
+    )
     assert text(kept) == whole[: end + len(stop)]
     assert tokens(kept) == tokens(deltas)
 
 
-async def test_the_beginning_of_a_stop_string_is_withheld(start: StartBench) -> None:
-    bench = await start()
-    whole = text(await run(bench, ask(max_tokens=60)))
+async def test_the_beginning_of_a_stop_string_is_withheld(start: StartEngine) -> None:
+    harness = await start()
+    whole = text(await run(harness, make_request(max_tokens=60)))
     stop = whole[30:50] + "never"
-    deltas = await run(bench, ask(max_tokens=60, stop=(stop,)))
+    deltas = await run(harness, make_request(max_tokens=60, stop=(stop,)))
     assert text(deltas) == whole
     seen = ""
     for delta in deltas[:-1]:
@@ -96,32 +103,32 @@ async def test_the_beginning_of_a_stop_string_is_withheld(start: StartBench) -> 
         assert not any(seen.endswith(stop[:n]) for n in range(1, len(stop)))
 
 
-async def test_stop_token_ends_and_is_not_shown(start: StartBench) -> None:
-    bench = await start()
-    whole = await run(bench, ask(max_tokens=30))
+async def test_stop_token_ends_and_is_not_shown(start: StartEngine) -> None:
+    harness = await start()
+    whole = await run(harness, make_request(max_tokens=30))
     stop = tokens(whole)[12]
     first = tokens(whole).index(stop)
-    deltas = await run(bench, ask(max_tokens=30, stop_token_ids=(stop,)))
+    deltas = await run(harness, make_request(max_tokens=30, stop_token_ids=(stop,)))
     assert tokens(deltas) == tokens(whole)[: first + 1]
     assert deltas[-1].stop_reason == stop
     assert text(deltas) == text(whole[:first])
 
 
-async def test_min_tokens_delays_stop_tokens_and_stop_strings(start: StartBench) -> None:
-    bench = await start(fake_length=5)
-    whole = await run(bench, ask(ignore_eos=True, max_tokens=4))
-    deltas = await run(bench, ask(min_tokens=30, stop=(text(whole)[2:4],)))
+async def test_min_tokens_delays_stop_tokens_and_stop_strings(start: StartEngine) -> None:
+    harness = await start(fake_length=5)
+    whole = await run(harness, make_request(ignore_eos=True, max_tokens=4))
+    deltas = await run(harness, make_request(min_tokens=30, stop=(text(whole)[2:4],)))
     assert len(tokens(deltas)) >= 30
     assert deltas[-1].finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize(("temperature", "count"), [(0.0, 0), (0.0, 5), (1.0, 1), (1.0, 4)])
-async def test_logprobs_are_well_formed(start: StartBench, temperature: float, count: int) -> None:
-    bench = await start()
-    request = ask(
+async def test_logprobs_are_well_formed(start: StartEngine, temperature: float, count: int) -> None:
+    harness = await start()
+    request = make_request(
         "a", SpecMethod("draft", 4), temperature=temperature, seed=1, logprobs=count, max_tokens=40
     )
-    deltas = await run(bench, request)
+    deltas = await run(harness, request)
     entries = [entry for d in deltas for entry in d.logprobs or ()]
     assert [e.chosen.token_id for e in entries] == tokens(deltas)
     for entry in entries:
@@ -135,9 +142,9 @@ async def test_logprobs_are_well_formed(start: StartBench, temperature: float, c
         assert any(e.chosen not in e.top[:1] for e in entries)
 
 
-async def test_prompt_logprobs_come_first_and_once(start: StartBench) -> None:
-    bench = await start()
-    first, *rest = await run(bench, ask(prompt_logprobs=2, max_tokens=5))
+async def test_prompt_logprobs_come_first_and_once(start: StartEngine) -> None:
+    harness = await start()
+    first, *rest = await run(harness, make_request(prompt_logprobs=2, max_tokens=5))
     assert first.prompt_logprobs is not None
     assert first.prompt_logprobs[0] is None
     chosen = [e.chosen.token_id for e in first.prompt_logprobs[1:] if e]
@@ -145,32 +152,34 @@ async def test_prompt_logprobs_come_first_and_once(start: StartBench) -> None:
     assert all(d.prompt_logprobs is None for d in rest)
 
 
-async def test_a_repeated_prompt_is_found_in_the_prefix_cache(start: StartBench) -> None:
-    bench = await start(block_size=16)
-    cached = [(await run(bench, ask(max_tokens=1)))[0].num_cached_tokens for _ in range(2)]
+async def test_a_repeated_prompt_is_found_in_the_prefix_cache(start: StartEngine) -> None:
+    harness = await start(block_size=16)
+    cached = [
+        (await run(harness, make_request(max_tokens=1)))[0].num_cached_tokens for _ in range(2)
+    ]
     assert cached == [0, 48]
 
 
 @pytest.mark.parametrize(
     ("param", "request_"),
     [
-        ("prompt", ask(prompt=())),
-        ("prompt", ask(prompt=(1,) * 2048)),
-        ("prompt", ask(prompt=(10**6,))),
-        ("max_tokens", ask(max_tokens=0)),
-        ("min_tokens", ask(max_tokens=2, min_tokens=3)),
-        ("logprobs", ask(logprobs=21)),
-        ("prompt_logprobs", ask(prompt_logprobs=21)),
-        ("stop_token_ids", ask(stop_token_ids=(-1,))),
-        ("spec_decode.proposer", ask(method=SpecMethod("unknown", 1))),
-        ("spec_decode.num_speculative_tokens", ask(method=SpecMethod("ngram", 4))),
+        ("prompt", make_request(prompt=())),
+        ("prompt", make_request(prompt=(1,) * 2048)),
+        ("prompt", make_request(prompt=(10**6,))),
+        ("max_tokens", make_request(max_tokens=0)),
+        ("min_tokens", make_request(max_tokens=2, min_tokens=3)),
+        ("logprobs", make_request(logprobs=21)),
+        ("prompt_logprobs", make_request(prompt_logprobs=21)),
+        ("stop_token_ids", make_request(stop_token_ids=(-1,))),
+        ("spec_decode.proposer", make_request(method=SpecMethod("unknown", 1))),
+        ("spec_decode.num_speculative_tokens", make_request(method=SpecMethod("ngram", 4))),
     ],
 )
 async def test_an_unsupported_value_is_refused_with_its_field(
-    start: StartBench, param: str, request_: Any
+    start: StartEngine, param: str, request_: Any
 ) -> None:
-    bench = await start()
+    harness = await start()
     with pytest.raises(InvalidRequest) as caught:
-        await run(bench, request_)
+        await run(harness, request_)
     assert caught.value.param == param
-    assert bench.engine.num_running == bench.engine.num_waiting == 0
+    assert harness.engine.num_running == harness.engine.num_waiting == 0

@@ -38,7 +38,7 @@ class Reports:
 
 
 @dataclass
-class Bench:
+class FakeHarness:
     """An engine with its registry and reports."""
 
     engine: FakeEngine
@@ -52,16 +52,16 @@ class Bench:
         return -1.0 if value is None else value
 
 
-def build(**arguments: Any) -> Bench:
+def build(**arguments: Any) -> FakeHarness:
     """An engine, not yet started."""
     config = EngineConfig(str(model_path("target")), "m", PROPOSERS, None, arguments)
     registry, reports = CollectorRegistry(), Reports()
     engine = create_engine("fake", config, registry, reports)
     assert isinstance(engine, FakeEngine)
-    return Bench(engine, registry, reports)
+    return FakeHarness(engine, registry, reports)
 
 
-def ask(
+def make_request(
     request_id: str = "r",
     method: SpecMethod = PLAIN,
     *,
@@ -75,9 +75,9 @@ def ask(
     return GenerationRequest(request_id, prompt, options, SpecDecodeParams(method, pinned, epoch))
 
 
-async def run(bench: Bench, request: GenerationRequest) -> list[Delta]:
+async def run(harness: FakeHarness, request: GenerationRequest) -> list[Delta]:
     """All deltas of a request."""
-    return [delta async for delta in bench.engine.generate(request)]
+    return [delta async for delta in harness.engine.generate(request)]
 
 
 def text(deltas: list[Delta]) -> str:
