@@ -82,7 +82,7 @@ def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: in
         if spec.num_speculative_tokens > max_speculative_tokens:
             raise EngineConfigError(
                 "proposer",
-                f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, above "
+                f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, more than "
                 f"max_speculative_tokens, {max_speculative_tokens}",
             )
     return max_speculative_tokens

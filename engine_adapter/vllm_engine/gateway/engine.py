@@ -167,7 +167,7 @@ class VllmEngine:
     async def unload_proposer(self, name: str) -> None:
         """See `Engine.unload_proposer`."""
         process = self._supervisor.child
-        with self._death_explained("The proposer is gone with it"):
+        with self._death_explained("The proposer is no longer loaded"):
             await hot_load.unload_proposer(process, self._proposer_registry, name)
 
     @property
@@ -184,7 +184,7 @@ class VllmEngine:
     async def unload_lora_adapter(self, name: str) -> None:
         """See `Engine.unload_lora_adapter`."""
         adapter = self._lora_registry.remove(name)
-        with self._death_explained("The adapter is gone with it"):
+        with self._death_explained("The adapter is no longer loaded"):
             await self._supervisor.child.remove_lora(adapter.id)
 
     async def stop(self) -> None:

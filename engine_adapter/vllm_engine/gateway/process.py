@@ -48,7 +48,7 @@ class EngineProcess:
 
     @property
     def vllm_config(self) -> Any:
-        """What vLLM made of the arguments."""
+        """The `VllmConfig` that vLLM built from the arguments."""
         return self._llm.vllm_config
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
