@@ -32,7 +32,7 @@ class ProposerCounts:
             drafts=self.drafts + other.drafts,
             drafted=self.drafted + other.drafted,
             accepted=self.accepted + other.accepted,
-            accepted_per_position=tuple(a + b for a, b in zip_longest(mine, theirs, fillvalue=0)),
+            accepted_per_position=tuple(map(sum, zip_longest(mine, theirs, fillvalue=0))),
             emitted=self.emitted + other.emitted,
         )
 

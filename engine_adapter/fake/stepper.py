@@ -110,7 +110,8 @@ class Stepper:
                 self._fail(row.sequence, now_s)
                 continue
             counts = self._advance(row, now_s)
-            verified[row.proposer] = verified.get(row.proposer, ProposerCounts()) + counts
+            before = verified.get(row.proposer)
+            verified[row.proposer] = before + counts if before else counts
         self._metrics.on_step(verified)
         self.show_load()
         report = StepReport(
