@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import multiprocessing
 import signal
 import threading
@@ -17,6 +16,8 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
+from engine_adapter.vllm_engine.patches.admission import patch_admission
+from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
 
 _EXIT_S = 5.0
 """Seconds that a process that announced its death gets to be gone, so that its status is known."""
@@ -56,7 +57,7 @@ class EngineProcess:
             await self._loaded(pipe)
         # vLLM starts it with the first request; a death before that would go unnoticed.
         self._llm._run_output_handler()
-        _hide_known_deaths()
+        silence_engine_death()
 
     async def _loaded(self, pipe: str) -> None:
         """Loads in a thread. Cancelled, it kills what the thread waits for, and waits for it."""
@@ -76,10 +77,6 @@ class EngineProcess:
     def _load(self, pipe: str) -> None:
         # Sets `_llm` and returns nothing: a thread's result outlives it, and vLLM's finalizer
         # fails if it first runs when the interpreter is half gone.
-        from engine_adapter.vllm_engine.worker.verification.logits_processors import (
-            accept_with_speculation,
-        )
-
         try:
             args = arguments.engine_args(self._config, self._capacity, pipe)
             vllm_config = args.create_engine_config()
@@ -94,7 +91,7 @@ class EngineProcess:
                 self._llm = compat.AsyncLLM.from_vllm_config(
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
-                accept_with_speculation(self._llm)
+                patch_admission(self._llm)
         except Exception as error:  # whatever ended the engine process; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
@@ -216,18 +213,3 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _hide_known_deaths() -> None:
-    """Keeps vLLM from logging a traceback of our own process for the engine's death.
-
-    It points to lines that a killed process never wrote. The supervisor logs the cause.
-    """
-    logger = logging.getLogger(compat.AsyncLLM.__module__)
-    if not any(isinstance(known, _KnownDeath) for known in logger.filters):
-        logger.addFilter(_KnownDeath())
-
-
-class _KnownDeath(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], compat.EngineDeadError))

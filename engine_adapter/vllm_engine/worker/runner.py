@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.worker.step import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import noise_key
@@ -18,7 +19,7 @@ class RunnerHooks:
     """Mixed into a V1 runner whose drafter is a `ProposerDispatch`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        logits_processors.hide_warning()
+        silence_min_p_warning()
         super().__init__(*args, **kwargs)
         self.input_batch.logitsprocs = logits_processors.build(self.vllm_config, self.device)
         self.drafter.bind(self)

@@ -8,7 +8,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import end_with_parent
-from engine_adapter.vllm_engine.patches.lora_cpu import spare_rows_without_adapter
+from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
@@ -23,7 +23,7 @@ class WorkerHooks:
         """vLLM's, saying what is being loaded; from here on it ends with who started it."""
         end_with_parent()
         if self.vllm_config.lora_config and compat.current_platform.is_cpu():
-            spare_rows_without_adapter()
+            patch_lora_masking()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 
