@@ -61,7 +61,7 @@ class ProposerLoader:
         # Before anything is waited for, so that no request can choose it meanwhile.
         self._registry.remove(name)
         await process.collective_rpc("specgate_unload", name)
-        await process.call("specgate_pardon", name)
+        await process.call("specgate_clear_faults", name)
 
 
 def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:

@@ -98,4 +98,4 @@ async def test_who_is_unloaded_is_gone_before_the_process_is_told(
     ranks = Ranks()
     registry.add(parse_specs([LOOKUP])[0], [])
     await ProposerLoader(registry, 5).unload(ranks, "lookup")
-    assert ranks.calls == ["unload", "pardon"]
+    assert ranks.calls == ["unload", "clear_faults"]
