@@ -15,7 +15,7 @@ from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.types import ProposerInfo
-from engine_adapter.vllm_engine.wire import FAILED, READING, REFUSED
+from engine_adapter.vllm_engine.wire import LoadState
 
 _POLL_S = 0.05
 """How often a load is asked for; each time takes the engine less than a millisecond."""
@@ -95,12 +95,12 @@ async def _end_of(spec: ProposerSpec, process: Process) -> None:
 
 def _ended(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
     """Whether every rank is ready. Raises what the first that failed says, once all have ended."""
-    if any(state == READING for state, _ in states):
+    if any(state == LoadState.READING for state, _ in states):
         return False
     for state, why in states:
-        if state == REFUSED:
+        if state == LoadState.REFUSED:
             raise _unusable(spec, why)
-        if state == FAILED:
+        if state == LoadState.FAILED:
             raise EngineError(f"{spec.name!r} was not loaded: {why}")
     return True
 

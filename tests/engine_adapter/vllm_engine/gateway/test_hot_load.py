@@ -11,7 +11,7 @@ from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine.gateway.hot_load import ProposerLoader
-from engine_adapter.vllm_engine.wire import FAILED, READING, READY, REFUSED
+from engine_adapter.vllm_engine.wire import LoadState
 
 SIZES = TargetSizes(16, 96)
 LOOKUP = {"name": "lookup", "method": "ngram"}
@@ -43,7 +43,11 @@ def registry() -> ProposerRegistry:
 
 
 async def test_it_is_taken_over_when_the_last_rank_is_ready(registry: ProposerRegistry) -> None:
-    ranks = Ranks((READING, READING), (READY, READING), (READY, READY))
+    ranks = Ranks(
+        (LoadState.READING, LoadState.READING),
+        (LoadState.READY, LoadState.READING),
+        (LoadState.READY, LoadState.READY),
+    )
     info = await ProposerLoader(registry, 5).load(ranks, LOOKUP, SIZES)
     assert ranks.calls == ["load", *["load_state"] * 3, "install"]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
@@ -51,11 +55,13 @@ async def test_it_is_taken_over_when_the_last_rank_is_ready(registry: ProposerRe
     assert registry.loading is None
 
 
-@pytest.mark.parametrize(("state", "error"), [(REFUSED, EngineConfigError), (FAILED, EngineError)])
+@pytest.mark.parametrize(
+    ("state", "error"), [(LoadState.REFUSED, EngineConfigError), (LoadState.FAILED, EngineError)]
+)
 async def test_where_one_rank_fails_all_drop_it(
     registry: ProposerRegistry, state: str, error: type[Exception]
 ) -> None:
-    ranks = Ranks((READING, state), (READY, state))
+    ranks = Ranks((LoadState.READING, state), (LoadState.READY, state))
     with pytest.raises(error, match="why 1"):
         await ProposerLoader(registry, 5).load(ranks, LOOKUP, SIZES)
     assert ranks.calls == ["load", "load_state", "load_state", "unload"]
@@ -66,7 +72,9 @@ async def test_where_one_rank_fails_all_drop_it(
 @pytest.mark.parametrize("at", ["load", "load_state", "install"])
 async def test_a_process_that_dies_has_loaded_nothing(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
-        await ProposerLoader(registry, 5).load(Ranks((READY, READY), dies_at=at), LOOKUP, SIZES)
+        await ProposerLoader(registry, 5).load(
+            Ranks((LoadState.READY, LoadState.READY), dies_at=at), LOOKUP, SIZES
+        )
     assert [spec.name for spec in registry.specs] == ["ngram"]
     assert registry.loading is None
 
