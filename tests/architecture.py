@@ -51,6 +51,7 @@ MAY_IMPORT_ENGINES = (
     "benchmarks.step_cost",
 )
 COMPAT = "engine_adapter.vllm_engine.compat"
+PATCHES = "engine_adapter.vllm_engine.patches"
 PUBLIC_VLLM = frozenset(
     {
         "vllm.AsyncEngineArgs",
@@ -196,6 +197,39 @@ def private_vllm_outside_compat(root: Path) -> list[str]:
 
 def _is_vllm_path(value: object) -> bool:
     return isinstance(value, str) and bool(re.fullmatch(r"vllm(\.\w+)+(:\w+)?", value))
+
+
+def vllm_changed_outside_patches(root: Path) -> list[str]:
+    """vLLM's objects get attributes, and its loggers filters, in `patches` only."""
+    return [
+        f"{module}:{line} changes an object of vLLM's"
+        for module, path in sources(root)
+        if _in(module, "engine_adapter") and not _in(module, COMPAT, PATCHES)
+        for line in _changes_of_compat(parse(path))
+    ]
+
+
+def _changes_of_compat(tree: ast.Module) -> Iterator[int]:
+    aliases = {"compat"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and _root(node.value) in aliases:
+            aliases |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            changed = _root(node) in aliases
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            changed = node.func.id in ("setattr", "delattr") and _root(node.args[0]) in aliases
+        else:
+            changed = isinstance(node, ast.Attribute) and node.attr == "addFilter"
+        if changed:
+            yield node.lineno
+
+
+def _root(node: ast.expr) -> str | None:
+    """The name at the head of a chain of attributes."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def cycles(root: Path) -> list[str]:

@@ -42,6 +42,10 @@ RULES: list[tuple[Check, str]] = [
         architecture.private_vllm_outside_compat,
         "Import the name in engine_adapter/vllm_engine/compat.py and take it from there",
     ),
+    (
+        architecture.vllm_changed_outside_patches,
+        "Make it a function in engine_adapter/vllm_engine/patches and list it in compat.PATCHES",
+    ),
     (architecture.cycles, "Move what both need into a module below them"),
     (architecture.vague_names, "Name the file after its concern"),
     (architecture.missing_docstrings, "Say in a docstring what it is for"),
@@ -128,6 +132,26 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         architecture.private_vllm_outside_compat,
         {"engine_adapter/vllm_engine/a.py": "x = load('vllm.v1.core:Scheduler')"},
         "engine_adapter.vllm_engine.a:1 imports vllm.v1.core:Scheduler",
+    ),
+    *(
+        (
+            architecture.vllm_changed_outside_patches,
+            {
+                "engine_adapter/vllm_engine/a.py": f"x = compat.A.b\n{change}",
+                "engine_adapter/vllm_engine/patches/b.py": change,
+                "engine_adapter/vllm_engine/c.py": "self.d = compat.D.e\nsetattr(self, 'f', 1)",
+            },
+            "engine_adapter.vllm_engine.a:2 changes an object of vLLM's",
+        )
+        for change in (
+            "compat.A.b = 1",
+            "compat.A = 1",
+            "x.c, y = 1, 2",
+            "del compat.A.b",
+            "setattr(compat.A, 'b', 1)",
+            "delattr(x, 'c')",
+            "logger.addFilter(f)",
+        )
     ),
     (
         architecture.cycles,

@@ -1,4 +1,4 @@
-"""What a policy is: it looks at a step before it runs and says who drafts how much.
+"""The contract of a policy: before a step runs, it chooses a proposer and a k for each row.
 
 Pure Python and numpy: no torch, no vLLM. The scheduler calls it, so that every rank of the
 engine follows one plan.
@@ -13,38 +13,42 @@ from engine_adapter.types import SpecMethod
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A request of the step that drafts can follow.
+    """A request of the step that can get drafts.
 
     Attributes:
         spec_method: the request's method: pinned, routed or the active one; never plain decoding.
-        room: the most draft tokens that the row's context and `max_tokens` leave room for; 0
+        draft_budget: the most draft tokens that the row's context and `max_tokens` allow; 0
             where the step ends in the middle of the prompt, so that a proposer with KV can
             read along.
     """
 
     request_id: str
     spec_method: SpecMethod
-    room: int
+    draft_budget: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step, before it runs: the rows that may be drafted for."""
+    """One step, before it runs: the rows that can get drafts."""
 
     rows: Sequence[RowView]
 
 
 StepPlan = Mapping[str, SpecMethod]
-"""Request id -> who drafts for it at the step's end; absent means nobody, k = 0 read only."""
+"""Request id -> the proposer and k that draft for it at the end of the step.
+
+With k = 0 the proposer reads the row's tokens and drafts nothing. A request that is absent gets no
+drafts.
+"""
 
 
 class Policy(Protocol):
     """Plans every step. Called in the scheduler: it must take microseconds."""
 
     def plan(self, view: StepView) -> StepPlan:
-        """Chooses proposer and k for each row.
+        """Chooses proposer and k for each row; k is at most the row's `draft_budget`.
 
-        The choice may depend on anything but the token that the step is about to sample, or
-        output would no longer be distributed as the target's.
+        The choice may depend on anything but the token that the step is about to sample.
+        Otherwise the output would no longer have the target's distribution.
         """
         ...

@@ -1,4 +1,4 @@
-"""`fixed`: every row is drafted for by what it was given, as far as there is room."""
+"""`fixed`: every row gets drafts by its own method, as far as its draft budget allows."""
 
 from dataclasses import replace
 
@@ -9,10 +9,10 @@ class FixedPolicy:
     """Follows each request's own method; decides nothing itself."""
 
     def plan(self, view: StepView) -> StepPlan:
-        """Each row's method, its k cut to the row's room."""
+        """Each row's method, with k reduced to the row's draft budget."""
         return {
             row.request_id: row.spec_method
-            if row.spec_method.num_speculative_tokens <= row.room
-            else replace(row.spec_method, num_speculative_tokens=row.room)
+            if row.spec_method.num_speculative_tokens <= row.draft_budget
+            else replace(row.spec_method, num_speculative_tokens=row.draft_budget)
             for row in view.rows
         }

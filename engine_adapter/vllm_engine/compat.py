@@ -1,8 +1,8 @@
-"""Every private vLLM name that Specgate uses, listed here and imported nowhere else.
+"""Every internal of vLLM's that Specgate depends on, as data: names, hooks, attributes, patches.
 
-Read in vLLM 0.32.0. `SUPPORTED` keeps a version in which a name may be gone, or mean something
-else, from being served. Names are imported when first used, since the gateway's process and the
-engine's need different ones and each import costs seconds.
+Read in vLLM 0.32.0; docs/upgrading-vllm.md says how another release is taken in. A version outside
+`SUPPORTED`, in which an internal may be gone or mean something else, is refused. Names are imported
+on first use: the gateway's process and the engine's need different ones, and each costs seconds.
 """
 
 from importlib import import_module, metadata
@@ -66,17 +66,193 @@ NAMES = {
     "ECConnectorProm": "vllm.distributed.ec_transfer.ec_connector.metrics",
     "PerfMetricsProm": "vllm.v1.metrics.perf",
 }
-"""Name -> the module that holds it; behind a colon what vLLM calls it, nothing for the module."""
+"""Name -> the module that holds it.
+
+After a colon stands what vLLM calls it, or nothing where the name is the module itself.
+"""
+
+_RUNNER_HOOKS = (
+    "_setup_eagle3_aux_hidden_state_outputs",
+    "_get_eagle3_aux_layers_from_config",
+    "initialize_kv_cache",
+    "initialize_metadata_builders",
+    "_check_and_update_cudagraph_mode",
+    "_update_states",
+    "_calc_spec_decode_metadata",
+    "_sample",
+    "_get_spec_decode_draft_probs",
+    "_bookkeeping_sync",
+    "_input_fits_in_drafter",
+    "propose_draft_token_ids",
+    "_copy_draft_token_ids_to_cpu",
+    "sample_tokens",
+)
+
+HOOKS: dict[str, tuple[str, ...]] = {
+    "Scheduler": (
+        "add_request",
+        "schedule",
+        "update_from_output",
+        "make_spec_decoding_stats",
+        "_update_request_with_output",
+        "_free_request",
+        "make_stats",
+    ),
+    "CPUModelRunner": _RUNNER_HOOKS,
+    "GPUModelRunner": _RUNNER_HOOKS,
+    "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
+    "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
+    "DraftModelProposer": ("load_model", "_get_model", "_raise_if_draft_tp_mismatch"),
+    "EagleProposer": (
+        "load_model",
+        "_get_model",
+        "_maybe_share_embeddings",
+        "_maybe_share_lm_head",
+    ),
+    "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
+    "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
+    "PrometheusStatLogger": ("record",),
+}
+"""Class of `NAMES` -> its methods that a subclass or a mixin of Specgate's overrides."""
+
+_RUNNER_ATTRIBUTES = (
+    "vllm_config",
+    "compilation_config",
+    "device",
+    "drafter",
+    "sampler",
+    "rejection_sampler",
+    "use_aux_hidden_state_outputs",
+    "attn_groups",
+    "input_batch",
+    "requests",
+    "input_ids",
+    "query_start_loc",
+    "discard_request_mask",
+    "_draft_token_ids",
+)
+
+_DRAFT_ATTRIBUTES = (
+    "speculative_config",
+    "draft_model_config",
+    "_create_draft_vllm_config",
+    "_draft_attn_layer_names",
+)
+
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    # The gateway's process: the death of an engine, and the requests that it admits.
+    "AsyncLLM": (
+        "from_vllm_config",
+        "vllm_config",
+        "input_processor",
+        "engine_core",
+        "output_handler",
+        "_run_output_handler",
+        "errored",
+    ),
+    "vllm.v1.engine.input_processor:InputProcessor": ("speculative_config",),
+    "vllm.v1.engine.core_client:MPClient": ("resources",),
+    "vllm.v1.engine.core_client:BackgroundResources": ("engine_manager",),
+    "vllm.v1.engine.utils:CoreEngineProcManager": ("processes",),
+    "PrometheusStatLogger": (
+        "_gauge_cls",
+        "_counter_cls",
+        "_histogram_cls",
+        "_spec_decoding_cls",
+        "_kv_connector_cls",
+        "_ec_connector_cls",
+        "_perf_metrics_cls",
+    ),
+    # EngineCore's process: what a plan reads, what the counts read, where they leave.
+    "EngineCore": ("scheduler",),
+    "Scheduler": (
+        "requests",
+        "max_model_len",
+        "block_size",
+        "max_num_running_reqs",
+        "num_spec_tokens",
+        "num_lookahead_tokens",
+        "dynamic_sd_lookup",
+        "_spec_decode_step_blocks",
+    ),
+    "vllm.v1.request:Request": (
+        "request_id",
+        "sampling_params",
+        "num_tokens",
+        "num_output_tokens",
+        "max_tokens",
+        "is_prefill_chunk",
+    ),
+    "vllm.v1.core.sched.output:SchedulerOutput": (
+        "scheduled_new_reqs",
+        "num_scheduled_tokens",
+        "total_num_scheduled_tokens",
+        "scheduled_spec_decode_tokens",
+    ),
+    "vllm.v1.engine:EngineCoreOutputs": ("outputs",),
+    "vllm.v1.engine:EngineCoreOutput": ("request_id", "kv_transfer_params"),
+    "vllm.v1.metrics.stats:SchedulerStats": ("kv_connector_stats",),
+    # The workers.
+    "cpu_worker": ("CPUModelRunner",),
+    "CPUWorker": ("vllm_config", "rank", "model_runner"),
+    "GPUWorker": ("vllm_config", "rank", "model_runner", "device"),
+    "CPUModelRunner": _RUNNER_ATTRIBUTES,
+    "GPUModelRunner": _RUNNER_ATTRIBUTES,
+    "DraftModelProposer": _DRAFT_ATTRIBUTES,
+    "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
+    "AttentionLayerBase": ("kv_cache",),
+    "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": (
+        "num_draft_tokens",
+        "draft_token_ids",
+        "logits_indices",
+    ),
+    "parallel_state": ("_TP",),
+    "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor": ("min_p", "min_p_count"),
+    "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor": (
+        "biases",
+        "bias_tensor",
+        "logits_slice",
+    ),
+    "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor": (
+        "min_toks",
+        "logits_slice",
+        "restore_logits_slice",
+    ),
+}
+"""Class or module -> the attributes of it that Specgate reads or sets.
+
+A key is a name of `NAMES`, or "module:class" where Specgate only meets instances. Every attribute
+that a subclass or a mixin takes from `self` is here; of other objects, those that are internal.
+"""
+
+PATCHES = {
+    "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
+    "engine_core.patch_engine_core": "EngineCore.specgate_switch, EngineCore.specgate_clear_faults",
+    "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
+    "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",
+    "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
+    "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
+    "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
+}
+"""Function of `patches` -> the object of vLLM's that it changes."""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name of `NAMES` on first use."""
+    """Imports a name of `NAMES` on first use.
+
+    Raises `ImportError` if a class lacks a method of `HOOKS`: the override would never be called.
+    """
     if name not in NAMES:
         raise AttributeError(f"{name!r} is not listed in {__name__}.NAMES")
     module, colon, attribute = NAMES[name].partition(":")
     value = import_module(module)
     if attribute or not colon:
         value = getattr(value, attribute or name)
+    if missing := [hook for hook in HOOKS.get(name, ()) if not hasattr(value, hook)]:
+        raise ImportError(
+            f"vLLM {installed_version()} has no {name}.{', '.join(missing)}, which Specgate "
+            f"overrides: see {__name__}.HOOKS"
+        )
     globals()[name] = value
     return value
 

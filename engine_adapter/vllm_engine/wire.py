@@ -1,7 +1,14 @@
-"""What Specgate puts into vLLM's free dictionaries, and how it is read back on the other side."""
+"""Everything of Specgate's that crosses a process, and its form in vLLM's free dictionaries.
+
+Gateway to engine: the configuration in `VllmConfig.additional_config`, a request's choice in
+`SamplingParams.extra_args`, a switch as the arguments of a utility call. Engine to gateway:
+statistics in place of a KV connector's, and the state of a load. From worker to scheduler:
+`DraftReport`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from engine_adapter.counts import ProposerCounts, SpecStats, StepKind, StepReport
@@ -10,23 +17,18 @@ from engine_adapter.proposers.methods import get_method
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
 KEY = "specgate"
-"""The one key under which Specgate's data stand in a dictionary of vLLM's."""
+"""The one key that Specgate uses in a dictionary of vLLM's."""
 
-NUM_TOTALS = 4
-"""How many totals a list of counts begins with; entries for each draft position follow."""
-
-READING, READY, REFUSED, FAILED = "reading", "ready", "refused", "failed"
-"""How far a worker is with a proposer that it loads: still at it, done, given something that cannot
-work, ended by anything else."""
+# -- gateway to engine -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SpecgateConfig:
-    """Rides in `VllmConfig.additional_config` to the engine's processes.
+    """The configuration that `VllmConfig.additional_config` carries to the engine's processes.
 
     Attributes:
-        proposers: what to load.
-        progress_pipe: the named pipe that takes progress lines, or `None`.
+        proposers: the proposers to load.
+        progress_pipe: path of the named pipe for progress lines, or `None`.
     """
 
     proposers: tuple[ProposerSpec, ...] = ()
@@ -44,7 +46,7 @@ class SpecgateConfig:
 
     @classmethod
     def of(cls, vllm_config: Any) -> "SpecgateConfig":
-        """Reads it back from a `VllmConfig`."""
+        """Reads it from a `VllmConfig`."""
         fields = vllm_config.additional_config[KEY]
         specs: Sequence[dict[str, Any]] = fields["proposers"]
         return cls(tuple(ProposerSpec(**spec) for spec in specs), fields["progress_pipe"])
@@ -58,7 +60,7 @@ def to_extra_args(params: SpecDecodeParams) -> dict[str, Any]:
 
 
 def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
-    """Reads it back; plain decoding for a request that is not the gateway's (a warm-up)."""
+    """A request's choice; plain decoding for a request that is not the gateway's (a warm-up)."""
     fields = (sampling_params.extra_args or {}).get(KEY) if sampling_params else None
     if fields is None:
         return SpecDecodeParams()
@@ -66,15 +68,24 @@ def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
     return SpecDecodeParams(SpecMethod(proposer, k), pinned, epoch, tuple(prediction))
 
 
+def switch_to_wire(switch: Switch) -> tuple[str, int, int]:
+    """The arguments of the utility call `specgate_switch`."""
+    method = switch.spec_method
+    return method.proposer, method.num_speculative_tokens, switch.epoch
+
+
+# -- worker to scheduler ---------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class DraftReport:
-    """What the drafting of one step took: written by the runner, read by the scheduler.
+    """The drafting of one step: written by the runner, read by the scheduler.
 
     Attributes:
-        seconds: time in each proposer.
-        drafted: tokens that each drafted.
-        catchup: lag, in tokens, that each removed.
-        faults: those that failed, and why.
+        seconds: proposer -> time spent in it.
+        drafted: proposer -> tokens that it drafted.
+        catchup: proposer -> tokens of lag that it removed.
+        faults: proposer that failed -> cause.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -83,8 +94,26 @@ class DraftReport:
     faults: dict[str, str] = field(default_factory=dict)
 
 
+# -- engine to gateway -----------------------------------------------------------------------
+
+NUM_TOTALS = 4
+"""Totals at the head of a list of counts; one entry per draft position follows."""
+
+
+class LoadState(StrEnum):
+    """The state of a proposer that a worker loads while the engine serves.
+
+    `refused`: its options or weights cannot be used. `failed`: it ended with any other error.
+    """
+
+    READING = "reading"
+    READY = "ready"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
 def decode_counts(wire: list[int]) -> ProposerCounts:
-    """A `Tally`'s list as the frozen type."""
+    """The counts of `core.counting.Tally.wire`."""
     return ProposerCounts(
         drafts=wire[0],
         drafted=wire[1],
@@ -95,7 +124,7 @@ def decode_counts(wire: list[int]) -> ProposerCounts:
 
 
 def decode_request(params: Mapping[str, Any] | None) -> SpecStats | None:
-    """`RowState.to_wire` as the frozen type; `None` where an output brought none."""
+    """The statistics of `RowState.to_wire`; `None` for an output without any."""
     if not params or KEY not in params:
         return None
     steps, tokens, tallies = params[KEY]
@@ -103,7 +132,7 @@ def decode_request(params: Mapping[str, Any] | None) -> SpecStats | None:
 
 
 def decode_step(stats: Mapping[str, Any]) -> StepReport:
-    """`StepTally.to_wire` as the frozen type."""
+    """The report of `StepTally.to_wire`."""
     kind, seconds, tallies, draft_seconds, drafted, catchup, faults, quarantined = stats[KEY]
     verified = {name: decode_counts(wire) for name, wire in tallies.items()}
     return StepReport(
@@ -116,9 +145,3 @@ def decode_step(stats: Mapping[str, Any]) -> StepReport:
         faults=faults,
         quarantined=tuple(quarantined),
     )
-
-
-def switch_to_wire(switch: Switch) -> tuple[str, int, int]:
-    """The arguments of the utility call `specgate_switch`."""
-    method = switch.spec_method
-    return method.proposer, method.num_speculative_tokens, switch.epoch

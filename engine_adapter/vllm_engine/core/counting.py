@@ -1,8 +1,8 @@
-"""Counting in the engine's process, and the compact form in which counts leave it.
+"""Counters of the engine's process, and the lists in which they leave it.
 
-Counts travel as plain lists and dictionaries: through `RequestOutput.kv_transfer_params` for
-each request, and through `SchedulerStats.kv_connector_stats` for each step. Both are free
-dictionaries when no KV connector is configured, which Specgate checks at start.
+Counts travel in two dictionaries of vLLM's that are free when no KV connector is configured, which
+Specgate checks at start: `RequestOutput.kv_transfer_params` for a request and
+`SchedulerStats.kv_connector_stats` for a step. `wire` decodes them.
 """
 
 from collections import defaultdict
@@ -15,9 +15,10 @@ from engine_adapter.vllm_engine.wire import KEY, NUM_TOTALS, DraftReport
 
 
 class Tally:
-    """A growing `ProposerCounts`, kept as the list that goes over the wire.
+    """A growing `ProposerCounts`, stored as the list that is sent.
 
-    The list is [drafts, drafted, accepted, emitted, accepted at position 0, 1, ...].
+    Attributes:
+        wire: [drafts, drafted, accepted, emitted, accepted at position 0, 1, ...].
     """
 
     __slots__ = ("wire",)
@@ -26,7 +27,7 @@ class Tally:
         self.wire = [0] * NUM_TOTALS
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Counts one row's verification step."""
+        """Counts one row's verification in one step."""
         wire = self.wire
         wire[0] += 1
         wire[1] += drafted
@@ -36,19 +37,24 @@ class Tally:
             wire[position] += 1
 
     def emitted(self, tokens: int) -> None:
-        """Counts the tokens that a row's step emitted."""
+        """Counts the tokens that one row emitted in one step."""
         self.wire[3] += tokens
 
 
 @dataclass(slots=True)
 class RowState:
-    """What the scheduler keeps of a live request.
+    """The state of one live request.
 
     Attributes:
-        spec_method: its current method.
+        spec_method: its current proposer and k.
+        pinned: switches do not change `spec_method`.
+        streams_stats: each of its outputs carries its statistics, not only the last one.
         drafted_by: the proposer of the drafts that wait for verification.
-        verified_by: the proposer whose drafts the running step verified.
+        verified_by: the proposer whose drafts the current step verifies, or `NONE`.
         steps: steps that emitted tokens, the first one included.
+        tokens: tokens emitted, those of the first step included.
+        first_tokens: tokens emitted in the first step.
+        tallies: counts by proposer.
     """
 
     spec_method: SpecMethod
@@ -62,7 +68,7 @@ class RowState:
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def emitted(self, tokens: int) -> None:
-        """Counts one step of the request."""
+        """Counts the tokens that the request emitted in one step."""
         if not self.steps:
             self.first_tokens = tokens
         self.steps += 1
@@ -71,26 +77,29 @@ class RowState:
             self.tallies[self.verified_by].emitted(tokens)
 
     def to_wire(self) -> dict[str, Any]:
-        """The request's statistics so far."""
+        """The request's statistics so far; see `wire.decode_request`."""
         tallies = {name: tally.wire for name, tally in self.tallies.items()}
         return {KEY: [max(self.steps - 1, 0), self.tokens - self.first_tokens, tallies]}
 
 
 @dataclass(slots=True)
 class StepTally:
-    """One step over all rows.
+    """The counts of one step, over all rows.
 
     Attributes:
-        quarantined: proposers that are not asked any more after this step.
+        drafting: the runner's report on the drafts that it made at the end of the step.
+        quarantined: proposers that this step's faults quarantined.
+        tallies: counts by proposer; `NONE` counts tokens emitted without drafts.
     """
 
     kind: StepKind = StepKind.DECODE
+    drafting: DraftReport = field(default_factory=DraftReport)
     quarantined: list[str] = field(default_factory=list)
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
-    def to_wire(self, seconds: float, drafts: DraftReport | None) -> dict[str, Any]:
-        """The step's report; `drafts` is the runner's part, if it drafted."""
+    def to_wire(self, seconds: float) -> dict[str, Any]:
+        """The step's report; see `wire.decode_step`. `seconds`: how long the step took."""
         tallies = {name: tally.wire for name, tally in self.tallies.items()}
-        drafts = drafts or DraftReport()
-        report = [drafts.seconds, drafts.drafted, drafts.catchup, drafts.faults]
+        drafting = self.drafting
+        report = [drafting.seconds, drafting.drafted, drafting.catchup, drafting.faults]
         return {KEY: [self.kind.value, seconds, tallies, *report, self.quarantined]}

@@ -8,40 +8,40 @@ from collections import deque
 from collections.abc import Mapping
 
 MAX_FAULTS = 5
-"""So many faults within `WINDOW_S` quarantine a proposer."""
+"""Faults within `WINDOW_S` that quarantine a proposer."""
 
 WINDOW_S = 60.0
-"""How far back faults count, in seconds."""
+"""The time over which faults are counted, in seconds."""
 
 
 class Quarantine:
-    """Counts faults, and says who is not asked any more.
+    """Counts the faults of every proposer.
 
     Attributes:
-        names: the proposers that are quarantined, until they are pardoned.
+        names: the quarantined proposers. One stays in it until its faults are cleared.
     """
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
         self._faults: dict[str, deque[float]] = {}
 
-    def note(self, faults: Mapping[str, str], now_s: float) -> list[str]:
-        """Counts a step's faults; returns whom they quarantine.
+    def record_faults(self, faults: Mapping[str, str], now_s: float) -> list[str]:
+        """Counts the faults of one step; returns the proposers that they quarantine.
 
         Args:
             faults: proposer -> cause.
-            now_s: the step's time, on a clock that never goes back.
+            now_s: the time of the step, on a monotonic clock.
         """
-        condemned = []
+        newly_quarantined = []
         for name in faults:
             times = self._faults.setdefault(name, deque(maxlen=MAX_FAULTS))
             times.append(now_s)
             if len(times) == MAX_FAULTS and now_s - times[0] <= WINDOW_S:
-                condemned.append(name)
-        self.names |= frozenset(condemned)
-        return condemned
+                newly_quarantined.append(name)
+        self.names |= frozenset(newly_quarantined)
+        return newly_quarantined
 
-    def pardon(self, name: str) -> None:
-        """Forgets a proposer's faults: it is loaded anew."""
+    def clear_faults(self, name: str) -> None:
+        """Forgets a proposer's faults, and ends its quarantine."""
         self.names -= {name}
         self._faults.pop(name, None)

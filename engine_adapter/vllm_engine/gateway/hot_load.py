@@ -15,7 +15,7 @@ from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.types import ProposerInfo
-from engine_adapter.vllm_engine.wire import FAILED, READING, REFUSED
+from engine_adapter.vllm_engine.wire import LoadState
 
 _POLL_S = 0.05
 """Seconds between two polls of a load; a poll takes the engine less than a millisecond."""
@@ -53,7 +53,7 @@ async def unload_proposer(process: Process, registry: ProposerRegistry, name: st
     # Before the first await, so that no request can select the proposer meanwhile.
     registry.remove(name)
     await process.collective_rpc("specgate_unload", name)
-    await process.call("specgate_pardon", name)
+    await process.call("specgate_clear_faults", name)
 
 
 def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:
@@ -86,12 +86,12 @@ async def _wait_until_ready(process: Process, spec: ProposerSpec) -> None:
 
 def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
     """Whether every rank is ready. When all have ended, raises the first failure."""
-    if any(state == READING for state, _ in states):
+    if any(state == LoadState.READING for state, _ in states):
         return False
     for state, why in states:
-        if state == REFUSED:
+        if state == LoadState.REFUSED:
             raise _unusable(spec, why)
-        if state == FAILED:
+        if state == LoadState.FAILED:
             raise EngineError(f"{spec.name!r} was not loaded: {why}")
     return True
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import multiprocessing
 import signal
 import threading
@@ -18,6 +17,8 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
+from engine_adapter.vllm_engine.patches.admission import patch_admission
+from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
 
 _EXIT_TIMEOUT_S = 5.0
 """How long to wait for the exit status of a process that has reported its death, in seconds."""
@@ -57,7 +58,7 @@ class EngineProcess:
             await self._load_in_thread(pipe)
         # vLLM starts it with the first request, and a death before that would go unnoticed.
         self._llm._run_output_handler()
-        _hide_known_deaths()
+        silence_engine_death()
 
     async def _load_in_thread(self, pipe: str) -> None:
         """Runs `_load`. When cancelled, kills the processes that it waits for, so that it ends."""
@@ -77,10 +78,6 @@ class EngineProcess:
     def _load(self, pipe: str) -> None:
         # Sets `_llm` instead of returning it: the result of a thread outlives the thread, and
         # vLLM's finalizer fails when it runs late in the interpreter's shutdown.
-        from engine_adapter.vllm_engine.worker.verification.logits_processors import (
-            accept_with_speculation,
-        )
-
         try:
             args = arguments.engine_args(self._config, self._capacity, pipe)
             vllm_config = args.create_engine_config()
@@ -95,7 +92,7 @@ class EngineProcess:
                 self._llm = compat.AsyncLLM.from_vllm_config(
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
-                accept_with_speculation(self._llm)
+                patch_admission(self._llm)
         except Exception as error:  # the engine process ended; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
@@ -206,18 +203,3 @@ def _sigint_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _hide_known_deaths() -> None:
-    """Keeps vLLM from logging a traceback of our own process for the engine's death.
-
-    It points to lines that a killed process never wrote. The supervisor logs the cause.
-    """
-    logger = logging.getLogger(compat.AsyncLLM.__module__)
-    if not any(isinstance(known, _KnownDeath) for known in logger.filters):
-        logger.addFilter(_KnownDeath())
-
-
-class _KnownDeath(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], compat.EngineDeadError))

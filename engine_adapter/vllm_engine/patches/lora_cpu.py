@@ -1,4 +1,4 @@
-"""LoRA on CPU: keeps rows without an adapter from getting one."""
+"""LoRA on CPU: rows without an adapter stay without one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,24 +7,23 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 
-_EXPANSIONS = ("bgmv_expand", "bgmv_expand_slice")
-"""The last step of every product with an adapter; what it adds is linear in its inputs."""
+_EXPAND_OPERATIONS = ("bgmv_expand", "bgmv_expand_slice")
+"""The last operation of every product with an adapter; its result is linear in its inputs."""
 
 
-def spare_rows_without_adapter() -> None:
-    """Mends vLLM's CPU operations, where a row of the index -1 gets the last adapter's product.
+def patch_lora_masking() -> None:
+    """Fixes vLLM's CPU operations, which give a row with index -1 the last adapter's product.
 
-    Rows with and without an adapter in one batch would otherwise all run with one. Safe to call
-    twice.
+    Otherwise, in a batch of rows with and without an adapter, every row runs with one.
     """
-    for name in _EXPANSIONS:
+    for name in _EXPAND_OPERATIONS:
         operation = getattr(compat.lora_ops, name)
         if not hasattr(operation, "__wrapped__"):
             for module in (compat.lora_ops, compat.punica_cpu):
-                setattr(module, name, masked(operation))
+                setattr(module, name, _masked(operation))
 
 
-def masked(operation: Callable[..., None]) -> Callable[..., None]:
+def _masked(operation: Callable[..., None]) -> Callable[..., None]:
     """The operation, with the inputs of rows without an adapter set to zero."""
 
     def with_mask(
@@ -35,9 +34,9 @@ def masked(operation: Callable[..., None]) -> Callable[..., None]:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """`inputs`: [N, rank]; `adapters`: int [N], each row's slot or -1."""
-        kept = inputs.masked_fill((adapters < 0)[:, None], 0)
-        operation(kept, weights, output, adapters, *args, **kwargs)
+        """`inputs`: [N, rank]; `adapters`: int [N], each row's slot, or -1 for none."""
+        masked = inputs.masked_fill((adapters < 0)[:, None], 0)
+        operation(masked, weights, output, adapters, *args, **kwargs)
 
     with_mask.__wrapped__ = operation  # type: ignore[attr-defined]
     return with_mask

@@ -9,7 +9,7 @@ from threading import Thread
 from torch import get_num_threads, set_num_threads
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
-from engine_adapter.vllm_engine.wire import FAILED, READING, READY, REFUSED
+from engine_adapter.vllm_engine.wire import LoadState
 from engine_adapter.vllm_engine.worker.draft_validation import cause
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class BackgroundLoad:
 
     def __init__(self, spec: ProposerSpec, create: Callable[[ProposerSpec], Proposer]) -> None:
         self.spec = spec
-        self.state = (READING, "")
+        self.state = (LoadState.READING, "")
         self._create = create
         self._proposer: Proposer | None = None
         # An engine that stops does not wait for it.
@@ -45,12 +45,12 @@ class BackgroundLoad:
         set_num_threads(1)  # this thread's own: the cores belong to the step
         try:
             self._proposer = self._create(self.spec)
-            self.state = (READY, "")
+            self.state = (LoadState.READY, "")
         except (ValueError, OSError) as error:
-            self.state = (REFUSED, str(error))
+            self.state = (LoadState.REFUSED, str(error))
         except Exception as error:
             log.error("proposer %s could not be loaded", self.spec.name, exc_info=error)
-            self.state = (FAILED, cause(error))
+            self.state = (LoadState.FAILED, cause(error))
         finally:
             set_num_threads(threads)  # what threads that come later begin with
 

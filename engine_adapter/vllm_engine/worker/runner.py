@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.worker.step import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import noise_key
@@ -18,7 +19,7 @@ class RunnerHooks:
     """Mixed into a V1 runner whose drafter is a `ProposerDispatch`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        logits_processors.hide_warning()
+        silence_min_p_warning()
         super().__init__(*args, **kwargs)
         self.input_batch.logitsprocs = logits_processors.build(self.vllm_config, self.device)
         self.drafter.bind(self)
@@ -43,11 +44,13 @@ class RunnerHooks:
                 group.layer_names = [name for name in group.layer_names if name not in theirs]
             groups[:] = [group for group in groups if group.layer_names]
 
-    def initialize_metadata_builders(self, kv_cache_config: Any, block_sizes: list[int]) -> None:
+    def initialize_metadata_builders(
+        self, kv_cache_config: Any, kernel_block_sizes: list[int]
+    ) -> None:
         """vLLM's, then the same for every draft model's layers."""
-        super().initialize_metadata_builders(kv_cache_config, block_sizes)
+        super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
         for model in self.drafter.draft_models.values():
-            model.bind_kv_cache(kv_cache_config, block_sizes)
+            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
 
     def _check_and_update_cudagraph_mode(
         self, attention_backends: list[set[Any]], *args: Any, **kwargs: Any
@@ -106,11 +109,13 @@ class RunnerHooks:
         if any(self._draft_token_ids):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
-    def _calc_spec_decode_metadata(self, num_draft_tokens: Any, cu_num_tokens: Any) -> Any:
+    def _calc_spec_decode_metadata(
+        self, num_draft_tokens: Any, cu_num_scheduled_tokens: Any
+    ) -> Any:
         # vLLM makes metadata for every step of an engine that could speculate. In one without
         # drafts each row's logits are those of its last token, and that is all there is to it.
         if num_draft_tokens.any():
-            return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_tokens)
+            return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
         rows = len(num_draft_tokens)
         return SimpleNamespace(
             num_draft_tokens=[0] * rows,
@@ -126,7 +131,7 @@ class RunnerHooks:
         self._key_noise(spec_decode_metadata)
         return super()._sample(logits, spec_decode_metadata)
 
-    def _get_spec_decode_draft_probs(self, metadata: Any) -> Mapping[int, SampledDraft]:
+    def _get_spec_decode_draft_probs(self, spec_decode_metadata: Any) -> Mapping[int, SampledDraft]:
         """What `_sample` hands to the verifier, in the place of one tensor for all rows."""
         return self._sampled_drafts
 

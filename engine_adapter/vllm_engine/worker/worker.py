@@ -8,7 +8,8 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import end_with_parent
-from engine_adapter.vllm_engine.patches.lora_cpu import spare_rows_without_adapter
+from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
+from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
@@ -23,7 +24,7 @@ class WorkerHooks:
         """vLLM's, saying what is being loaded; from here on it ends with who started it."""
         end_with_parent()
         if self.vllm_config.lora_config and compat.current_platform.is_cpu():
-            spare_rows_without_adapter()
+            patch_lora_masking()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 
@@ -76,13 +77,9 @@ def cpu_worker_class() -> type:
         """vLLM's CPU worker with Specgate's runner."""
 
         def init_device(self) -> None:
-            """vLLM's, with the runner class that it names exchanged while it runs."""
-            original = compat.cpu_worker.CPUModelRunner
-            compat.cpu_worker.CPUModelRunner = cpu_runner()
-            try:
+            """vLLM's, which creates Specgate's runner."""
+            with patch_cpu_runner(cpu_runner()):
                 super().init_device()
-            finally:
-                compat.cpu_worker.CPUModelRunner = original
 
     return SpecgateCPUWorker
 

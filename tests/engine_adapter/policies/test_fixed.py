@@ -1,4 +1,4 @@
-"""What every policy must do, and what the fixed one does."""
+"""The rules for every policy, and the plans of the fixed one."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ POLICIES: tuple[type[Policy], ...] = (FixedPolicy,)
 
 NGRAM, DRAFT = SpecMethod("ngram", 5), SpecMethod("small", 3)
 ROWS = [
-    RowView("roomy", NGRAM, 100),
+    RowView("large budget", NGRAM, 100),
     RowView("tight", NGRAM, 2),
     RowView("exact", DRAFT, 3),
     RowView("mid-prompt", DRAFT, 0),
@@ -35,23 +35,23 @@ def test_only_rows_of_the_step_are_planned(policy: Policy) -> None:
     assert set(policy.plan(StepView(ROWS))) <= {row.request_id for row in ROWS}
 
 
-def test_no_row_gets_more_than_its_room_or_its_methods_k(policy: Policy) -> None:
+def test_no_row_gets_more_than_its_draft_budget_or_its_methods_k(policy: Policy) -> None:
     plan = policy.plan(StepView(ROWS))
     for row in ROWS:
         if chosen := plan.get(row.request_id):
-            allowed = min(row.room, row.spec_method.num_speculative_tokens)
+            allowed = min(row.draft_budget, row.spec_method.num_speculative_tokens)
             assert 0 <= chosen.num_speculative_tokens <= allowed
 
 
-def test_planning_leaves_the_rows_methods_alone(policy: Policy) -> None:
+def test_planning_does_not_change_the_rows(policy: Policy) -> None:
     before = [replace(row) for row in ROWS]
     policy.plan(StepView(ROWS))
     assert before == ROWS
 
 
-def test_fixed_follows_each_rows_method_and_cuts_k_to_the_room() -> None:
+def test_fixed_follows_each_rows_method_and_cuts_k_to_the_draft_budget() -> None:
     assert FixedPolicy().plan(StepView(ROWS)) == {
-        "roomy": NGRAM,
+        "large budget": NGRAM,
         "tight": SpecMethod("ngram", 2),
         "exact": DRAFT,
         "mid-prompt": SpecMethod("small", 0),

@@ -15,7 +15,6 @@ from demo import model_path
 from engine_adapter.config import EngineConfig
 from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
-from tests.engine_adapter.vllm_engine.support.bare_scheduler import make_scheduler
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import Bench
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock
 
@@ -132,15 +131,3 @@ def prompts() -> list[Prompt]:
 def bench() -> Bench:
     """A fresh dispatch; its import takes vLLM's."""
     return Bench(import_module("engine_adapter.vllm_engine.worker.dispatch"))
-
-
-@pytest.fixture
-def scheduler_module() -> Any:
-    """The scheduler's module; its import takes vLLM's."""
-    return import_module("engine_adapter.vllm_engine.core.scheduler")
-
-
-@pytest.fixture
-def scheduler(scheduler_module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A scheduler without vLLM's part of it."""
-    return make_scheduler(scheduler_module, monkeypatch)

@@ -1,20 +1,35 @@
-"""The list of private vLLM names: all exist, none is imported elsewhere, none too early."""
+"""The lists of vLLM's internals: each entry exists and is used, and no other internal is."""
 
 import ast
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine_adapter.vllm_engine import compat
+from tests.engine_adapter.vllm_engine.support.overrides import (
+    Function,
+    Subclass,
+    calls_super,
+    has_attribute,
+    is_called,
+    subclasses,
+    wrong_parameters,
+)
 
 ROOT = Path(__file__).parents[3]
 ADAPTER = ROOT / "engine_adapter"
 
-PUBLIC = {"AsyncEngineArgs", "SamplingParams"}
-"""What is imported from vLLM's top level, which is its public face."""
+SUBCLASSES = subclasses(path.read_text() for path in (ADAPTER / "vllm_engine").rglob("*.py"))
+OVER = [(each, name) for each in SUBCLASSES for name in sorted(each.upstream)]
+"""Each of our classes with each name of `compat` that it inherits from."""
+
+over = pytest.mark.parametrize(
+    ("ours", "name"), OVER, ids=lambda value: value if isinstance(value, str) else value.name
+)
 
 
 @pytest.mark.vllm
@@ -30,7 +45,7 @@ def test_a_module_is_found_even_if_nothing_imported_it_before() -> None:
     assert not done.returncode, done.stderr[-2000:]
 
 
-def test_a_name_that_is_not_listed_is_refused() -> None:
+def test_a_name_that_is_not_listed_is_an_error() -> None:
     with pytest.raises(AttributeError, match=r"'LLMEngine' is not listed in .*compat\.NAMES"):
         _ = compat.LLMEngine
 
@@ -43,27 +58,6 @@ def test_using_the_list_imports_nothing() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
-def imports_of_vllm(file: Path) -> set[str]:
-    """Every dotted name under `vllm` that a file imports, wherever in it."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "vllm"}
-
-
-def test_no_other_file_imports_private_names_of_vllm() -> None:
-    allowed = {f"vllm.{name}" for name in PUBLIC}
-    private = {
-        f"{file.relative_to(ROOT)}: {name}"
-        for file in ADAPTER.rglob("*.py")
-        for name in imports_of_vllm(file) - allowed
-    }
-    assert not private
-
-
 def test_every_listed_name_is_used() -> None:
     sources = [file.read_text() for file in ADAPTER.rglob("*.py") if file.name != "compat.py"]
     unused = {name for name in compat.NAMES if not any(f"compat.{name}" in s for s in sources)}
@@ -71,7 +65,7 @@ def test_every_listed_name_is_used() -> None:
 
 
 @pytest.mark.parametrize("distribution", compat.DISTRIBUTIONS)
-def test_either_distribution_tells_the_version(
+def test_either_distribution_has_the_version(
     monkeypatch: pytest.MonkeyPatch, distribution: str
 ) -> None:
     def version(name: str) -> str:
@@ -89,3 +83,181 @@ def test_without_a_distribution_there_is_no_version(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(metadata, "version", version)
     assert compat.installed_version() is None
+
+
+# -- hooks -----------------------------------------------------------------------------------
+
+
+def test_every_class_over_vllms_is_found() -> None:
+    assert {name for _, name in OVER} >= set(compat.HOOKS)
+    assert len(OVER) >= 10
+
+
+@pytest.mark.vllm
+@over
+def test_every_override_is_listed_and_every_listed_one_overrides(ours: Subclass, name: str) -> None:
+    upstream = getattr(compat, name)
+    overrides = {method for method in ours.methods if hasattr(upstream, method)}
+    assert overrides == set(compat.HOOKS.get(name, ()))
+
+
+@pytest.mark.vllm
+@over
+def test_every_override_has_vllms_parameters(ours: Subclass, name: str) -> None:
+    upstream = getattr(compat, name)
+    wrong = [
+        wrong_parameters(ours.methods[hook], getattr(upstream, hook))
+        for hook in compat.HOOKS.get(name, ())
+    ]
+    assert [finding for finding in wrong if finding] == []
+
+
+@pytest.mark.vllm
+@over
+def test_vllm_calls_every_method_that_is_overridden(ours: Subclass, name: str) -> None:
+    """One that it no longer calls is dead code, and nothing else would show it."""
+    upstream = getattr(compat, name)
+    hooks = compat.HOOKS.get(name, ())
+    assert [hook for hook in hooks if not is_called(upstream, hook)] == []
+
+
+def test_overrides_that_replace_vllms_method_are_known() -> None:
+    """vLLM's own code does not run: an upgrade compares each with what vLLM's does then."""
+    replacing = {
+        method
+        for each, name in OVER
+        for method in compat.HOOKS.get(name, ())
+        if not calls_super(each.methods[method])
+    }
+    assert replacing == {
+        "_get_eagle3_aux_layers_from_config",
+        "_get_model",
+        "_get_spec_decode_draft_probs",
+        "_input_fits_in_drafter",
+        "_make_model_runner",
+        "_raise_if_draft_tp_mismatch",
+        "get_attn_backend",
+        "get_kv_cache_spec",
+        "propose_draft_token_ids",
+        "verify_equal_vocab_size_if_draft_model",
+    }
+
+
+@pytest.mark.vllm
+def test_a_hook_that_vllm_lost_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compat.HOOKS, "Scheduler", ("schedule", "gone"))
+    monkeypatch.delitem(vars(compat), "Scheduler", raising=False)
+    with pytest.raises(ImportError, match=r"no Scheduler\.gone, which Specgate .*compat\.HOOKS"):
+        _ = compat.Scheduler
+
+
+class Upstream:
+    """A class such as vLLM's."""
+
+    limit: int
+
+    def __init__(self) -> None:
+        self.size, self.model = 1, object()
+
+    def run(self, batch: Any, width: int = 0) -> None:
+        self._step(batch)
+
+    def _step(self, batch: Any) -> None: ...
+
+    def _dead(self, batch: Any) -> None: ...
+
+
+OURS = """
+class Mixin:
+    flag = True
+    def run(self, batch, *args, **kwargs):
+        self.mine = self.size
+        super().run(batch)
+class Ours(Mixin, wrapped(compat.Upstream)):
+    def _step(self, wrong): ...
+    def added(self): ...
+class Other(Mixin): ...
+"""
+
+
+def test_a_class_is_read_with_its_mixins() -> None:
+    (ours,) = subclasses([OURS])
+    assert (ours.name, ours.upstream) == ("Ours", {"Upstream"})
+    assert set(ours.methods) == {"run", "_step", "added"}
+    assert ours.set_on_self == {"flag", "mine"}
+    assert ours.taken_from_self == {"flag", "mine", "size"}
+    assert calls_super(ours.methods["run"])
+    assert not calls_super(ours.methods["_step"])
+
+
+@pytest.mark.parametrize(
+    ("source", "right"),
+    [
+        ("def run(self, batch, width): ...", True),
+        ("def run(self, batch, *args, **kwargs): ...", True),
+        ("def run(self, *args, **kwargs): ...", True),
+        ("def run(self, batch, *, width): ...", True),
+        ("def run(self, batch): ...", False),
+        ("def run(self, rows, width): ...", False),
+        ("def run(self, rows, *args, **kwargs): ...", False),
+        ("def run(self, batch, width, more): ...", False),
+    ],
+)
+def test_parameters_that_differ_from_vllms_are_found(source: str, right: bool) -> None:
+    (method,) = ast.parse(source).body
+    assert isinstance(method, Function)
+    assert (wrong_parameters(method, Upstream.run) is None) is right
+
+
+@pytest.mark.vllm
+def test_methods_that_are_not_called_are_found() -> None:
+    import_module("vllm.v1.engine")
+    assert is_called(Upstream, "_step")
+    assert not is_called(Upstream, "_dead")
+    assert not is_called(Upstream, "no_such_method")
+
+
+# -- attributes ------------------------------------------------------------------------------
+
+
+def owner_of(key: str) -> Any:
+    """The class or module of a key of `ATTRIBUTES`."""
+    module, colon, name = key.partition(":")
+    return getattr(import_module(module), name) if colon else getattr(compat, key)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("key", compat.ATTRIBUTES)
+def test_every_listed_attribute_exists(key: str) -> None:
+    owner = owner_of(key)
+    assert [name for name in compat.ATTRIBUTES[key] if not has_attribute(owner, name)] == []
+
+
+@pytest.mark.vllm
+@over
+def test_every_attribute_that_is_vllms_is_listed(ours: Subclass, name: str) -> None:
+    upstream = getattr(compat, name)
+    taken = {a for a in ours.taken_from_self if a not in ours.methods and not a.startswith("__")}
+    of_vllm = {a for a in taken if a not in ours.set_on_self or has_attribute(upstream, a)}
+    listed = set(compat.ATTRIBUTES.get(name, ())) | set(compat.HOOKS.get(name, ()))
+    assert of_vllm - listed == set()
+
+
+def test_attributes_of_a_class_its_instances_and_its_annotations_are_found() -> None:
+    assert all(has_attribute(Upstream, name) for name in ("run", "size", "model", "limit"))
+    assert not has_attribute(Upstream, "width")
+    assert has_attribute(sys, "path")
+    assert not has_attribute(sys, "size")
+
+
+# -- patches ---------------------------------------------------------------------------------
+
+
+def test_every_patch_is_listed_and_every_listed_one_exists() -> None:
+    functions = {
+        f"{path.stem}.{node.name}"
+        for path in (ADAPTER / "vllm_engine" / "patches").glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, Function) and node.name.startswith(("patch_", "silence_"))
+    }
+    assert functions == set(compat.PATCHES)

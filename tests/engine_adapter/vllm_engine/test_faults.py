@@ -44,7 +44,7 @@ async def faulty() -> AsyncIterator[Live]:
     await started.engine.stop()
 
 
-async def test_faults_change_no_output_and_quarantine_their_proposer_alone(
+async def test_faults_change_no_output_and_quarantine_only_their_proposer(
     faulty: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     ways = list(import_module("tests.engine_adapter.vllm_engine.support.faulty").WAYS)
@@ -60,9 +60,11 @@ async def test_faults_change_no_output_and_quarantine_their_proposer_alone(
             assert result.spec.by_proposer == {}
             assert result.spec.decode_steps == 39
         if choice.spec_method.proposer == "self":
-            assert counts.accepted == counts.drafted > 0, "its KV is as it would be alone"
+            assert counts.accepted == counts.drafted > 0, (
+                "its KV is as without the faulty proposers"
+            )
     faults = Counter(name for step in faulty.recorder.steps for name in step.faults)
-    assert faults == dict.fromkeys(ways, MAX_FAULTS), "whoever is quarantined is not asked again"
+    assert faults == dict.fromkeys(ways, MAX_FAULTS), "a quarantined proposer is not called again"
     shown = {info.name: info for info in await faulty.engine.proposers()}
     assert {name for name, info in shown.items() if info.state == "quarantined"} == set(ways)
     assert "RuntimeError: broken at" in (shown["raises"].last_error or "")
@@ -78,7 +80,7 @@ async def test_a_request_for_a_quarantined_proposer_is_served(
     assert result.spec.by_proposer == {}
 
 
-async def test_a_cascade_goes_on_without_its_quarantined_member(
+async def test_a_cascade_drafts_without_its_quarantined_member(
     faulty: Live, prompts: list[Prompt]
 ) -> None:
     result = await generate(faulty, prompts[5], greedy(40), pinned("cascade", 5))
@@ -86,7 +88,7 @@ async def test_a_cascade_goes_on_without_its_quarantined_member(
     assert counts.accepted == counts.drafted >= 30
 
 
-async def test_drafts_that_a_model_lost_leave_its_kv_in_order(
+async def test_drafts_that_a_model_lost_leave_its_kv_consistent(
     faulty: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     since = len(faulty.recorder.steps)
@@ -99,7 +101,7 @@ async def test_drafts_that_a_model_lost_leave_its_kv_in_order(
     assert faults == [{"loses": "RuntimeError: lost"}] * 3
 
 
-async def test_who_is_unloaded_and_loaded_again_begins_anew(
+async def test_a_proposer_that_is_loaded_again_starts_without_faults(
     faulty: Live, prompts: list[Prompt]
 ) -> None:
     await faulty.engine.unload_proposer("rows")

@@ -1,4 +1,4 @@
-"""Known hazards of vLLM 0.32, each with the test that it does not come back."""
+"""Known defects of vLLM 0.32, each with a test that Specgate does not have it."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 async def test_a_seeded_request_survives_chunked_prefill_and_repeats(
     cramped: Live, prompts: list[Prompt]
 ) -> None:
-    """Stock vLLM's engine dies of it on CPU: `CPU Generator does not use offset`."""
+    """It kills stock vLLM's engine on CPU: `CPU Generator does not use offset`."""
     long = max(prompts, key=len)
     assert len(long) > 2 * 320
     options = SamplingOptions(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
@@ -70,7 +70,7 @@ async def test_a_prefix_hit_with_one_token_left_is_not_padded_with_drafts(
     await running
 
 
-async def test_drafts_after_a_prefix_hit_on_blocks_cached_while_the_drafter_was_idle(
+async def test_a_prefix_hit_on_blocks_cached_while_the_drafter_was_idle(
     live: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     prompt = max(prompts, key=len)[::-1]
@@ -82,7 +82,7 @@ async def test_drafts_after_a_prefix_hit_on_blocks_cached_while_the_drafter_was_
         await stock.check(prompt, hit.tokens)
 
 
-async def test_a_row_near_the_contexts_end_does_not_change_its_neighbours(
+async def test_a_row_near_the_end_of_its_context_does_not_change_others(
     live: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     """vLLM's own check writes zeros as drafts for every row when one row is near the end."""
@@ -101,7 +101,7 @@ async def test_a_row_near_the_contexts_end_does_not_change_its_neighbours(
 async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
     tmp_path: Path, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    """Qwen2.5 7B and 0.5B differ so; vLLM compares the sizes and refuses."""
+    """Qwen2.5 7B and 0.5B are such a pair; vLLM compares the sizes and refuses it."""
     padded = tmp_path / "padded"
     shutil.copytree(model_path("target"), padded)
     config = json.loads((padded / "config.json").read_text())
@@ -119,13 +119,15 @@ async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
         result = await generate(started, prompts[0], greedy(40), pinned("padded", 4))
         await stock.check(prompts[0], result.tokens)
         assert result.counts("padded").accepted == result.counts("padded").drafted > 0
-        await check_that_a_killed_engine_says_so_and_is_replaced(started, prompts[0])
+        await check_that_a_killed_engine_is_reported_and_replaced(started, prompts[0])
     finally:
         await started.engine.stop()
 
 
-async def check_that_a_killed_engine_says_so_and_is_replaced(started: Live, prompt: Prompt) -> None:
-    """Ends the engine's process under a request; shares the engine above, since a start costs."""
+async def check_that_a_killed_engine_is_reported_and_replaced(
+    started: Live, prompt: Prompt
+) -> None:
+    """Kills the engine's process during a request; uses the engine above, since a start is slow."""
     before_the_switch = SpecDecodeParams(PLAIN, switch_epoch=started.epoch)
     await started.switch("padded", 4)
     tokens = started.metric("vllm:generation_tokens_total")

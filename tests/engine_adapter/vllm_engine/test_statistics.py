@@ -1,4 +1,4 @@
-"""What is counted: per request, per step, and against vLLM's own counters."""
+"""The counts of requests and of steps, compared with vLLM's own counters."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ def of_vllm(live: Live) -> ProposerCounts:
     )
 
 
-async def test_the_sum_over_proposers_is_vllms_own_count_aborts_included(
+async def test_the_sum_over_proposers_is_vllms_count_with_aborts(
     live: Live, prompts: list[Prompt]
 ) -> None:
     async def abandoned(i: int) -> None:
@@ -86,7 +86,7 @@ async def test_plain_decoding_drafts_and_verifies_nothing(
     assert not any(s.draft_seconds for s in steps)
 
 
-async def test_a_request_that_ends_by_a_stop_string_has_its_statistics(
+async def test_a_request_that_ends_with_a_stop_string_has_statistics(
     live: Live, prompts: list[Prompt]
 ) -> None:
     plain = await generate(live, prompts[0], greedy(60), pinned("self", 5))

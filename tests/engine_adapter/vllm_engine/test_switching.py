@@ -1,4 +1,4 @@
-"""Switches reach the right requests, at once, and leave no draft KV stale."""
+"""Switches reach the right requests immediately, and no draft is made from stale KV."""
 
 import asyncio
 
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asyncio.Task[Result]:
-    """A request that is not pinned, admitted now under `method`."""
+    """Starts a request that is not pinned, admitted under `method`."""
     spec = SpecDecodeParams(method, switch_epoch=live.epoch)
     return asyncio.create_task(generate(live, prompt, greedy(length), spec))
 
 
 @pytest.mark.parametrize("before", ["none", "ngram", "suffix", "draft"])
-async def test_after_a_switch_every_draft_that_could_be_accepted_is(
+async def test_after_a_switch_every_draft_of_the_target_itself_is_accepted(
     live: Live, stock: Stock, prompts: list[Prompt], before: str
 ) -> None:
     method = await live.switch(before, CHOICES[before])
@@ -41,8 +41,8 @@ async def test_after_a_switch_every_draft_that_could_be_accepted_is(
         assert counts.accepted == counts.drafted
 
 
-async def test_the_lag_is_caught_up_once(live: Live, prompts: list[Prompt]) -> None:
-    prompt = prompts[2][::-1]  # no other test's: nothing of it is in the prefix cache
+async def test_lag_is_removed_once(live: Live, prompts: list[Prompt]) -> None:
+    prompt = prompts[2][::-1]  # no other test uses it: none of it is in the prefix cache
     method = await live.switch("none")
     task = follower(live, prompt, 120, method)
     await live.recorder.more(20)
@@ -54,7 +54,7 @@ async def test_the_lag_is_caught_up_once(live: Live, prompts: list[Prompt]) -> N
     assert len(prompt) < caught[0] < len(prompt) + 120
 
 
-async def test_new_requests_leaves_the_admitted_alone_and_immediate_moves_them(
+async def test_new_requests_does_not_change_running_rows_and_immediate_does(
     live: Live, prompts: list[Prompt]
 ) -> None:
     method = await live.switch("suffix", 8)
@@ -76,7 +76,7 @@ async def test_a_pinned_request_is_not_switched(live: Live, prompts: list[Prompt
     assert set((await task).spec.by_proposer) == {"draft"}
 
 
-async def test_a_request_that_an_immediate_switch_overtook_takes_it(
+async def test_a_request_overtaken_by_an_immediate_switch_follows_it(
     live: Live, prompts: list[Prompt]
 ) -> None:
     stale = SpecDecodeParams(SpecMethod("draft", 4), switch_epoch=live.epoch)
@@ -86,7 +86,7 @@ async def test_a_request_that_an_immediate_switch_overtook_takes_it(
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["immediate", "new_requests"])
-async def test_fifty_switches_under_sixteen_streams_lose_and_change_nothing(
+async def test_fifty_switches_under_sixteen_streams_change_no_output(
     live: Live, stock: Stock, prompts: list[Prompt], running: bool
 ) -> None:
     method = await live.switch("none")

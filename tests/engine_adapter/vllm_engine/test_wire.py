@@ -1,4 +1,4 @@
-"""What Specgate puts into vLLM's dictionaries comes back as it was."""
+"""Values in vLLM's dictionaries are read back unchanged."""
 
 import json
 from types import SimpleNamespace
@@ -15,9 +15,9 @@ TREE = {"name": "suffix", "suffix_decoding_min_token_prob": 0.2}
 SMALL = {"name": "small", "method": "draft_model", "model": "a/b"}
 
 
-def through_vllm(extension: SpecgateConfig) -> SpecgateConfig:
+def through_vllm(config: SpecgateConfig) -> SpecgateConfig:
     """To an engine process and back; the configuration must be plain enough for JSON too."""
-    carried = json.loads(json.dumps(extension.to_additional_config()))
+    carried = json.loads(json.dumps(config.to_additional_config()))
     return SpecgateConfig.of(SimpleNamespace(additional_config=carried))
 
 
@@ -28,14 +28,14 @@ def read_back(extra_args: Any) -> SpecDecodeParams:
 @pytest.mark.parametrize("pipe", [None, "/tmp/pipe"])
 @pytest.mark.parametrize("fields", [[], [LOOKUP], [LOOKUP, TREE, SMALL]])
 def test_proposers_and_pipe_reach_the_engine(fields: list[Any], pipe: str | None) -> None:
-    extension = SpecgateConfig(parse_specs(fields), pipe)
-    assert through_vllm(extension) == extension
+    config = SpecgateConfig(parse_specs(fields), pipe)
+    assert through_vllm(config) == config
 
 
 @pytest.mark.parametrize(
     ("fields", "needs"), [([], False), ([LOOKUP, TREE], False), ([LOOKUP, SMALL], True)]
 )
-def test_draft_kv_is_needed_by_those_that_keep_some(fields: list[Any], needs: bool) -> None:
+def test_draft_kv_is_needed_by_proposers_that_write_some(fields: list[Any], needs: bool) -> None:
     assert SpecgateConfig(parse_specs(fields)).needs_draft_kv is needs
 
 
@@ -60,6 +60,6 @@ def test_a_request_without_sampling_parameters_decodes_plainly() -> None:
     assert from_extra_args(None) == SpecDecodeParams()
 
 
-def test_other_extra_arguments_do_not_disturb() -> None:
+def test_other_extra_arguments_are_ignored() -> None:
     params = SpecDecodeParams(SpecMethod("ngram", 2))
     assert read_back({"another": 1, **to_extra_args(params)}) == params

@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed import get_backend
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.module_names import patch_tp_group
 
 
 @contextmanager
@@ -25,12 +26,8 @@ def tensor_parallel(size: int) -> Iterator[None]:
         yield
         return
     assert size == 1
-    of_target = state._TP
-    state._TP = _alone()
-    try:
+    with patch_tp_group(_alone()):
         yield
-    finally:
-        state._TP = of_target
 
 
 @cache

@@ -60,10 +60,10 @@ class _Named:
         """Around whatever makes its layers or runs them."""
         return tensor_parallel(self.speculative_config.draft_tensor_parallel_size)
 
-    def load_model(self, target: torch.nn.Module) -> None:
+    def load_model(self, target_model: torch.nn.Module) -> None:
         """vLLM's."""
         with self.parallel():
-            super().load_model(target)
+            super().load_model(target_model)
 
     @property
     def weights_bytes(self) -> int:
@@ -113,16 +113,16 @@ class LoadedHead(_Named, compat.EagleProposer):
     Embeddings and output layer that the checkpoint lacks are the target's, and are not counted.
     """
 
-    def _maybe_share_embeddings(self, target: torch.nn.Module) -> None:
+    def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
         own = self.model.model.embed_tokens
-        super()._maybe_share_embeddings(target)
+        super()._maybe_share_embeddings(target_language_model)
         if (shared := self.model.model.embed_tokens) is not own:
             self.model.model.embed_tokens = _without_lora(shared)
             self._forget_sizes("model.embed_tokens.")
 
-    def _maybe_share_lm_head(self, target: torch.nn.Module) -> None:
+    def _maybe_share_lm_head(self, target_language_model: torch.nn.Module) -> None:
         own = getattr(self.model, "lm_head", None)
-        super()._maybe_share_lm_head(target)
+        super()._maybe_share_lm_head(target_language_model)
         if (shared := self.model.lm_head) is not own:
             self.model.lm_head = _without_lora(shared)
             self._forget_sizes("lm_head.")

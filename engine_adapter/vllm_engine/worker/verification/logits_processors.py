@@ -6,7 +6,6 @@ processor gets the state of its rows spread over their positions, and vLLM's own
 """
 
 import copy
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,23 +13,6 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification.layout import Positions
-
-_NOT_SO = "min_p and logit_bias parameters won't work with speculative decoding."
-
-
-def accept_with_speculation(llm: Any) -> None:
-    """Lets an AsyncLLM admit requests with `min_p` or `logit_bias`.
-
-    Its front end passes this configuration on for one purpose, to refuse what vLLM's own
-    verification cannot do.
-    """
-    llm.input_processor.speculative_config = None
-
-
-def hide_warning() -> None:
-    """Keeps vLLM from warning, when a runner is made, of what `build` then provides."""
-    logger = logging.getLogger(compat.build_logitsprocs.__module__)
-    logger.addFilter(lambda record: record.msg != _NOT_SO)
 
 
 def build(vllm_config: Any, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""Counts on their way out of the engine's process: what they say, and that they fit the wire."""
+"""The counters of requests and steps, and that what they send survives msgpack."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ PLAIN_TYPES = (dict, list, str, int, float, bool, type(None))
 
 
 def over_the_wire(value: Any) -> Any:
-    """Through msgpack and back, refusing whatever is not a plain type on the way."""
+    """Through msgpack and back; fails on anything but plain types."""
 
     def refuse(value: Any) -> None:
         assert type(value) in PLAIN_TYPES, f"{type(value)} is not plain"
@@ -37,7 +37,7 @@ def row(proposer: str = "ngram") -> RowState:
 
 
 def run_step(state: RowState, tokens: int, drafted: int = 0) -> None:
-    """One step of a row: what the scheduler does when its output is known."""
+    """One step of a row, as `RowTable` counts it."""
     state.verified_by = state.drafted_by if drafted else NONE
     if drafted:
         state.tallies[state.verified_by].verified(drafted, tokens - 1)
@@ -67,7 +67,7 @@ def test_acceptance_falls_along_positions_and_sums_to_the_accepted() -> None:
         positions = counts.accepted_per_position
         assert list(positions) == sorted(positions, reverse=True)
         assert sum(positions) == counts.accepted <= counts.drafted
-        assert all(0 < kept <= counts.drafts for kept in positions)
+        assert all(0 < accepted <= counts.drafts for accepted in positions)
     assert counts.drafts == 500
 
 
@@ -89,7 +89,7 @@ def test_a_rows_statistics_survive_the_wire() -> None:
     )
 
 
-def test_the_first_step_is_no_decode_step() -> None:
+def test_the_first_step_is_not_a_decode_step() -> None:
     state = row()
     assert decode_request(state.to_wire()) == SpecStats()
     run_step(state, 1)
@@ -98,7 +98,7 @@ def test_the_first_step_is_no_decode_step() -> None:
     assert decode_request(state.to_wire()) == SpecStats(decode_steps=1, decode_tokens=1)
 
 
-def test_steps_without_drafts_are_nobodys() -> None:
+def test_steps_without_drafts_are_credited_to_no_proposer() -> None:
     state = row()
     for _ in range(5):
         run_step(state, 1)
@@ -114,20 +114,20 @@ def test_rows_do_not_share_their_tallies() -> None:
     assert not second.tallies
 
 
-def test_an_output_without_statistics_brings_none() -> None:
+def test_an_output_without_statistics_decodes_to_none() -> None:
     assert decode_request(None) is None
     assert decode_request({}) is None
     assert decode_request({"another": 1}) is None
 
 
 def test_a_steps_report_survives_the_wire() -> None:
-    step = StepTally(StepKind.VERIFY)
+    drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
+    step = StepTally(StepKind.VERIFY, drafts)
     step.tallies["small"].verified(4, 1)
     step.tallies["small"].emitted(2)
     step.tallies[NONE].emitted(3)
     step.quarantined = ["bad"]
-    drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
-    report = decode_step(over_the_wire(step.to_wire(0.25, drafts)))
+    report = decode_step(over_the_wire(step.to_wire(0.25)))
     assert report == StepReport(
         kind=StepKind.VERIFY,
         seconds=0.25,
@@ -144,9 +144,9 @@ def test_a_steps_report_survives_the_wire() -> None:
 
 
 def test_a_step_that_drafted_nothing_reports_no_drafting() -> None:
-    report = decode_step(over_the_wire(StepTally().to_wire(0.1, None)))
+    report = decode_step(over_the_wire(StepTally().to_wire(0.1)))
     assert report == StepReport(StepKind.DECODE, 0.1, {}, {}, {}, {})
 
 
-def test_everything_stands_under_one_key() -> None:
-    assert list(row().to_wire()) == list(StepTally().to_wire(0.0, None)) == [KEY]
+def test_all_statistics_are_under_one_key() -> None:
+    assert list(row().to_wire()) == list(StepTally().to_wire(0.0)) == [KEY]

@@ -3,28 +3,28 @@
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS, WINDOW_S, Quarantine
 
 
-def test_faults_in_quick_succession_quarantine() -> None:
+def test_faults_in_quick_succession_quarantine_their_proposer() -> None:
     quarantine = Quarantine()
     for i in range(MAX_FAULTS - 1):
-        assert quarantine.note({"bad": "x"}, now_s=float(i)) == []
+        assert quarantine.record_faults({"bad": "x"}, now_s=float(i)) == []
         assert quarantine.names == set()
-    assert quarantine.note({"bad": "x", "other": "y"}, now_s=10.0) == ["bad"]
+    assert quarantine.record_faults({"bad": "x", "other": "y"}, now_s=10.0) == ["bad"]
     assert quarantine.names == {"bad"}
 
 
-def test_rare_faults_do_not() -> None:
+def test_rare_faults_do_not_quarantine() -> None:
     quarantine = Quarantine()
     apart = WINDOW_S / (MAX_FAULTS - 1) + 0.1
     for i in range(50):
-        assert quarantine.note({"bad": "x"}, now_s=i * apart) == []
+        assert quarantine.record_faults({"bad": "x"}, now_s=i * apart) == []
     assert quarantine.names == set()
 
 
-def test_who_is_loaded_anew_begins_anew() -> None:
+def test_clearing_its_faults_ends_a_proposers_quarantine() -> None:
     quarantine = Quarantine()
     for i in range(MAX_FAULTS):
-        quarantine.note({"bad": "x", "worse": "x"}, now_s=float(i))
-    quarantine.pardon("bad")
-    quarantine.pardon("unknown")
+        quarantine.record_faults({"bad": "x", "worse": "x"}, now_s=float(i))
+    quarantine.clear_faults("bad")
+    quarantine.clear_faults("unknown")
     assert quarantine.names == {"worse"}
-    assert quarantine.note({"bad": "x"}, now_s=5.0) == []
+    assert quarantine.record_faults({"bad": "x"}, now_s=5.0) == []

@@ -11,7 +11,7 @@ from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine.gateway.hot_load import load_proposer, unload_proposer
-from engine_adapter.vllm_engine.wire import FAILED, READING, READY, REFUSED
+from engine_adapter.vllm_engine.wire import LoadState
 
 SIZES = TargetSizes(16, 96)
 LOOKUP = {"name": "lookup", "method": "ngram"}
@@ -43,7 +43,11 @@ def registry() -> ProposerRegistry:
 
 
 async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: ProposerRegistry) -> None:
-    ranks = Ranks((READING, READING), (READY, READING), (READY, READY))
+    ranks = Ranks(
+        (LoadState.READING, LoadState.READING),
+        (LoadState.READY, LoadState.READING),
+        (LoadState.READY, LoadState.READY),
+    )
     info = await load_proposer(ranks, registry, LOOKUP, SIZES)
     assert ranks.calls == ["load", *["load_state"] * 3, "install"]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
@@ -51,11 +55,13 @@ async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: Propose
     assert registry.loading is None
 
 
-@pytest.mark.parametrize(("state", "error"), [(REFUSED, EngineConfigError), (FAILED, EngineError)])
+@pytest.mark.parametrize(
+    ("state", "error"), [(LoadState.REFUSED, EngineConfigError), (LoadState.FAILED, EngineError)]
+)
 async def test_a_failure_on_one_rank_unloads_it_on_all(
     registry: ProposerRegistry, state: str, error: type[Exception]
 ) -> None:
-    ranks = Ranks((READING, state), (READY, state))
+    ranks = Ranks((LoadState.READING, state), (LoadState.READY, state))
     with pytest.raises(error, match="why 1"):
         await load_proposer(ranks, registry, LOOKUP, SIZES)
     assert ranks.calls == ["load", "load_state", "load_state", "unload"]
@@ -66,7 +72,9 @@ async def test_a_failure_on_one_rank_unloads_it_on_all(
 @pytest.mark.parametrize("at", ["load", "load_state", "install"])
 async def test_nothing_is_loaded_if_the_process_dies(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
-        await load_proposer(Ranks((READY, READY), dies_at=at), registry, LOOKUP, SIZES)
+        await load_proposer(
+            Ranks((LoadState.READY, LoadState.READY), dies_at=at), registry, LOOKUP, SIZES
+        )
     assert [spec.name for spec in registry.specs] == ["ngram"]
     assert registry.loading is None
 
@@ -98,4 +106,4 @@ async def test_an_unloaded_proposer_leaves_the_registry_first(
     ranks = Ranks()
     registry.add(parse_specs([LOOKUP])[0], [])
     await unload_proposer(ranks, registry, "lookup")
-    assert ranks.calls == ["unload", "pardon"]
+    assert ranks.calls == ["unload", "clear_faults"]

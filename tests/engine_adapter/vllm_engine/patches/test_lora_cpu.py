@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine_adapter.vllm_engine.patches.lora_cpu import spare_rows_without_adapter
+from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 
 pytestmark = pytest.mark.vllm
 
@@ -13,8 +13,8 @@ SLOTS, WIDTH, RANK = 3, 6, 2
 def test_rows_without_an_adapter_stay_as_they_were() -> None:
     from engine_adapter.vllm_engine import compat
 
-    spare_rows_without_adapter()
-    spare_rows_without_adapter()
+    patch_lora_masking()
+    patch_lora_masking()
     torch.manual_seed(0)
     weights = torch.randn(SLOTS, 1, WIDTH, RANK)
     inputs, slots = torch.randn(4, RANK), torch.tensor([-1, 2, 0, -1])
@@ -32,7 +32,7 @@ def test_rows_without_an_adapter_stay_as_they_were() -> None:
 def test_the_same_holds_where_rows_come_in_sequences() -> None:
     from engine_adapter.vllm_engine import compat
 
-    spare_rows_without_adapter()
+    patch_lora_masking()
     inputs, output = torch.randn(3, RANK), torch.zeros(3, WIDTH)
     starts, lengths = torch.tensor([0, 2]), torch.tensor([2, 1])
     weights, slots = torch.randn(SLOTS, 1, WIDTH, RANK), torch.tensor([-1, 1])

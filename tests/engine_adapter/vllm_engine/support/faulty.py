@@ -1,7 +1,7 @@
 """Proposers that misbehave, in a real engine's process.
 
-The engine's process is spawned, so nothing that a test patches is there. It imports this module
-because its executor is of this module, and the import makes the methods known.
+The engine's process is spawned, so a test cannot patch it. It imports this module because its
+executor is defined here, and the import registers the methods.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from engine_adapter.proposers import methods as catalog
+from engine_adapter.proposers import methods
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -39,7 +39,7 @@ WAYS: dict[str, Callable[[DraftBatch], Any]] = {
     "nothing": lambda batch: None,
     "overwrites": lambda batch: batch.token_ids.fill(0),
 }
-"""How the proposers of method `faulty` fail, by the name that each bears."""
+"""Name of a proposer of method `faulty` -> how it fails."""
 
 
 class Faulty:
@@ -55,7 +55,7 @@ class Faulty:
         return drafts
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """It has no state."""
 
 
 class FaultyDraft:
@@ -78,7 +78,7 @@ class FaultyDraft:
         return drafts
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """The engine is told."""
+        """The engine forgets for its draft models."""
 
 
 def _faulty(spec: ProposerSpec, host: DraftHost) -> Proposer:
@@ -93,4 +93,4 @@ for _name, _needs, _create in (
     ("faulty", Capabilities(), _faulty),
     ("faulty_draft", Capabilities(model=True, draft_kv=True), _faulty_draft),
 ):
-    catalog._BY_NAME[_name] = ProposerMethod(_name, _needs, 4, {}, lambda spec: None, _create)
+    methods._BY_NAME[_name] = ProposerMethod(_name, _needs, 4, {}, lambda spec: None, _create)

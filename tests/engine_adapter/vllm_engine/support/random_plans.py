@@ -27,7 +27,7 @@ class RandomPolicy:
                 continue
             name, k = self._rng.choice(self._choices)
             drawn = self._rng.randint(1, k)
-            plan[row.request_id] = SpecMethod(name, min(drawn, row.room))
+            plan[row.request_id] = SpecMethod(name, min(drawn, row.draft_budget))
         return plan
 
 
@@ -37,4 +37,4 @@ class RandomPlanScheduler(SpecgateScheduler):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         proposers = SpecgateConfig.of(vllm_config).proposers
-        self._policy = RandomPolicy({s.name: s.num_speculative_tokens for s in proposers})
+        self.row_table.policy = RandomPolicy({s.name: s.num_speculative_tokens for s in proposers})

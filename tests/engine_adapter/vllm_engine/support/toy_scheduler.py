@@ -1,4 +1,4 @@
-"""The scheduler of the paged world: whose turn it is, who is preempted, how much each row reads."""
+"""The scheduler of the paged world: it orders, preempts and plans rows, and gives them blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from engine_adapter.types import NONE, SpecMethod
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 
 CAPACITY = 6
-"""Draft tokens that a row may have: blocks for them are given ahead."""
+"""Most draft tokens of a row; blocks for them are allocated in advance."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Request:
     pending: list[int] = field(default_factory=list)
     seen: bool = False
     drafted_by: str = NONE
-    """Who drafted at the end of its last step, if it was not preempted since."""
+    """The proposer that drafted at the end of its last step, `NONE` after a preemption."""
 
     @property
     def finished(self) -> bool:
@@ -36,35 +36,35 @@ class Request:
 
 
 class Schedule:
-    """What one step is to read, and what is told of it to those who follow the batch."""
+    """The tokens that one step reads, and the `SchedulerOutput` that describes them."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        """Request -> tokens that it reads, drafts among them."""
+        """Request -> tokens that it reads, drafts included."""
         self.preempted: list[str] = []
         self.hits: dict[str, int] = {}
-        """Request -> tokens that the prefix cache had of it."""
+        """Request -> its tokens that were in the prefix cache."""
         self._new: list[Any] = []
         self._cached = SimpleNamespace(
             req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
         )
 
-    def go_on(self, request: Request, count: int, blocks: list[int]) -> None:
-        """A request that was seen before reads on; `blocks` are new to it."""
+    def add_cached(self, request: Request, count: int, blocks: list[int]) -> None:
+        """A request that was scheduled before reads `count` tokens; `blocks` are new to it."""
         self.counts[request.request_id] = count
         self._cached.req_ids.append(request.request_id)
         self._cached.new_block_ids.append((blocks,) if blocks else None)
         self._cached.num_computed_tokens.append(request.computed)
 
-    def begin(self, request: Request, count: int) -> None:
+    def add_started(self, request: Request, count: int) -> None:
         """A request starts, or starts again after it was preempted."""
-        held = list(request.blocks)
+        blocks = list(request.blocks)
         if request.seen:
-            self.go_on(request, count, held)
+            self.add_cached(request, count, blocks)
             self._cached.resumed_req_ids.add(request.request_id)
             return
         self.counts[request.request_id] = count
-        self._new.append(SimpleNamespace(block_ids=(held,), num_computed_tokens=request.computed))
+        self._new.append(SimpleNamespace(block_ids=(blocks,), num_computed_tokens=request.computed))
         request.seen = True
 
     def output(self, finished: set[str]) -> Any:
@@ -79,11 +79,11 @@ class Schedule:
 
 
 class ToyScheduler:
-    """Requests in their queues, and the blocks that they are given.
+    """Requests in their queues, and their blocks.
 
     Args:
-        max_model_len: tokens that a request has at most.
-        chunk: prompt tokens that one request reads in a step.
+        max_model_len: the longest request, in tokens.
+        chunk: most prompt tokens that one request reads in a step.
     """
 
     def __init__(self, pool: BlockPool, max_model_len: int, chunk: int) -> None:
@@ -115,35 +115,35 @@ class ToyScheduler:
         self.waiting.insert(0, request_id)
 
     def schedule(self) -> tuple[Schedule, Any]:
-        """The next step, and the `SchedulerOutput` that tells of it."""
+        """The next step, and its `SchedulerOutput`."""
         schedule = Schedule()
         for name in list(self.running):
             if name in self.running:
-                self._go_on(self.requests[name], schedule)
+                self._schedule_running(self.requests[name], schedule)
         while self.waiting and not schedule.preempted:
-            if not self._begin(self.requests[self.waiting[0]], schedule):
+            if not self._start(self.requests[self.waiting[0]], schedule):
                 break
         output = schedule.output(self._finished)
         self._finished = set()
         return schedule, output
 
     def plan(self, counts: Mapping[str, int]) -> Mapping[str, SpecMethod]:
-        """Who drafts for whom, from what is known before the step, as the real one does."""
+        """The proposer and k of each row, known before the step runs; see `RowTable.plan`."""
         views = []
         for name, count in counts.items():
             request = self.requests[name]
             if not request.method.num_speculative_tokens:
                 continue
             in_prompt = request.computed + count < len(request.tokens)
-            left = request.max_tokens - (len(request.tokens) - request.prompt) - 1
-            context = self._max_model_len - len(request.tokens) - 1
-            room = 0 if in_prompt else max(0, min(left, context) - 1)
-            if room or in_prompt:
-                views.append(RowView(name, request.method, room))
+            tokens_left = request.max_tokens - (len(request.tokens) - request.prompt) - 1
+            context_left = self._max_model_len - len(request.tokens) - 1
+            budget = 0 if in_prompt else max(0, min(tokens_left, context_left) - 1)
+            if budget or in_prompt:
+                views.append(RowView(name, request.method, budget))
         return FixedPolicy().plan(StepView(views))
 
     def end_step(self, counts: Mapping[str, int]) -> None:
-        """Full blocks of computed tokens go into the prefix cache; who has all tokens ends."""
+        """Full blocks of computed tokens go into the prefix cache; complete requests end."""
         for name in counts:
             request = self.requests[name]
             self._pool.remember(request.tokens[: request.computed], request.blocks)
@@ -152,8 +152,8 @@ class ToyScheduler:
             if request.finished or len(request.tokens) >= self._max_model_len:
                 self.finish(name)
 
-    def _go_on(self, request: Request, schedule: Schedule) -> None:
-        """Makes room for a running request, at the cost of the newest ones or itself."""
+    def _schedule_running(self, request: Request, schedule: Schedule) -> None:
+        """Schedules a running request; for blocks, preempts the newest ones or itself."""
         count = self._to_read(request)
         while (fresh := self._grow(request, count)) is None:
             newest = self.running[-1]
@@ -161,10 +161,10 @@ class ToyScheduler:
             self.preempt(newest)
             if newest == request.request_id:
                 return
-        schedule.go_on(request, count, fresh)
+        schedule.add_cached(request, count, fresh)
 
-    def _begin(self, request: Request, schedule: Schedule) -> bool:
-        """Starts the first of the waiting; false if there is no room for it."""
+    def _start(self, request: Request, schedule: Schedule) -> bool:
+        """Starts the first waiting request; false if there are too few blocks for it."""
         request.blocks = self._pool.take_prefix(request.tokens)
         request.computed = len(request.blocks) * self._pool.block_size
         schedule.hits[request.request_id] = request.computed
@@ -174,7 +174,7 @@ class ToyScheduler:
             request.computed = 0
             return False
         self.running.append(self.waiting.pop(0))
-        schedule.begin(request, count)
+        schedule.add_started(request, count)
         return True
 
     def _to_read(self, request: Request) -> int:
@@ -184,7 +184,7 @@ class ToyScheduler:
         return committed + len(request.pending)
 
     def _grow(self, request: Request, count: int) -> list[int] | None:
-        """Blocks for the tokens to be read and for drafts; `None` if there are too few."""
+        """Allocates blocks for the tokens to be read and drafts; `None` if there are too few."""
         stop = min(request.computed + count + CAPACITY, self._max_model_len)
         fresh = self._pool.allocate(-(-stop // self._pool.block_size) - len(request.blocks))
         request.blocks.extend(fresh or [])

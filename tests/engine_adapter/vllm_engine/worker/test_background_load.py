@@ -9,7 +9,7 @@ import torch
 
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
-from engine_adapter.vllm_engine.wire import FAILED, READING, READY, REFUSED
+from engine_adapter.vllm_engine.wire import LoadState
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
 
 SPEC = parse_spec({"name": "ngram"})
@@ -18,7 +18,7 @@ SPEC = parse_spec({"name": "ngram"})
 def ended(load: BackgroundLoad) -> tuple[str, str]:
     """The state in which it ends."""
     deadline = time.monotonic() + 60
-    while load.state[0] == READING:
+    while load.state[0] == LoadState.READING:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     return load.state
@@ -33,19 +33,19 @@ def test_it_says_how_far_it_is_and_hands_over_what_it_made() -> None:
         return made
 
     load = BackgroundLoad(SPEC, create)
-    assert load.state == (READING, "")
+    assert load.state == (LoadState.READING, "")
     gate.set()
-    assert ended(load) == (READY, "")
+    assert ended(load) == (LoadState.READY, "")
     assert load.take() is made
 
 
 @pytest.mark.parametrize(
     ("error", "state"),
     [
-        (ValueError("config.json: hidden_size must be 64"), REFUSED),
-        (OSError("model.safetensors"), REFUSED),
-        (RuntimeError("mistake"), FAILED),
-        (MemoryError(), FAILED),
+        (ValueError("config.json: hidden_size must be 64"), LoadState.REFUSED),
+        (OSError("model.safetensors"), LoadState.REFUSED),
+        (RuntimeError("mistake"), LoadState.FAILED),
+        (MemoryError(), LoadState.FAILED),
     ],
 )
 def test_what_ends_it_is_told(error: Exception, state: str) -> None:

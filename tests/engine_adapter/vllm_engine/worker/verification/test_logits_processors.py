@@ -1,6 +1,5 @@
 """vLLM's logits processors at every position of a verification step."""
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,23 +95,3 @@ def test_min_tokens_that_is_reached_forbids_nothing() -> None:
     built = processors([{"min_tokens": 2, "stop_token_ids": [9]}], [[4]])
     built.non_argmax_invariant[0].min_toks[0][1].append(5)
     assert list(logits_processors.spread(built, Positions([1], CPU)).all) == []
-
-
-def test_vllms_warning_of_what_it_leaves_out_is_not_shown(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    logger = logging.getLogger(compat.build_logitsprocs.__module__)
-    logger.propagate, before = True, logger.propagate
-    config = SimpleNamespace(
-        speculative_config=True, scheduler_config=SimpleNamespace(max_num_seqs=8)
-    )
-    try:
-        compat.build_logitsprocs(config, CPU, False, False)
-        assert "won't work" in caplog.text
-        caplog.clear()
-        logits_processors.hide_warning()
-        compat.build_logitsprocs(config, CPU, False, False)
-        assert "won't work" not in caplog.text
-    finally:
-        logger.propagate = before
-        logger.filters.clear()

@@ -1,0 +1,39 @@
+"""Filters on vLLM's loggers, for lines that are wrong in a Specgate engine."""
+
+import logging
+
+from engine_adapter.vllm_engine import compat
+
+_MIN_P_WARNING = "min_p and logit_bias parameters won't work with speculative decoding."
+
+
+def silence_min_p_warning() -> None:
+    """Drops vLLM's warning that a runner that speculates ignores `min_p` and `logit_bias`.
+
+    Specgate applies both: see `worker.verification.logits_processors`.
+    """
+    _add_once(compat.build_logitsprocs.__module__, _MinPWarning())
+
+
+def silence_engine_death() -> None:
+    """Drops the traceback that vLLM logs in the gateway's process when its engine dies.
+
+    The traceback names lines that a killed process never wrote. The supervisor logs the cause.
+    """
+    _add_once(compat.AsyncLLM.__module__, _EngineDeath())
+
+
+def _add_once(logger_name: str, silence: logging.Filter) -> None:
+    logger = logging.getLogger(logger_name)
+    if not any(isinstance(present, type(silence)) for present in logger.filters):
+        logger.addFilter(silence)
+
+
+class _MinPWarning(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.msg != _MIN_P_WARNING
+
+
+class _EngineDeath(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], compat.EngineDeadError))

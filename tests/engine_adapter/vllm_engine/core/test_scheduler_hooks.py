@@ -1,0 +1,197 @@
+"""Specgate's hooks over a toy of vLLM's scheduler: what they read of it, and what they hand on."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_adapter.counts import ProposerCounts, StepKind
+from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
+from engine_adapter.vllm_engine.core.row_table import RowTable
+from engine_adapter.vllm_engine.wire import (
+    DraftReport,
+    decode_request,
+    decode_step,
+    to_extra_args,
+)
+from tests.engine_adapter.vllm_engine.support.row_steps import CONTEXT, NGRAM, request
+
+pytestmark = pytest.mark.vllm
+
+
+class ToyScheduler:
+    """vLLM's scheduler, as far as the hooks call it; `next_output` is what it schedules."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.next_output: Any = None
+        self.next_results: dict[str, tuple[int, int]] = {}
+        self.log_stats = True
+
+    def add_request(self, request: Any) -> None:
+        self.requests[request.request_id] = request
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        return self.next_output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        outputs = []
+        for name, (drafted, accepted) in self.next_results.items():
+            if drafted:
+                made = self.make_spec_decoding_stats(
+                    None,
+                    num_draft_tokens=drafted,
+                    num_accepted_tokens=accepted,
+                    num_invalid_spec_tokens={name: 1, "another": 2},
+                    request_id=name,
+                )
+                assert made == ("vllm's", drafted, accepted)
+            tokens, stopped = self._update_request_with_output(
+                self.requests[name], [7] * (accepted + 1), is_stale=False
+            )
+            assert (len(tokens), stopped) == (accepted + 1, False)
+            outputs.append(SimpleNamespace(request_id=name, kv_transfer_params=None))
+        return {0: SimpleNamespace(outputs=outputs, scheduler_stats=self.make_stats())}
+
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: Any,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> Any:
+        return "vllm's", num_draft_tokens, num_accepted_tokens
+
+    def _update_request_with_output(
+        self, request: Any, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        return new_token_ids, False
+
+    def _free_request(self, request: Any, delay_free_blocks: bool = False) -> Any:
+        return {"theirs": 1}, "ec"
+
+    def make_stats(self) -> Any:
+        return SimpleNamespace(kv_connector_stats=None) if self.log_stats else None
+
+
+@pytest.fixture
+def scheduler() -> Any:
+    """The hooks over a toy scheduler."""
+    from engine_adapter.vllm_engine.core.scheduler import SchedulerHooks
+
+    class HookedToy(SchedulerHooks, ToyScheduler):
+        pass
+
+    hooked = HookedToy()
+    hooked.row_table = RowTable(FixedPolicy(), CONTEXT)
+    return hooked
+
+
+def arriving(request_id: str, method: SpecMethod = NGRAM, stop: tuple[str, ...] = ()) -> Any:
+    """A request as vLLM's scheduler gets it."""
+    made = request()
+    made.request_id = request_id
+    params = to_extra_args(SpecDecodeParams(method))
+    made.sampling_params = SimpleNamespace(extra_args=params, stop=list(stop))
+    return made
+
+
+def scheduled(drafts: dict[str, int], *plain: str, new: int = 0, extra: int = 0) -> Any:
+    """A `SchedulerOutput`: rows with drafts to verify, rows without, and `extra` prompt tokens."""
+    counts = {name: 1 + count for name, count in drafts.items()} | dict.fromkeys(plain, 1)
+    return SimpleNamespace(
+        scheduled_spec_decode_tokens={name: [0] * count for name, count in drafts.items()},
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()) + extra,
+        scheduled_new_reqs=[None] * new,
+    )
+
+
+def run_step(scheduler: Any, output: Any, results: dict[str, tuple[int, int]], report: Any) -> Any:
+    """One step; the outputs of the one client."""
+    scheduler.next_output, scheduler.next_results = output, results
+    assert scheduler.schedule() is output
+    runner_output = SimpleNamespace(specgate_report=report) if report else SimpleNamespace()
+    return scheduler.update_from_output(output, runner_output)[0]
+
+
+def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
+    scheduler.add_request(arriving("r"))
+    assert set(scheduler.requests) == {"r"}
+    output = scheduled({}, "r")
+    run_step(scheduler, output, {"r": (0, 0)}, DraftReport(drafted={"ngram": 5}))
+    assert output.specgate_plan == {"r": NGRAM}
+    assert output.specgate_quarantined == frozenset()
+    sent = run_step(scheduler, scheduled({"r": 5}), {"r": (5, 2)}, None)
+    report = decode_step(sent.scheduler_stats.kv_connector_stats)
+    # The grammar had made one of the five drafts invalid.
+    assert report.verified == {"ngram": ProposerCounts(1, 4, 2, (1, 1), 3)}
+    assert report.kind is StepKind.VERIFY
+    assert 0 < report.seconds < 60
+    wire, ec = scheduler._free_request(scheduler.requests["r"], delay_free_blocks=True)
+    stats = decode_request(wire)
+    assert stats is not None
+    assert stats.by_proposer == report.verified
+    assert ec == "ec"
+
+
+def test_a_request_that_was_never_added_is_freed_without_statistics(scheduler: Any) -> None:
+    assert scheduler._free_request(arriving("unknown")) == (None, "ec")
+
+
+def test_the_runners_report_and_its_faults_leave_with_the_step(scheduler: Any) -> None:
+    scheduler.add_request(arriving("r"))
+    for quarantined in ((), (), (), (), ("ngram",)):
+        faulty = DraftReport(faults={"ngram": "broken"})
+        sent = run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, faulty)
+        report = decode_step(sent.scheduler_stats.kv_connector_stats)
+        assert (report.faults, report.quarantined) == ({"ngram": "broken"}, quarantined)
+        assert report.verified == {NONE: ProposerCounts(emitted=1)}
+    output = scheduled({}, "r")
+    run_step(scheduler, output, {"r": (0, 0)}, None)
+    assert output.specgate_plan == {}
+    assert output.specgate_quarantined == {"ngram"}
+
+
+def test_requests_with_stop_strings_stream_their_statistics(scheduler: Any) -> None:
+    """The front end finds a stop string itself: any output may be the last that it reads."""
+    scheduler.add_request(arriving("plain"))
+    scheduler.add_request(arriving("stops", stop=("END",)))
+    results = {"plain": (0, 0), "stops": (0, 0)}
+    sent = run_step(scheduler, scheduled({}, "plain", "stops"), results, None)
+    attached = {o.request_id for o in sent.outputs if o.kv_transfer_params is not None}
+    assert attached == {"stops"}
+
+
+def test_statistics_before_the_first_step_have_no_report(scheduler: Any) -> None:
+    assert scheduler.make_stats().kv_connector_stats is None
+
+
+def test_without_vllms_statistics_there_is_no_report(scheduler: Any) -> None:
+    scheduler.log_stats = False
+    scheduler.add_request(arriving("r"))
+    sent = run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, None)
+    assert sent.scheduler_stats is None
+
+
+@pytest.mark.parametrize(
+    ("drafts", "new", "extra", "kind"),
+    [
+        ({}, 0, 0, "decode"),
+        ({"a": 3}, 0, 0, "verify"),
+        ({"a": 3, "b": 5}, 0, 0, "verify"),
+        ({}, 1, 0, "prefill"),
+        ({"a": 3}, 1, 0, "prefill"),
+        ({}, 0, 7, "prefill"),
+        ({"a": 3}, 0, 1, "prefill"),
+    ],
+)
+def test_the_kind_of_a_step_is_the_work_of_its_rows(
+    drafts: dict[str, int], new: int, extra: int, kind: str
+) -> None:
+    from engine_adapter.vllm_engine.core.scheduler import step_kind
+
+    rest = {"a", "b"} - set(drafts)
+    assert step_kind(scheduled(drafts, *rest, new=new, extra=extra)) == kind

@@ -1,0 +1,59 @@
+"""Lines of vLLM's log that are dropped, and others that are not."""
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.log_filters import (
+    silence_engine_death,
+    silence_min_p_warning,
+)
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def logger(request: pytest.FixtureRequest) -> Iterator[logging.Logger]:
+    """vLLM's logger of the module of the name in `compat`, as it was before any filter."""
+    logger = logging.getLogger(getattr(compat, request.param).__module__)
+    propagate, filters = logger.propagate, list(logger.filters)
+    logger.propagate = True
+    logger.filters.clear()
+    yield logger
+    logger.propagate = propagate
+    logger.filters[:] = filters
+
+
+@pytest.mark.parametrize("logger", ["build_logitsprocs"], indirect=True)
+def test_vllms_warning_about_min_p_and_logit_bias_is_not_shown(
+    logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = SimpleNamespace(
+        speculative_config=True, scheduler_config=SimpleNamespace(max_num_seqs=8)
+    )
+    device = torch.device("cpu")
+    compat.build_logitsprocs(config, device, False, False)
+    assert "won't work" in caplog.text
+    caplog.clear()
+    silence_min_p_warning()
+    silence_min_p_warning()
+    assert len(logger.filters) == 1
+    compat.build_logitsprocs(config, device, False, False)
+    logger.warning("another line")
+    assert caplog.messages == ["another line"]
+
+
+@pytest.mark.parametrize("logger", ["AsyncLLM"], indirect=True)
+def test_only_the_traceback_of_a_dead_engine_is_not_shown(
+    logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    silence_engine_death()
+    silence_engine_death()
+    assert len(logger.filters) == 1
+    for error in (compat.EngineDeadError(), ValueError("mistake")):
+        logger.error("output handler failed: %r", type(error), exc_info=error)
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error]
