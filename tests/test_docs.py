@@ -13,7 +13,7 @@ from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
-from server.control.switcher import MODES
+from server.control.types import SwitchMode
 from server.openai.statistics import speculative_decoding
 from server.schema import admin
 from server.schema.chat import ChatCompletionRequest
@@ -144,8 +144,8 @@ def test_every_figure_of_a_response_is_documented() -> None:
 
 
 def test_every_mode_of_switching_is_documented() -> None:
-    assert [mode for mode in MODES if f"- `{mode}`: " not in API] == []
-    assert [mode for mode in MODES if f"`{mode}`" not in README] == []
+    assert [mode for mode in SwitchMode if f"- `{mode}`: " not in API] == []
+    assert [mode for mode in SwitchMode if f"`{mode}`" not in README] == []
 
 
 def test_every_error_code_is_documented_and_every_documented_one_exists() -> None:

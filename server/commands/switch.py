@@ -9,13 +9,13 @@ import httpx
 
 from server.commands import FAILED, complain
 from server.commands.admin_client import Parser, Remote, RemoteError, shown
-from server.control.switcher import DRAIN_TIMEOUT_S, MODES
+from server.control.types import DRAIN_TIMEOUT_S, SwitchMode
 
 
 def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) -> int:
     """Switches and says what was and what is. Returns the process's exit status."""
     options = _parser().parse_args(argv)
-    wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == "drain" else 0.0
+    wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == SwitchMode.DRAIN else 0.0
     try:
         with Remote(options.url, options.admin_key, transport) as remote:
             answer = remote.post("/v1/switch_spec_method", _body(options), wait_s)
@@ -36,8 +36,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--mode",
-        choices=MODES,
-        default="immediate",
+        choices=[mode.value for mode in SwitchMode],
+        default=SwitchMode.IMMEDIATE,
         help="immediate: running requests change too; new_requests: they keep theirs; "
         "drain: they finish first, and new ones are held (default: immediate)",
     )

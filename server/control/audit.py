@@ -18,6 +18,7 @@ import structlog
 
 from engine_adapter.errors import LoraRefused, ProposerRefused
 from engine_adapter.types import SpecMethod
+from server.control.types import Caller, LoadOutcome, SwitchMode, SwitchOutcome
 
 REMEMBERED = 100
 """How many records of either kind are kept in memory."""
@@ -31,30 +32,12 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asked for a change.
-
-    Attributes:
-        who: `key:` and a fingerprint of the admin key, or `loopback` where none is set.
-        peer: the address of the other end of the connection, if it has one.
-    """
-
-    who: str
-    peer: str | None
-
-
-SERVER = Caller("server", None)
-"""The server itself."""
-
-
-@dataclass(frozen=True, slots=True)
 class AuditRecord:
     """A switch that was asked for.
 
     Attributes:
         when: Unix time in seconds at which it was asked for.
         what: the route's last part.
-        outcome: an entry of `server.telemetry.metrics.SWITCH_OUTCOMES`.
         error: why it did not happen, else `None`.
         generation: its number; `None` if it did not come as far as the engine.
         in_flight: requests admitted and unfinished when it ended.
@@ -66,9 +49,9 @@ class AuditRecord:
     what: str
     previous: SpecMethod
     to: SpecMethod
-    mode: str
+    mode: SwitchMode
     reason: str | None
-    outcome: str
+    outcome: SwitchOutcome
     error: str | None
     generation: int | None
     in_flight: int
@@ -102,7 +85,6 @@ class LoadRecord:
         what: the route's last part.
         kind: `PROPOSER` or `ADAPTER`.
         name: which one.
-        outcome: `loaded`, `unloaded`, `refused` (not as things were) or `failed`.
         error: why it did not happen, else `None`.
         took_ms: from the call to its end.
     """
@@ -112,7 +94,7 @@ class LoadRecord:
     what: str
     kind: str
     name: str
-    outcome: str
+    outcome: LoadOutcome
     error: str | None
     took_ms: float
 
@@ -179,7 +161,7 @@ class Audit:
         what: str,
         kind: str,
         name: str,
-        outcome: str,
+        outcome: LoadOutcome,
         caller: Caller,
     ) -> T:
         """Waits for a load or an unload, and records what came of it.
@@ -194,7 +176,7 @@ class Audit:
                 return await change
             except BaseException as error:
                 refused = isinstance(error, ProposerRefused | LoraRefused)
-                came = "refused" if refused else "failed"
+                came = LoadOutcome.REFUSED if refused else LoadOutcome.FAILED
                 why = str(error) or type(error).__name__
                 raise
             finally:

@@ -3,7 +3,8 @@
 from engine_adapter.errors import LoraRefused
 from engine_adapter.interface import Engine
 from engine_adapter.types import LoraAdapter
-from server.control.audit import ADAPTER, SERVER, Audit, Caller
+from server.control.audit import ADAPTER, Audit
+from server.control.types import SERVER, Caller, LoadOutcome
 
 
 class LoraAdmin:
@@ -21,14 +22,14 @@ class LoraAdmin:
     async def load(self, name: str, path: str, caller: Caller = SERVER) -> LoraAdapter:
         """See `Engine.load_lora_adapter`. Continues if its caller is cancelled."""
         return await self._audit.recorded(
-            self._load(name, path), "load_lora_adapter", ADAPTER, name, "loaded", caller
+            self._load(name, path), "load_lora_adapter", ADAPTER, name, LoadOutcome.LOADED, caller
         )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
         """Unloads an adapter; see `Engine.unload_lora_adapter`."""
         unloading = self._engine.unload_lora_adapter(name)
         await self._audit.recorded(
-            unloading, "unload_lora_adapter", ADAPTER, name, "unloaded", caller
+            unloading, "unload_lora_adapter", ADAPTER, name, LoadOutcome.UNLOADED, caller
         )
 
     async def _load(self, name: str, path: str) -> LoraAdapter:

@@ -10,8 +10,9 @@ from typing import Any
 from engine_adapter.errors import ProposerRefused
 from engine_adapter.interface import Engine
 from engine_adapter.types import ProposerInfo
-from server.control.audit import PROPOSER, SERVER, Audit, Caller
+from server.control.audit import PROPOSER, Audit
 from server.control.switcher import Switcher
+from server.control.types import SERVER, Caller, LoadOutcome
 from server.telemetry.metrics import Metrics
 
 _MAX_NAME = 64
@@ -31,13 +32,18 @@ class ProposerAdmin:
         """Loads a proposer; see `Engine.load_proposer`. It goes on if its caller is cancelled."""
         name = str(fields.get("name"))[:_MAX_NAME]
         return await self._audit.recorded(
-            self._load(fields), "load_proposer", PROPOSER, name, "loaded", caller
+            self._load(fields), "load_proposer", PROPOSER, name, LoadOutcome.LOADED, caller
         )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
         """Unloads a proposer that nobody uses; see `Engine.unload_proposer`."""
         await self._audit.recorded(
-            self._unload(name), "unload_proposer", PROPOSER, name[:_MAX_NAME], "unloaded", caller
+            self._unload(name),
+            "unload_proposer",
+            PROPOSER,
+            name[:_MAX_NAME],
+            LoadOutcome.UNLOADED,
+            caller,
         )
 
     async def _load(self, fields: Mapping[str, Any]) -> ProposerInfo:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from engine_adapter.interface import Engine
 from engine_adapter.types import SpecMethod, Switch
-from server.control.audit import SERVER, Audit, AuditRecord, Caller
+from server.control.audit import Audit, AuditRecord
 from server.control.gate import Gate
 from server.control.in_flight import InFlight
 from server.control.selection import (
@@ -23,13 +23,8 @@ from server.control.selection import (
     SelectionError,
     resolve,
 )
+from server.control.types import DRAIN_TIMEOUT_S, SERVER, Caller, SwitchMode, SwitchOutcome
 from server.telemetry.metrics import Metrics
-
-MODES = ("immediate", "new_requests", "drain")
-"""The ways to switch."""
-
-DRAIN_TIMEOUT_S = 30.0
-"""How long a drain waits, in seconds, if its caller does not say."""
 
 
 class SwitchInProgress(Exception):
@@ -76,7 +71,7 @@ class SwitchResult:
 
     previous: SpecMethod
     active: SpecMethod
-    mode: str
+    mode: SwitchMode
     generation: int
     in_flight: int
     waited_ms: float
@@ -104,7 +99,7 @@ class _Attempt:
     caller: Caller
     method: SpecMethod
     previous: SpecMethod
-    mode: str
+    mode: SwitchMode
     timeout_s: float
     reason: str | None
     when: float
@@ -155,7 +150,7 @@ class Switcher:
         self._active: ActiveMethod
         self._publish(method)
         metrics.proposers(catalog().names)
-        metrics.declare_switches(MODES)
+        metrics.declare_switches()
 
     @property
     def active(self) -> ActiveMethod:
@@ -171,14 +166,14 @@ class Switcher:
     def drain(self) -> Drain | None:
         """The drain that runs now, if one does."""
         attempt = self._attempt
-        if attempt is None or attempt.mode != "drain":
+        if attempt is None or attempt.mode != SwitchMode.DRAIN:
             return None
         return Drain(attempt.method, self.gate.held, attempt.took_ms, attempt.timeout_s)
 
     async def switch(
         self,
         asked: MethodRequest,
-        mode: str = "immediate",
+        mode: str = SwitchMode.IMMEDIATE,
         reason: str | None = None,
         *,
         timeout_s: float = DRAIN_TIMEOUT_S,
@@ -199,7 +194,8 @@ class Switcher:
         try:
             await self._fence(attempt)
         except BaseException as error:
-            outcome = "timed_out" if isinstance(error, DrainTimeout) else "abandoned"
+            timed_out = isinstance(error, DrainTimeout)
+            outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
             self._release(attempt, outcome, error)
             raise
         self._swapping = asyncio.create_task(self._swap(attempt))
@@ -214,30 +210,35 @@ class Switcher:
     def _prepare(
         self, asked: MethodRequest, mode: str, timeout_s: float, reason: str | None, caller: Caller
     ) -> _Attempt:
-        if mode not in MODES:
-            raise SelectionError(f"mode must be one of {', '.join(MODES)}", "mode", "unknown_mode")
+        try:
+            switch_mode = SwitchMode(mode)
+        except ValueError:
+            known = ", ".join(SwitchMode)
+            raise SelectionError(f"mode must be one of {known}", "mode", "unknown_mode") from None
         catalog = self._catalog()
         method = resolve(asked, catalog)
         previous = self._active.spec_method
         begun = time.perf_counter()
-        attempt = _Attempt(caller, method, previous, mode, timeout_s, reason, time.time(), begun)
+        attempt = _Attempt(
+            caller, method, previous, switch_mode, timeout_s, reason, time.time(), begun
+        )
         if self._attempt is not None:
             refusal = SwitchInProgress()
-            self._record(attempt, "refused", refusal)
+            self._record(attempt, SwitchOutcome.REFUSED, refusal)
             raise refusal
         if method.proposer in catalog.quarantined:
             quarantined = ProposerQuarantined(method.proposer)
-            self._record(attempt, "refused", quarantined)
+            self._record(attempt, SwitchOutcome.REFUSED, quarantined)
             raise quarantined
         if failure := self._engine.failure:
-            self._record(attempt, "failed", failure)
+            self._record(attempt, SwitchOutcome.FAILED, failure)
             raise failure
         self._attempt = attempt
         return attempt
 
     async def _fence(self, attempt: _Attempt) -> None:
         """Holds what comes and waits for what was admitted, if the mode is to drain."""
-        if attempt.mode != "drain":
+        if attempt.mode != SwitchMode.DRAIN:
             return
         self.gate.close()
         try:
@@ -256,18 +257,18 @@ class Switcher:
         # A failed swap uses its number up too: the engine may have seen it.
         self._generation += 1
         generation, method = self._generation, attempt.method
-        immediate = attempt.mode == "immediate"
+        immediate = attempt.mode == SwitchMode.IMMEDIATE
         try:
             await self._engine.switch(Switch(method, generation), running=immediate)
         except BaseException as error:
             # Were it applied after all, later requests must not look older than it.
             self._active = replace(self._active, epoch=generation)
-            self._release(attempt, "failed", error, generation)
+            self._release(attempt, SwitchOutcome.FAILED, error, generation)
             raise
         if immediate:
             self.in_flight.move_unpinned(method.proposer)
         self._publish(method)
-        record = self._release(attempt, "switched", None, generation)
+        record = self._release(attempt, SwitchOutcome.SWITCHED, None, generation)
         return SwitchResult(
             record.previous, method, record.mode, generation, len(self.in_flight), record.took_ms
         )
@@ -275,7 +276,7 @@ class Switcher:
     def _release(
         self,
         attempt: _Attempt,
-        outcome: str,
+        outcome: SwitchOutcome,
         error: BaseException | None,
         generation: int | None = None,
     ) -> AuditRecord:
@@ -288,7 +289,7 @@ class Switcher:
     def _record(
         self,
         attempt: _Attempt,
-        outcome: str,
+        outcome: SwitchOutcome,
         error: BaseException | None,
         generation: int | None = None,
     ) -> AuditRecord:

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from starlette.datastructures import Address, Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.control.audit import Caller
+from server.control.types import Caller
 from server.errors import ApiError, error_response
 from server.settings import Settings
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from server.control.selection import MethodRequest
-from server.control.switcher import DRAIN_TIMEOUT_S
+from server.control.types import DRAIN_TIMEOUT_S
 from server.errors import InvalidField
 
 

@@ -48,12 +48,13 @@ Slow responses by route (a stream counts until its last byte):
 """
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine_adapter.counts import ProposerCounts, StepReport
 from engine_adapter.types import NONE
-from server.control.selection import SELECTED_BY
+from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
 from server.telemetry.rolling_stats import RollingCounts, RollingStats
 
 _STEP_BUCKETS = (
@@ -64,12 +65,12 @@ _HTTP_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
 
-SWITCH_OUTCOMES = ("switched", "failed", "refused", "timed_out", "abandoned")
-"""What becomes of a switch: it happened, the engine failed, another one ran, admitted requests
-did not end in time, its caller or the server went away before the swap."""
 
-RESTART_OUTCOMES = ("restarted", "failed")
-"""What becomes of an attempt to replace a dead engine process."""
+class RestartOutcome(StrEnum):
+    """The end of an attempt to replace a dead engine process."""
+
+    RESTARTED = "restarted"
+    FAILED = "failed"
 
 
 class Metrics:
@@ -124,7 +125,7 @@ class Metrics:
         self._restarts = counter(
             "specgate_engine_restarts", "Attempts to replace a dead engine process", "outcome"
         )
-        for outcome in RESTART_OUTCOMES:
+        for outcome in RestartOutcome:
             self._restarts.labels(outcome)
         self._http_requests = counter(
             "specgate_http_requests", "HTTP requests", "route", "method", "status"
@@ -156,14 +157,14 @@ class Metrics:
 
     def _admissions(self, name: str) -> None:
         self._emitted.labels(name)
-        for selected_by in SELECTED_BY:
+        for selected_by in SelectedBy:
             self._requests.labels(name, selected_by)
 
-    def declare_switches(self, modes: Iterable[str]) -> None:
-        """Lets the switch series of the modes exist at 0."""
-        for mode in modes:
+    def declare_switches(self) -> None:
+        """Lets the switch series exist at 0."""
+        for mode in SwitchMode:
             self._switch_seconds.labels(mode)
-            for outcome in SWITCH_OUTCOMES:
+            for outcome in SwitchOutcome:
                 self._switches.labels(mode, outcome)
 
     def on_step(self, report: StepReport) -> None:
@@ -180,7 +181,9 @@ class Metrics:
 
     def on_restart(self, succeeded: bool) -> None:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
-        self._restarts.labels("restarted" if succeeded else "failed").inc()
+        self._restarts.labels(
+            RestartOutcome.RESTARTED if succeeded else RestartOutcome.FAILED
+        ).inc()
 
     def _count(self, name: str, counts: ProposerCounts) -> None:
         self._emitted.labels(name).inc(counts.emitted)
@@ -197,7 +200,7 @@ class Metrics:
         """Each proposer's figures of the last minute."""
         return {name: counts.figures() for name, counts in self._rolling.items()}
 
-    def request(self, proposer: str, selected_by: str) -> None:
+    def request(self, proposer: str, selected_by: SelectedBy) -> None:
         """Counts a request at its admission."""
         self._requests.labels(proposer, selected_by).inc()
 
@@ -211,8 +214,10 @@ class Metrics:
         self._spec_method.clear()
         self._spec_method.labels(name).set(1)
 
-    def switched(self, mode: str, outcome: str, seconds: float | None = None) -> None:
-        """Counts a switch; `outcome` is of `SWITCH_OUTCOMES`, `seconds` for one that swapped."""
+    def switched(
+        self, mode: SwitchMode, outcome: SwitchOutcome, seconds: float | None = None
+    ) -> None:
+        """Counts a switch; `seconds` is given for one that swapped."""
         self._switches.labels(mode, outcome).inc()
         if seconds is not None:
             self._switch_seconds.labels(mode).observe(seconds)

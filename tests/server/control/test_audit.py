@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from engine_adapter.types import PLAIN, SpecMethod
 from server.commands.serve import open_audit
-from server.control.audit import REMEMBERED, Audit, AuditRecord, Caller
+from server.control.audit import REMEMBERED, Audit, AuditRecord
+from server.control.types import Caller, SwitchMode, SwitchOutcome
 from server.settings import Settings
 from server.settings.sources import SettingsError
 from tests.server.conftest import StartGateway
@@ -28,9 +29,9 @@ def record(generation: int = 1) -> AuditRecord:
         what="switch_spec_method",
         previous=PLAIN,
         to=SpecMethod("ngram", 4),
-        mode="drain",
+        mode=SwitchMode.DRAIN,
         reason='a "reason"\nof two lines',
-        outcome="switched",
+        outcome=SwitchOutcome.SWITCHED,
         error=None,
         generation=generation,
         in_flight=0,

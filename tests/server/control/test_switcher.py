@@ -11,7 +11,8 @@ from engine_adapter.errors import EngineDead
 from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod, Switch
 from server.control.audit import REMEMBERED, Audit
 from server.control.selection import LoadedProposers, MethodRequest, SelectionError
-from server.control.switcher import MODES, Switcher, SwitchInProgress
+from server.control.switcher import Switcher, SwitchInProgress
+from server.control.types import SwitchMode
 from server.telemetry.metrics import Metrics
 
 CATALOG = LoadedProposers(
@@ -129,7 +130,7 @@ async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(benc
     assert (await bench.switcher.switch(NGRAM)).generation == 2
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SwitchMode)
 async def test_a_dead_engine_is_not_asked_and_the_refusal_is_recorded(
     bench: Bench, mode: str
 ) -> None:
