@@ -20,7 +20,7 @@ from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import SpecDecode, StreamOptions
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from server.settings import OWN_ENGINE_ARGUMENTS, Settings, flag
+from server.settings import Settings, flag
 from server.settings.sources import load_settings
 from server.telemetry.metrics import Metrics
 from tests import documentation as checks
@@ -203,7 +203,7 @@ def test_every_option_of_every_proposer_is_documented() -> None:
 
 def test_what_is_refused_at_start_is_documented() -> None:
     refused = checks.section(PROPOSERS, "Refused at start")
-    assert checks.missing(refused, {*RESERVED_ARGUMENTS, *OWN_ENGINE_ARGUMENTS}) == []
+    assert checks.missing(refused, set(RESERVED_ARGUMENTS)) == []
 
 
 def test_every_setting_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

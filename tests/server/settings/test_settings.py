@@ -7,8 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 import demo
+from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.proposers.contract import ProposerSpec
-from server.settings import OWN_ENGINE_ARGUMENTS, EngineArguments, Settings
+from server.settings import EngineArguments, Settings
 
 NGRAM = {"name": "ngram", "num_speculative_tokens": 5}
 
@@ -124,7 +125,7 @@ def test_keys_are_not_shown() -> None:
     assert "two" not in str(settings)
 
 
-@pytest.mark.parametrize("name", sorted(OWN_ENGINE_ARGUMENTS))
+@pytest.mark.parametrize("name", sorted(RESERVED_ARGUMENTS))
 def test_what_specgate_sets_itself_cannot_be_set(name: str) -> None:
     assert f"{name} is set by Specgate itself" in refusal(engine_args={name: None})
 
