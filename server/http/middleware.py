@@ -81,7 +81,7 @@ class AccessLog:
             seconds = time.perf_counter() - begun
             route = route_template(scope)
             method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
-            self._metrics.http(route, method, status, seconds)
+            self._metrics.observe_http(route, method, status, seconds)
             say = log.debug if route in PROBES else log.info
             say(
                 "request",

@@ -4,9 +4,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from server.control.records import Drain, ProposerRecord, SwitchRecord
 from server.control.selection import MethodRequest
-from server.control.types import DRAIN_TIMEOUT_S
+from server.control.types import DRAIN_TIMEOUT_S, SwitchMode
 from server.errors import InvalidField
+from server.telemetry.rolling_stats import RollingStats
 
 
 class SwitchRequest(BaseModel):
@@ -24,7 +26,7 @@ class SwitchRequest(BaseModel):
     num_speculative_tokens: int | None = Field(
         None, ge=0, description="most tokens to draft in a step; the proposer's k if left out"
     )
-    mode: str = Field("immediate", description="which requests change: see docs/api.md")
+    mode: str = Field(SwitchMode.IMMEDIATE, description="which requests change: see docs/api.md")
     timeout_s: float = Field(
         DRAIN_TIMEOUT_S, gt=0, allow_inf_nan=False, description="seconds that a drain may wait"
     )
@@ -48,62 +50,6 @@ class SwitchRequest(BaseModel):
         )
 
 
-class SpecMethodBody(BaseModel):
-    """What drafts, and how much."""
-
-    spec_method: str
-    num_speculative_tokens: int
-
-
-class SwitchResponse(BaseModel):
-    """A switch that happened."""
-
-    previous: SpecMethodBody
-    active: SpecMethodBody
-    mode: str
-    generation: int
-    in_flight: int = Field(description="requests admitted and unfinished when it took effect")
-    waited_ms: float
-
-
-class Switch(BaseModel):
-    """A switch of the past, those included that did not happen."""
-
-    when: float = Field(description="Unix time in seconds")
-    who: str = Field(description="key: and a fingerprint of the admin key, or loopback")
-    peer: str | None = Field(description="the caller's address")
-    what: str
-    previous: SpecMethodBody = Field(alias="from")
-    to: SpecMethodBody
-    mode: str
-    generation: int | None = Field(description="null if it did not come as far as the engine")
-    reason: str | None
-    outcome: str = Field(description="switched, failed, refused, timed_out or abandoned")
-    error: str | None
-    in_flight: int = Field(description="requests admitted and unfinished when it ended")
-    took_ms: float
-
-
-class Drain(BaseModel):
-    """A drain that waits for admitted requests to end."""
-
-    to: SpecMethodBody
-    held: int = Field(description="requests that wait for it")
-    waited_ms: float
-    timeout_s: float
-
-
-class Figures(BaseModel):
-    """One proposer's last minute; a ratio is null where nothing was drafted."""
-
-    drafts: int
-    drafted: int
-    accepted: int
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    system_efficiency: float | None
-
-
 class Engine(BaseModel):
     """Whether there is an engine process, and when there should be one again."""
 
@@ -112,21 +58,25 @@ class Engine(BaseModel):
     retry_after_s: float | None = Field(default=None, description="until the next should serve")
 
 
-class SpecMethodResponse(SpecMethodBody):
+class SpecMethodResponse(BaseModel):
     """`GET /v1/spec_method`."""
 
+    spec_method: str
+    num_speculative_tokens: int
     generation: int
     since: float = Field(description="Unix time in seconds")
     in_flight: dict[str, int] = Field(description="unfinished requests by what drafts for them")
     drain: Drain | None = Field(description="the drain that runs now, if one does")
     engine: Engine
     window_s: int = Field(description="seconds that `proposers` sums over")
-    proposers: dict[str, Figures]
-    switches: list[Switch] = Field(description="the last ones, newest first")
+    proposers: dict[str, RollingStats]
+    switches: list[SwitchRecord] = Field(description="the last ones, newest first")
 
 
 class Proposer(BaseModel):
-    """A loaded proposer with its present figures."""
+    """A loaded proposer: the fields of `ProposerInfo`, and its roles."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str
     method: str
@@ -141,25 +91,12 @@ class Proposer(BaseModel):
     last_error: str | None = Field(description="why it was quarantined, if it was")
 
 
-class ProposerChange(BaseModel):
-    """A proposer that was to be loaded or unloaded."""
-
-    when: float = Field(description="Unix time in seconds")
-    who: str = Field(description="key: and a fingerprint of the admin key, or loopback")
-    peer: str | None = Field(description="the caller's address")
-    what: str
-    proposer: str
-    outcome: str = Field(description="loaded, unloaded, refused or failed")
-    error: str | None
-    took_ms: float
-
-
 class ProposersResponse(BaseModel):
     """`GET /v1/proposers`."""
 
     object: str = "list"
     data: list[Proposer]
-    changes: list[ProposerChange] = Field(description="the last ones, newest first")
+    changes: list[ProposerRecord] = Field(description="the last ones, newest first")
 
 
 class LoadRequest(RootModel[dict[str, Any]]):

@@ -10,25 +10,27 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.types import PLAIN, SpecMethod
 from server.commands.serve import open_audit
-from server.control.audit import REMEMBERED, Audit, AuditRecord
-from server.control.types import Caller, SwitchMode, SwitchOutcome
+from server.control.audit import REMEMBERED, Audit
+from server.control.records import SpecMethodBody, SwitchRecord
+from server.control.types import SwitchMode, SwitchOutcome
 from server.settings import Settings
 from server.settings.sources import SettingsError
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
 SWITCH = "/v1/switch_spec_method"
+NONE = SpecMethodBody("none", 0)
 
 
-def record(generation: int = 1) -> AuditRecord:
-    return AuditRecord(
+def record(generation: int = 1) -> SwitchRecord:
+    return SwitchRecord(
         when=1.5,
-        caller=Caller("loopback", "127.0.0.1"),
+        who="loopback",
+        peer="127.0.0.1",
         what="switch_spec_method",
-        previous=PLAIN,
-        to=SpecMethod("ngram", 4),
+        previous=NONE,
+        to=SpecMethodBody("ngram", 4),
         mode=SwitchMode.DRAIN,
         reason='a "reason"\nof two lines',
         outcome=SwitchOutcome.SWITCHED,
@@ -76,7 +78,7 @@ def test_memory_has_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
     audit = Audit(str(path))
     for generation in range(REMEMBERED + 5):
         audit.add(record(generation))
-    assert [r.generation for r in audit.last] == list(range(REMEMBERED + 4, 4, -1))
+    assert [r.generation for r in audit.switches] == list(range(REMEMBERED + 4, 4, -1))
     assert [line["generation"] for line in lines(path)] == list(range(REMEMBERED + 5))
 
 
@@ -88,7 +90,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_fails_nothing() -> Non
     failures = [line for line in logs if line["event"] == "audit_log_failed"]
     assert len(failures) == 1
     assert failures[0]["path"] == "/dev/full"
-    assert len(audit.last) == 3
+    assert len(audit.switches) == 3
 
 
 @pytest.mark.parametrize("name", ["", "missing/audit.jsonl"])
@@ -145,15 +147,15 @@ async def test_what_did_not_happen_is_recorded_too(start: StartGateway) -> None:
     assert (await gateway.post(SWITCH, {"proposer": "suffix"})).status_code == 503
     ahead.leave()
     await task
-    failed, timed_out, refused = gateway.state.audit.last
-    assert (failed.outcome, failed.to.proposer, failed.generation) == ("failed", "suffix", 1)
+    failed, timed_out, refused = gateway.state.audit.switches
+    assert (failed.outcome, failed.to.spec_method, failed.generation) == ("failed", "suffix", 1)
     assert "fake_die_at_call" in (failed.error or "")
     assert (timed_out.outcome, timed_out.in_flight) == ("timed_out", 1)
     assert timed_out.generation is None
     assert timed_out.error == "1 admitted requests did not end within 0.2 s"
-    assert (refused.outcome, refused.to) == ("refused", PLAIN)
+    assert (refused.outcome, refused.to) == ("refused", NONE)
     assert refused.error == "another switch has not ended yet"
-    assert refused.caller == Caller("loopback", "127.0.0.1")
+    assert (refused.who, refused.peer) == ("loopback", "127.0.0.1")
 
 
 async def test_a_full_disk_does_not_fail_a_switch(start: StartGateway) -> None:

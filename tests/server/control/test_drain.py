@@ -225,7 +225,7 @@ async def test_a_caller_that_leaves_gives_the_drain_up(start: StartGateway) -> N
     await asyncio.wait_for(calling, 1)
     assert told((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"
     assert gateway.state.switcher.active.epoch == 0
-    assert gateway.state.audit.last[0].outcome == "abandoned"
+    assert gateway.state.audit.switches[0].outcome == "abandoned"
     ahead.leave()
     await first
 
@@ -244,7 +244,7 @@ async def test_a_failed_swap_keeps_the_old_method_and_lets_the_held_go(
         await asyncio.gather(*running.tasks)
         assert all('"proposer":"draft"' in exchange.text for exchange in held)
         assert running.gateway.state.switcher.active.name == "draft"
-        assert running.gateway.state.audit.last[0].outcome == "failed"
+        assert running.gateway.state.audit.switches[0].outcome == "failed"
 
 
 async def test_an_engine_that_dies_leaves_nobody_held(start: StartGateway) -> None:

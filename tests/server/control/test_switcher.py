@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.errors import EngineDead
 from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod, Switch
 from server.control.audit import REMEMBERED, Audit
+from server.control.records import SpecMethodBody
 from server.control.selection import LoadedProposers, MethodRequest, SelectionError
 from server.control.switcher import Switcher, SwitchInProgress
 from server.control.types import SwitchMode
@@ -20,6 +21,7 @@ CATALOG = LoadedProposers(
     primary="draft",
 )
 NGRAM = MethodRequest("ngram", None, True)
+NONE = SpecMethodBody("none", 0)
 
 
 class RecordingEngine:
@@ -83,7 +85,7 @@ async def test_a_switch_reaches_the_engine_and_is_published(
 ) -> None:
     result = await bench.switcher.switch(NGRAM, mode)
     assert bench.engine.calls == [(SpecMethod("ngram", 5), 1, running)]
-    assert (result.previous, result.active) == (PLAIN, SpecMethod("ngram", 5))
+    assert (result.previous, result.active) == (NONE, SpecMethodBody("ngram", 5))
     assert (result.mode, result.generation) == (mode, 1)
     assert bench.switcher.active.spec_method == SpecMethod("ngram", 5)
     assert bench.switcher.active.epoch == 1
@@ -138,7 +140,7 @@ async def test_a_dead_engine_is_not_asked_and_the_refusal_is_recorded(
     with bench.switcher.in_flight.admitted("none"), pytest.raises(EngineDead, match="gone"):
         await bench.switcher.switch(NGRAM, mode, "nightly")
     assert bench.engine.calls == []
-    (record,) = bench.audit.last
+    (record,) = bench.audit.switches
     assert (record.outcome, record.error, record.generation) == ("failed", "gone", None)
     assert (bench.switcher.active.spec_method, bench.switcher.active.epoch) == (PLAIN, 0)
     assert not bench.switcher.gate.holds
@@ -175,7 +177,7 @@ async def test_what_cannot_be_switched_to_changes_nothing(
         await bench.switcher.switch(asked, mode)
     assert caught.value.param == param
     assert bench.engine.calls == []
-    assert bench.audit.last == ()
+    assert bench.audit.switches == ()
 
 
 async def test_the_message_for_an_unknown_mode_names_those_that_exist(bench: Bench) -> None:
@@ -202,22 +204,22 @@ async def test_the_audit_holds_the_last_switches_newest_first(bench: Bench) -> N
     bench.engine.error = EngineDead("gone")
     with pytest.raises(EngineDead):
         await bench.switcher.switch(MethodRequest("draft", 2, True))
-    failed, switched = bench.audit.last
-    assert (switched.previous, switched.to) == (PLAIN, SpecMethod("ngram", 5))
+    failed, switched = bench.audit.switches
+    assert (switched.previous, switched.to) == (NONE, SpecMethodBody("ngram", 5))
     assert (switched.outcome, switched.reason, switched.error) == (
         "switched",
         "nightly batch",
         None,
     )
-    assert (failed.previous, failed.to) == (SpecMethod("ngram", 5), SpecMethod("draft", 2))
+    assert (failed.previous, failed.to) == (SpecMethodBody("ngram", 5), SpecMethodBody("draft", 2))
     assert (failed.outcome, failed.error, failed.generation) == ("failed", "gone", 2)
 
 
 async def test_the_audit_is_bounded(bench: Bench) -> None:
     for _ in range(REMEMBERED + 5):
         await bench.switcher.switch(NGRAM)
-    assert len(bench.audit.last) == REMEMBERED
-    assert bench.audit.last[0].generation == REMEMBERED + 5
+    assert len(bench.audit.switches) == REMEMBERED
+    assert bench.audit.switches[0].generation == REMEMBERED + 5
 
 
 async def test_switches_are_measured(bench: Bench) -> None:

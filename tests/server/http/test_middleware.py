@@ -104,7 +104,7 @@ async def test_unexpected_exception_is_a_500_that_says_nothing(
     def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("a secret of the server")
 
-    monkeypatch.setattr(gateway.state.metrics, "request", broken)
+    monkeypatch.setattr(gateway.state.metrics, "count_request", broken)
     with capture_logs() as lines:
         response = await gateway.complete()
     assert response.status_code == 500
