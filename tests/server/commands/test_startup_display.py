@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine_adapter.types import EngineInfo, ProposerInfo
-from server.commands.startup_display import Progress
+from server.commands.startup_display import StartupDisplay
 from server.settings import Settings
 
 NGRAM = {"name": "ngram"}
@@ -21,7 +21,7 @@ def banner(capsys: pytest.CaptureFixture[str], port: int = 8000, **given: Any) -
         ProposerInfo(p.name, p.method, LONG, p.num_speculative_tokens) for p in settings.proposer
     )
     info = EngineInfo("fake", "1", settings.model, settings.model, 2048, 99, 20, 5, infos)
-    Progress(settings).ready(info, port)
+    StartupDisplay(settings).ready(info, port)
     return capsys.readouterr().out
 
 
