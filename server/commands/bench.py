@@ -43,7 +43,7 @@ def bench(argv: Sequence[str]) -> int:
     try:
         specs = parse_specs(options.proposer) or load_settings([], {}).proposer
     except EngineConfigError as error:
-        print_error(f"--proposer: {str(error).removeprefix('proposer: ')}")
+        print_error(f"--proposer: {error.message}")
         return BAD_SETTING
     # SIGTERM ends the measured servers first, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

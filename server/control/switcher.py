@@ -111,7 +111,7 @@ class Switcher:
 
     async def switch(
         self,
-        asked: MethodRequest,
+        request: MethodRequest,
         mode: str = SwitchMode.IMMEDIATE,
         reason: str | None = None,
         *,
@@ -129,7 +129,7 @@ class Switcher:
             DrainTimeout, DrainStopped: requests did not end in time; nothing changed.
             EngineError: the engine failed; the old method stays active.
         """
-        attempt = self._prepare(asked, mode, timeout_s, reason, caller)
+        attempt = self._prepare(request, mode, timeout_s, reason, caller)
         try:
             await self._fence(attempt)
         except BaseException as error:
@@ -147,7 +147,12 @@ class Switcher:
             self._deadline.reschedule(0)
 
     def _prepare(
-        self, asked: MethodRequest, mode: str, timeout_s: float, reason: str | None, caller: Caller
+        self,
+        request: MethodRequest,
+        mode: str,
+        timeout_s: float,
+        reason: str | None,
+        caller: Caller,
     ) -> _Attempt:
         try:
             switch_mode = SwitchMode(mode)
@@ -155,7 +160,7 @@ class Switcher:
             known = ", ".join(SwitchMode)
             raise SelectionError(f"mode must be one of {known}", "mode", "unknown_mode") from None
         catalog = self._catalog()
-        method = resolve(asked, catalog)
+        method = resolve(request, catalog)
         previous = self._active.spec_method
         begun = time.perf_counter()
         attempt = _Attempt(

@@ -34,7 +34,7 @@ async def switch_spec_method(
 ) -> SwitchResult:
     """Makes another proposer, or none, the active method."""
     switching = state.switcher.switch(
-        body.asked(),
+        body.method_request(),
         body.mode,
         body.reason,
         timeout_s=body.timeout_s,

@@ -1,4 +1,7 @@
-"""Bodies of the admin routes. Unknown fields and loose types are refused."""
+"""Bodies of the admin routes. Unknown fields and other types are refused.
+
+Switches, drains and audit records are shown as `server.control.records` defines them.
+"""
 
 from typing import Any
 
@@ -12,9 +15,9 @@ from server.telemetry.rolling_stats import RollingStats
 
 
 class SwitchRequest(BaseModel):
-    """`POST /v1/switch_spec_method`. One of `speculative_model` and `proposer` must be there.
+    """`POST /v1/switch_spec_method`. `speculative_model` or `proposer` is required.
 
-    `null`, the wire's spelling of plain decoding, differs from a field that is left out.
+    `null` is plain decoding; it differs from a field that is left out.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -30,10 +33,10 @@ class SwitchRequest(BaseModel):
     timeout_s: float = Field(
         DRAIN_TIMEOUT_S, gt=0, allow_inf_nan=False, description="seconds that a drain may wait"
     )
-    reason: str | None = Field(None, max_length=200, description="kept with the switch's record")
+    reason: str | None = Field(None, max_length=200, description="stored in the audit record")
 
-    def asked(self) -> MethodRequest:
-        """What the body names. Raises `InvalidField` where it names nothing, or two things."""
+    def method_request(self) -> MethodRequest:
+        """The requested method. Raises `InvalidField` if none is named, or two different ones."""
         given = [n for n in ("speculative_model", "proposer") if n in self.model_fields_set]
         if not given:
             message = "speculative_model is required; null or none is plain decoding."
@@ -51,11 +54,13 @@ class SwitchRequest(BaseModel):
 
 
 class Engine(BaseModel):
-    """Whether there is an engine process, and when there should be one again."""
+    """The state of the engine process, and when it should serve again."""
 
     state: str = Field(description="serving, restarting or dead")
-    reason: str | None = Field(default=None, description="what became of the last process")
-    retry_after_s: float | None = Field(default=None, description="until the next should serve")
+    reason: str | None = Field(default=None, description="why the last process ended")
+    retry_after_s: float | None = Field(
+        default=None, description="until the next process should serve"
+    )
 
 
 class SpecMethodResponse(BaseModel):
@@ -65,8 +70,8 @@ class SpecMethodResponse(BaseModel):
     num_speculative_tokens: int
     generation: int
     since: float = Field(description="Unix time in seconds")
-    in_flight: dict[str, int] = Field(description="unfinished requests by what drafts for them")
-    drain: Drain | None = Field(description="the drain that runs now, if one does")
+    in_flight: dict[str, int] = Field(description="unfinished requests by proposer")
+    drain: Drain | None = Field(description="the running drain, if there is one")
     engine: Engine
     window_s: int = Field(description="seconds that `proposers` sums over")
     proposers: dict[str, RollingStats]
@@ -100,7 +105,7 @@ class ProposersResponse(BaseModel):
 
 
 class LoadRequest(RootModel[dict[str, Any]]):
-    """`POST /v1/load_proposer`: a proposer's fields, as `--proposer` takes them."""
+    """`POST /v1/load_proposer`: a proposer's fields, as in `--proposer`."""
 
 
 class UnloadRequest(BaseModel):
@@ -112,7 +117,7 @@ class UnloadRequest(BaseModel):
 
 
 class UnloadResponse(BaseModel):
-    """A proposer that is gone."""
+    """An unloaded proposer."""
 
     object: str = "proposer"
     name: str

@@ -75,7 +75,7 @@ def tokens(served: Served) -> float:
     return served.scrape()("vllm:generation_tokens_total")
 
 
-async def test_in_the_queue(served: Served) -> None:
+async def test_a_queued_request_stops_within_a_second(served: Served) -> None:
     async with clients(served.url) as client:
         ahead = await begin(client, "/v1/chat/completions", chat(0, max_tokens=LONG))
         await until(served, 1, 0, 10)
@@ -90,7 +90,7 @@ async def test_in_the_queue(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_before_the_first_token(served: Served, stream: bool) -> None:
+async def test_a_request_in_prefill_stops_within_a_second(served: Served, stream: bool) -> None:
     before = tokens(served)
     # No other test's prompt: nothing of it is in the prefix cache.
     prompt = [20 + (7 * i + stream) % 500 for i in range(PROMPT_TOKENS)]
@@ -106,7 +106,9 @@ async def test_before_the_first_token(served: Served, stream: bool) -> None:
 
 @pytest.mark.parametrize("proposer", ["none", "ngram", "draft"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_while_generating(served: Served, stream: bool, proposer: str) -> None:
+async def test_a_generating_request_stops_within_a_second(
+    served: Served, stream: bool, proposer: str
+) -> None:
     fields: dict[str, Any] = {"max_tokens": LONG, "spec_decode": {"proposer": proposer}}
     if not stream:
         fields |= {"stream": False, "stream_options": None}

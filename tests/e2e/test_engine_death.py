@@ -187,7 +187,7 @@ def check_what_is_said_meanwhile(served: Served, method: str) -> None:
         assert scrape(f"vllm:{gauge}") == 0, gauge
 
 
-async def test_a_killed_engine_is_replaced_and_nobody_is_lied_to(served: Served) -> None:
+async def test_a_killed_engine_is_replaced_and_clients_get_errors(served: Served) -> None:
     await kill_under_load(served, "ngram")
     (died,) = logged(served, "engine_died")
     assert "was killed by signal 9 (SIGKILL)" in died
@@ -197,7 +197,7 @@ async def test_a_killed_engine_is_replaced_and_nobody_is_lied_to(served: Served)
 
 
 @pytest.mark.prove
-async def test_five_kills_under_load_leave_nothing_behind(served: Served) -> None:
+async def test_five_kills_under_load_leak_nothing(served: Served) -> None:
     gateway = psutil.Process(served.process.pid)
     descriptors, threads = [], []
     for method in ("draft", "suffix", "none", "draft-small", "ngram"):

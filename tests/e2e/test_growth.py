@@ -126,7 +126,7 @@ async def switched_load(served: Served, plain_texts: list[Plain]) -> None:
             assert expected.allows(result.text), (expected.text, result.text)
 
 
-async def test_two_hundred_switches_and_back_leave_nothing_behind(served: Served) -> None:
+async def test_two_hundred_switches_leak_nothing(served: Served) -> None:
     async with clients(served.url) as client:
         plain_texts = await gather(*(plain(client, 5 * i) for i in range(STREAMS)))
     await all_shapes(served)

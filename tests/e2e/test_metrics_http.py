@@ -53,7 +53,7 @@ def check_sums(now: Samples) -> None:
     }
 
 
-async def test_sums_over_proposers_are_vllms_counts_after_all_kinds_of_traffic(
+async def test_sums_over_proposers_equal_vllms_counts(
     served: Served,
 ) -> None:
     async with clients(served.url) as client:
@@ -70,7 +70,7 @@ async def test_sums_over_proposers_are_vllms_counts_after_all_kinds_of_traffic(
         assert now(name) > 0
 
 
-async def test_counters_grow_by_what_the_responses_say(served: Served) -> None:
+async def test_counters_grow_by_the_counts_of_the_responses(served: Served) -> None:
     before = served.scrape()
     async with clients(served.url) as client:
         streamed: list[Streamed]
@@ -107,7 +107,7 @@ async def test_counters_grow_by_what_the_responses_say(served: Served) -> None:
         assert grown == (1 if name == "none" else 2)
 
 
-def test_each_name_is_there_once_and_ratios_are_nowhere(served: Served) -> None:
+def test_each_name_is_exported_once_and_no_ratio_is(served: Served) -> None:
     scrape = served.scrape()
     assert len(scrape.families) == len(set(scrape.families))
     assert not [name for name in scrape.names if name.startswith("specgate") and "rate" in name]

@@ -45,7 +45,7 @@ def run(block: str, curl_home: Path) -> str:
     return done.stdout
 
 
-def test_there_are_lines_to_run() -> None:
+def test_the_pages_have_examples_to_run() -> None:
     assert len(CURLS) == 12
     assert len(PYTHON) == 1
     assert len(API_CURLS) == 6
@@ -112,7 +112,7 @@ def test_the_api_pages_token_ids_are_the_demos(served: Served) -> None:
     }
 
 
-def test_the_metrics_page_names_what_is_scraped(served: Served) -> None:
+def test_the_metrics_of_the_metrics_page_are_exported(served: Served) -> None:
     named = [cells[0].strip("`") for cells in documentation.rows(METRICS_PAGE)]
     named = [name for name in named if name.startswith(("vllm:", "specgate_"))]
     assert len(named) > 30

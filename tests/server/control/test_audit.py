@@ -73,7 +73,7 @@ def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
     audit.close()
 
 
-def test_memory_has_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
+def test_memory_keeps_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     audit = Audit(str(path))
     for generation in range(REMEMBERED + 5):
@@ -82,7 +82,7 @@ def test_memory_has_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
     assert [line["generation"] for line in lines(path)] == list(range(REMEMBERED + 5))
 
 
-def test_a_file_that_cannot_be_written_is_logged_once_and_fails_nothing() -> None:
+def test_a_write_error_is_logged_once_and_fails_no_switch() -> None:
     audit = Audit("/dev/full")
     with capture_logs() as logs:
         for generation in range(3):
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_fails_nothing() -> Non
 
 
 @pytest.mark.parametrize("name", ["", "missing/audit.jsonl"])
-def test_a_path_that_cannot_be_opened_is_a_bad_setting(tmp_path: Path, name: str) -> None:
+def test_a_path_that_cannot_be_opened_is_an_invalid_setting(tmp_path: Path, name: str) -> None:
     settings = Settings(model="org/m", audit_log=str(tmp_path / name))
     with pytest.raises(SettingsError, match=r"^--audit-log: cannot write .*"):
         open_audit(settings)
@@ -132,7 +132,7 @@ async def test_a_switch_over_http_is_recorded_with_its_caller(
     assert "sesame" not in path.read_text()
 
 
-async def test_what_did_not_happen_is_recorded_too(start: StartGateway) -> None:
+async def test_switches_that_did_not_happen_are_recorded(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_die_at_call": "switch"})
     ahead = gateway.exchange(
         "/v1/completions", {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}

@@ -78,7 +78,7 @@ async def test_an_idle_server_drains_at_once(gateway: Gateway) -> None:
     assert not gateway.state.switcher.gate.holds
 
 
-async def test_the_admitted_finish_under_their_method_and_the_held_get_the_new(
+async def test_admitted_requests_keep_their_method_and_held_ones_get_the_new(
     start: StartGateway,
 ) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
@@ -102,7 +102,7 @@ async def test_the_admitted_finish_under_their_method_and_the_held_get_the_new(
         assert set(answer["by_proposer"]) == {answer["proposer"]}
 
 
-async def test_the_held_are_not_in_the_engine_and_are_shown(start: StartGateway) -> None:
+async def test_held_requests_are_not_in_the_engine_and_are_shown(start: StartGateway) -> None:
     async with drain(start, timeout_s=9) as running:
         await running.hold(2)
         await running.hold(1, prompt=["b", "c"], n=2, stream=True)
@@ -120,7 +120,7 @@ async def test_the_held_are_not_in_the_engine_and_are_shown(start: StartGateway)
         assert (await running.gateway.client.get("/v1/spec_method")).json()["drain"] is None
 
 
-async def test_a_request_of_many_choices_is_waited_for_as_one(start: StartGateway) -> None:
+async def test_a_request_with_several_choices_counts_as_one_in_flight(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     ahead = asyncio.create_task(gateway.complete(["a", "b"], n=2, max_tokens=60, ignore_eos=True))
     await eventually(lambda: gateway.engine.num_running == 4)
@@ -130,7 +130,9 @@ async def test_a_request_of_many_choices_is_waited_for_as_one(start: StartGatewa
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_held_go_on_and_finish_in_order(start: StartGateway, stream: bool) -> None:
+async def test_held_requests_continue_and_finish_in_order(
+    start: StartGateway, stream: bool
+) -> None:
     gateway = await start(max_num_seqs=1, engine_args={"fake_step_ms": 1})
     running = Running(gateway)
     await running.begin()
@@ -173,7 +175,7 @@ async def test_a_drain_that_times_out_changes_nothing(start: StartGateway) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_while_held_is_forgotten(
+async def test_a_held_request_ends_when_its_client_disconnects(
     start: StartGateway, stream: bool
 ) -> None:
     async with drain(start) as running:
@@ -192,7 +194,7 @@ async def test_a_client_that_leaves_while_held_is_forgotten(
         assert requests == 2
 
 
-async def test_a_wrong_request_is_refused_without_a_wait(start: StartGateway) -> None:
+async def test_an_invalid_request_is_refused_during_a_drain(start: StartGateway) -> None:
     async with drain(start) as running:
         for fields in ({"speculative_model": "nope"}, {"max_tokens": 0}):
             response = await asyncio.wait_for(running.gateway.complete("a", **fields), 1)
@@ -201,7 +203,7 @@ async def test_a_wrong_request_is_refused_without_a_wait(start: StartGateway) ->
 
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
-async def test_a_second_switch_is_refused(start: StartGateway, mode: str) -> None:
+async def test_a_second_switch_is_refused_during_a_drain(start: StartGateway, mode: str) -> None:
     async with drain(start) as running:
         response = await switch(running.gateway, "suffix", mode=mode)
         assert (response.status_code, response.json()["error"]["code"]) == (
@@ -211,7 +213,7 @@ async def test_a_second_switch_is_refused(start: StartGateway, mode: str) -> Non
         assert (await running.end()).json()["active"]["spec_method"] == "ngram"
 
 
-async def test_a_caller_that_leaves_gives_the_drain_up(start: StartGateway) -> None:
+async def test_a_drain_is_abandoned_when_its_caller_disconnects(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     ahead = gateway.exchange("/v1/completions", ENDLESS)
     first = ahead.begin()
@@ -230,7 +232,7 @@ async def test_a_caller_that_leaves_gives_the_drain_up(start: StartGateway) -> N
     await first
 
 
-async def test_a_failed_swap_keeps_the_old_method_and_lets_the_held_go(
+async def test_a_failed_swap_keeps_the_method_and_releases_held_requests(
     start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with drain(start) as running:
@@ -247,7 +249,7 @@ async def test_a_failed_swap_keeps_the_old_method_and_lets_the_held_go(
         assert running.gateway.state.audit.switches[0].outcome == "failed"
 
 
-async def test_an_engine_that_dies_leaves_nobody_held(start: StartGateway) -> None:
+async def test_an_engine_death_releases_held_requests(start: StartGateway) -> None:
     async with drain(start) as running:
         held = await running.hold(2)
         running.gateway.engine.die()
@@ -256,7 +258,7 @@ async def test_an_engine_that_dies_leaves_nobody_held(start: StartGateway) -> No
         assert [exchange.status for exchange in held] == [503, 503]
 
 
-async def test_a_server_that_stops_ends_drain_and_held_with_503() -> None:
+async def test_a_stop_ends_the_drain_and_held_requests_with_503() -> None:
     app, engine, registry = build(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -273,7 +275,7 @@ async def test_a_server_that_stops_ends_drain_and_held_with_503() -> None:
         assert '"stopping"' in held.text
 
 
-async def test_a_stop_with_time_to_finish_serves_the_held(start: StartGateway) -> None:
+async def test_a_stop_serves_held_requests_that_finish_in_time(start: StartGateway) -> None:
     async with drain(start) as running:
         (held,) = await running.hold(1)
         running.gateway.state.switcher.stop()
@@ -284,7 +286,7 @@ async def test_a_stop_with_time_to_finish_serves_the_held(start: StartGateway) -
         assert (await switch(running.gateway, "ngram")).status_code == 503
 
 
-async def test_twenty_drains_under_sixteen_streams_lose_and_mix_nothing(
+async def test_twenty_drains_under_sixteen_streams_lose_no_request(
     start: StartGateway,
 ) -> None:
     gateway = await start(max_num_seqs=12, engine_args={"fake_step_ms": 1})

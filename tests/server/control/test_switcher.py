@@ -68,7 +68,7 @@ def bench() -> Bench:
     ("initial", "expected"),
     [("none", PLAIN), ("ngram", SpecMethod("ngram", 5)), ("primary", SpecMethod("draft", 4))],
 )
-async def test_it_begins_with_the_initial_method(initial: str, expected: SpecMethod) -> None:
+async def test_the_initial_method_is_active_at_start(initial: str, expected: SpecMethod) -> None:
     active = Bench(initial).switcher.active
     assert (active.spec_method, active.name, active.epoch) == (expected, expected.proposer, 0)
 
@@ -99,7 +99,7 @@ async def test_the_engine_has_a_generation_before_a_request_can(bench: Bench) ->
     assert seen == [0, 1]
 
 
-async def test_of_fifty_switches_at_once_one_wins(bench: Bench) -> None:
+async def test_of_fifty_concurrent_switches_one_succeeds(bench: Bench) -> None:
     bench.engine.gate.clear()
     switches = [asyncio.create_task(bench.switcher.switch(NGRAM)) for _ in range(50)]
     await asyncio.sleep(0)
@@ -113,14 +113,14 @@ async def test_of_fifty_switches_at_once_one_wins(bench: Bench) -> None:
     assert bench.value("specgate_spec_method_switches_total", **labels) == 49
 
 
-async def test_one_after_another_all_win_with_growing_generations(bench: Bench) -> None:
+async def test_consecutive_switches_have_growing_generations(bench: Bench) -> None:
     for i in range(50):
         await bench.switcher.switch(NGRAM if i % 2 else MethodRequest("draft", 1 + i % 4, True))
     assert [generation for _, generation, _ in bench.engine.calls] == list(range(1, 51))
     assert bench.switcher.active.epoch == 50
 
 
-async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(bench: Bench) -> None:
+async def test_a_failed_switch_keeps_the_method_and_uses_its_generation(bench: Bench) -> None:
     bench.engine.error = EngineDead("gone")
     with pytest.raises(EngineDead):
         await bench.switcher.switch(NGRAM)
@@ -133,9 +133,7 @@ async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(benc
 
 
 @pytest.mark.parametrize("mode", SwitchMode)
-async def test_a_dead_engine_is_not_asked_and_the_refusal_is_recorded(
-    bench: Bench, mode: str
-) -> None:
+async def test_a_switch_on_a_dead_engine_fails_and_is_recorded(bench: Bench, mode: str) -> None:
     bench.engine.failure = EngineDead("gone", 3.0)
     with bench.switcher.in_flight.admitted("none"), pytest.raises(EngineDead, match="gone"):
         await bench.switcher.switch(NGRAM, mode, "nightly")
@@ -148,7 +146,7 @@ async def test_a_dead_engine_is_not_asked_and_the_refusal_is_recorded(
     assert (await bench.switcher.switch(NGRAM)).generation == 1
 
 
-async def test_a_caller_that_leaves_does_not_stop_the_switch(bench: Bench) -> None:
+async def test_cancelling_the_caller_does_not_stop_a_swap(bench: Bench) -> None:
     bench.engine.gate.clear()
     caller = asyncio.create_task(bench.switcher.switch(NGRAM))
     await asyncio.sleep(0.01)
@@ -170,7 +168,7 @@ async def test_a_caller_that_leaves_does_not_stop_the_switch(bench: Bench) -> No
         (NGRAM, "", "mode"),
     ],
 )
-async def test_what_cannot_be_switched_to_changes_nothing(
+async def test_an_invalid_switch_changes_nothing(
     bench: Bench, asked: MethodRequest, mode: str, param: str
 ) -> None:
     with pytest.raises(SelectionError) as caught:
@@ -180,7 +178,7 @@ async def test_what_cannot_be_switched_to_changes_nothing(
     assert bench.audit.switches == ()
 
 
-async def test_the_message_for_an_unknown_mode_names_those_that_exist(bench: Bench) -> None:
+async def test_the_error_of_an_unknown_mode_lists_the_modes(bench: Bench) -> None:
     with pytest.raises(SelectionError, match="immediate, new_requests, drain"):
         await bench.switcher.switch(NGRAM, "later")
 
@@ -189,7 +187,7 @@ async def test_the_message_for_an_unknown_mode_names_those_that_exist(bench: Ben
     ("mode", "expected"),
     [("immediate", {"ngram": 2, "draft": 1}), ("new_requests", {"none": 2, "draft": 1})],
 )
-async def test_an_immediate_switch_moves_what_is_not_pinned(
+async def test_an_immediate_switch_moves_unpinned_requests(
     bench: Bench, mode: str, expected: dict[str, int]
 ) -> None:
     admitted = bench.switcher.in_flight.admitted
@@ -222,7 +220,7 @@ async def test_the_audit_is_bounded(bench: Bench) -> None:
     assert bench.audit.switches[0].generation == REMEMBERED + 5
 
 
-async def test_switches_are_measured(bench: Bench) -> None:
+async def test_switches_are_counted_and_timed(bench: Bench) -> None:
     await bench.switcher.switch(NGRAM)
     name = "specgate_spec_method_switches_total"
     assert bench.value(name, mode="immediate", outcome="switched") == 1

@@ -45,14 +45,14 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("error", True, []),
     ],
 )
-def test_the_level_is_ours_and_libraries_speak_of_worries_only(
+def test_the_level_is_ours_and_libraries_log_warnings_only(
     capsys: pytest.CaptureFixture[str], level: str, access: bool, expected: list[str]
 ) -> None:
     configure_logs(level, json=False, access=access)
     assert lines(capsys) == expected
 
 
-def test_every_line_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_is_json_if_configured(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info", json=True, access=True)
     with structlog.contextvars.bound_contextvars(request_id="r-1"):
         structlog.get_logger("server.x").info("ours", number=3)

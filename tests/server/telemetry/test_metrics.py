@@ -76,7 +76,7 @@ def test_plain_decoding_has_no_drafts_to_count(
     assert "none" not in metrics.rolling_stats()
 
 
-def test_the_rolling_figures_are_those_of_the_steps(metrics: Metrics) -> None:
+def test_rolling_stats_are_computed_from_the_steps(metrics: Metrics) -> None:
     metrics.on_step(STEP)
     ngram = metrics.rolling_stats()["ngram"]
     assert ngram.acceptance_rate == pytest.approx(4 / 6)
@@ -100,7 +100,9 @@ def test_requests_and_exchanges_are_counted(registry: CollectorRegistry, metrics
     assert registry.get_sample_value("specgate_http_request_seconds_sum", route) == 0.3
 
 
-def test_one_method_is_active_at_a_time(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_the_info_metric_shows_one_active_method(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
     metrics.set_spec_method("ngram")
     metrics.set_spec_method("draft")
     lines = [
@@ -120,7 +122,7 @@ def test_two_servers_in_one_process_share_nothing() -> None:
     assert other.get_sample_value("specgate_requests_total", labels) is None
 
 
-def test_every_name_has_its_promql(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: Metrics) -> None:
     documentation = module.__doc__ or ""
     for family in registry.collect():
         assert family.name in documentation, family.name

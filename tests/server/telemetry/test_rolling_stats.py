@@ -16,7 +16,7 @@ class Clock:
         return self.now
 
 
-def test_what_left_the_window_no_longer_counts() -> None:
+def test_counts_leave_the_window() -> None:
     clock = Clock()
     rolling = RollingCounts(10, clock)
     rolling.add(COUNTS)
