@@ -1,4 +1,4 @@
-"""`specgate batch` on the real engine, as a person runs it."""
+"""`specgate batch` on the real engine, as a user runs it."""
 
 import json
 import subprocess

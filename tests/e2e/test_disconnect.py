@@ -1,4 +1,4 @@
-"""A client that goes away takes its sequences with it, from a stream and from a whole answer."""
+"""When a client disconnects, the engine stops the sequences of its request."""
 
 import asyncio
 from typing import Any
@@ -12,13 +12,13 @@ from tests.e2e.traffic import chat, clients, gather, leave
 pytestmark = pytest.mark.vllm
 
 LONG = 1500
-"""Tokens that nobody waits for: seconds of work."""
+"""Enough tokens for seconds of work, which no client waits for."""
 
 SOON_S = 10
 
 
 def endings(served: Served) -> float:
-    """Sequences that came to an end of their own."""
+    """Sequences that ended by themselves."""
     scrape = served.scrape()
     reasons = scrape.by("finished_reason", "vllm:request_success_total")
     return reasons["stop"] + reasons["length"]

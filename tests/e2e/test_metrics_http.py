@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: each name once, and sums over proposers that are vLLM's own counts."""
+"""The exported metrics: each name once, and sums over proposers equal to vLLM's own counts."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ FIGURES = {"drafts": "drafts", "drafted": "draft_tokens", "accepted": "accepted_
 
 
 async def switches(client: httpx.AsyncClient) -> None:
-    """Every method once in each mode, while others stream."""
+    """Switches to every method once in each mode, while other requests stream."""
     for mode in ("immediate", "new_requests"):
         for name in (*PROPOSERS, "none"):
             body = {"speculative_model": name, "mode": mode}
@@ -33,7 +33,7 @@ async def switches(client: httpx.AsyncClient) -> None:
 
 
 async def two_choices(client: httpx.AsyncClient, i: int, proposer: str) -> dict[str, Any]:
-    """The statistics of a whole answer with two sampled choices."""
+    """The statistics of a whole response with two sampled choices."""
     body = chat(i, stream=False, stream_options=None, n=2, temperature=0.8, seed=i)
     body["spec_decode"] = {"proposer": proposer}
     response = await client.post("/v1/chat/completions", json=body)
@@ -43,7 +43,7 @@ async def two_choices(client: httpx.AsyncClient, i: int, proposer: str) -> dict[
 
 
 def check_sums(now: Samples) -> None:
-    """The sums over the proposers are vLLM's counters."""
+    """Checks that the sums over the proposers equal vLLM's counters."""
     for ours, vllms in PAIRS.items():
         assert now(ours) == now(vllms), ours
     kept = now.by("position", OURS_BY_POSITION)

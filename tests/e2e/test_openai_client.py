@@ -26,7 +26,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 
 def statistics(answer: Any) -> dict[str, Any]:
-    """What a response or a chunk says of its speculation."""
+    """The statistics of a response or a chunk."""
     told: dict[str, Any] = answer.metrics["speculative_decoding"]
     return told
 

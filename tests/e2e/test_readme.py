@@ -1,4 +1,4 @@
-"""The documentation's lines, run as they stand."""
+"""The examples of the documentation, run unchanged."""
 
 import ast
 import json
@@ -24,14 +24,14 @@ METRICS_PAGE = (ROOT / "docs/metrics.md").read_text()
 
 @pytest.fixture(scope="module")
 def curl_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose .curlrc makes curl say the status on standard error."""
+    """A folder whose .curlrc makes curl print the status on standard error."""
     home = tmp_path_factory.mktemp("curl")
     (home / ".curlrc").write_text('silent\nshow-error\nwrite-out = "%{stderr}HTTP %{http_code}"\n')
     return home
 
 
 def run(block: str, curl_home: Path) -> str:
-    """What a block of shell prints; every curl in it must have got a 200."""
+    """The output of a block of shell; every curl in it must get a 200."""
     env = environment() | {"CURL_HOME": str(curl_home)}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
@@ -69,7 +69,7 @@ def test_a_curl_of_the_readme(served: Served, curl_home: Path, block: str) -> No
 
 
 def check_stream(output: str) -> None:
-    """A whole stream of a chat, its usage and its statistics on the last chunk."""
+    """Checks a whole stream of a chat, with usage and statistics on the last chunk."""
     lines = [line for line in output.split("\n\n") if line and not line.startswith(":")]
     *events, done = [line.removeprefix("data: ") for line in lines]
     assert done == "[DONE]"

@@ -1,4 +1,4 @@
-"""`specgate batch`: requests of a file in, answers in a file out, on the fake engine."""
+"""`specgate batch` on the fake engine: a file of requests, a file of responses."""
 
 import fcntl
 import json
@@ -57,7 +57,7 @@ class Files:
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that runs in this process must not set up the logs of the tests after it."""
+    """A command that runs in this process must not configure the logs of later tests."""
     monkeypatch.setattr("server.commands.batch.configure_logs", lambda *_, **__: None)
 
 
@@ -153,7 +153,7 @@ def test_no_engine_starts_if_no_request_is_left(
     files.write([completion("a", max_tokens=-1)])
     assert files.run() == FAILED
     capsys.readouterr()
-    # The failure is still one.
+    # The entry still counts as failed.
     assert files.run() == FAILED
     assert capsys.readouterr().out.startswith("0 done, 1 skipped, 0 left, 1 failed in all;")
 

@@ -1,4 +1,4 @@
-"""The port is taken before anything loads."""
+"""The port is bound before anything loads."""
 
 import socket
 

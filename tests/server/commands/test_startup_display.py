@@ -1,4 +1,4 @@
-"""What the terminal shows of a start."""
+"""The terminal output of a start."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""`specgate status`: a table for people, an object for programs."""
+"""`specgate status`: tables, or one JSON object."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`specgate switch` against a server, and against what is none."""
+"""`specgate switch` with a server, and with addresses that are not Specgate's."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ ANSWER = {
 
 
 class Server:
-    """Answers one thing and remembers what it was asked."""
+    """Gives one answer and records the requests."""
 
     def __init__(self, status: int = 200, answer: Any = ANSWER) -> None:
         self.requests: list[httpx.Request] = []

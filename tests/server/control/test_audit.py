@@ -1,4 +1,4 @@
-"""Every admin change leaves a record, in memory and in the file, and none fails for its sake."""
+"""Every admin change is recorded in memory and in the file, and a failed record fails no change."""
 
 import asyncio
 import hashlib
@@ -50,7 +50,7 @@ def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
     path.write_text('{"kept": true}\n')
     audit = Audit(str(path))
     audit.add(record())
-    # Written at once, not at the end.
+    # Written immediately, not at the end.
     assert lines(path) == [
         {"kept": True},
         {

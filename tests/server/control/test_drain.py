@@ -1,4 +1,4 @@
-"""A drain over HTTP: held in order, admitted ones finish, then the swap, then the held go on."""
+"""A drain over HTTP: new requests are held, admitted ones finish, held ones continue in order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,13 +36,13 @@ class Running:
         return self.drain
 
     async def end(self) -> httpx.Response:
-        """Lets the endless request go, for which the drain waits."""
+        """Disconnects the endless request that the drain waits for."""
         self.ahead.leave()
         await self._task
         return await asyncio.wait_for(self.drain, 5)
 
     async def hold(self, count: int, body: dict[str, Any] = SHORT, **more: Any) -> list[Exchange]:
-        """That many requests more, held."""
+        """Sends `count` more requests and waits until they are held."""
         before = self.held
         exchanges = [
             self.gateway.exchange("/v1/completions", {**body, **more}) for _ in range(count)
@@ -93,9 +93,9 @@ async def test_admitted_requests_keep_their_method_and_held_ones_get_the_new(
     first, switched = await ahead, (await draining).json()
     assert (switched["in_flight"], switched["generation"]) == (0, 1)
     assert switched["waited_ms"] > 20
-    assert set(told(first.json())["by_proposer"]) == {"draft"}
+    assert set(statistics(first.json())["by_proposer"]) == {"draft"}
     assert first.json()["usage"]["completion_tokens"] == 100
-    answers = [told((await task).json()) for task in held]
+    answers = [statistics((await task).json()) for task in held]
     assert [a["proposer"] for a in answers] == ["ngram", "suffix", "ngram"]
     assert [a["num_spec_tokens"] for a in answers] == [5, 8, 1]
     for answer in answers:
@@ -126,7 +126,7 @@ async def test_a_request_with_several_choices_counts_as_one_in_flight(start: Sta
     await eventually(lambda: gateway.engine.num_running == 4)
     assert len(gateway.state.switcher.in_flight) == 1
     assert (await switch(gateway, "ngram")).status_code == 200
-    assert set(told((await ahead).json())["by_proposer"]) == {"draft"}
+    assert set(statistics((await ahead).json())["by_proposer"]) == {"draft"}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -139,7 +139,7 @@ async def test_held_requests_continue_and_finish_in_order(
     finished: list[int] = []
 
     async def ask(number: int) -> None:
-        # Every other one has two choices, which begin a little later.
+        # Every second request has two choices, which start a little later.
         response = await gateway.complete(
             f"x = {number}", max_tokens=3, n=1 + number % 2, stream=stream and number % 3 == 0
         )
@@ -183,7 +183,7 @@ async def test_a_held_request_ends_when_its_client_disconnects(
         exchanges[1].leave()
         await asyncio.wait_for(running.tasks[1], 1)
         assert running.held == 2
-        # 499: nothing was sent, or the error to nobody.
+        # 499: the client has disconnected before anything was sent.
         assert exchanges[1].status == 499
         await running.end()
         await asyncio.gather(*running.tasks)
@@ -225,7 +225,7 @@ async def test_a_drain_is_abandoned_when_its_caller_disconnects(start: StartGate
     await eventually(lambda: gateway.state.switcher.gate.held == 1)
     caller.leave()
     await asyncio.wait_for(calling, 1)
-    assert told((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"
+    assert statistics((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"
     assert gateway.state.switcher.active.epoch == 0
     assert gateway.state.audit.switches[0].outcome == "abandoned"
     ahead.leave()
@@ -282,7 +282,7 @@ async def test_a_stop_serves_held_requests_that_finish_in_time(start: StartGatew
         assert (await running.drain).status_code == 503
         await running.tasks[0]
         assert held.status == 200
-        # No new one begins: nobody would have the time.
+        # A new drain does not start while the server stops.
         assert (await switch(running.gateway, "ngram")).status_code == 503
 
 
@@ -303,7 +303,7 @@ async def test_twenty_drains_under_sixteen_streams_lose_no_request(
             )
             last = events(response)[-1]
             assert last["choices"][0]["finish_reason"] == "length"
-            answers.append((told(last), response.headers["x-specgate-spec-method"]))
+            answers.append((statistics(last), response.headers["x-specgate-spec-method"]))
 
     streams = [asyncio.create_task(stream(number)) for number in range(16)]
     for i in range(20):
@@ -325,7 +325,7 @@ async def test_twenty_drains_under_sixteen_streams_lose_no_request(
     assert asked == len(answers)
 
 
-def told(body: dict[str, Any]) -> dict[str, Any]:
-    """What a response, or a stream's last chunk, says of its speculation."""
+def statistics(body: dict[str, Any]) -> dict[str, Any]:
+    """The statistics of a response or of a stream's last chunk."""
     figures: dict[str, Any] = body["metrics"]["speculative_decoding"]
     return figures

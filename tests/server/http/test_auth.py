@@ -1,4 +1,4 @@
-"""Every path is closed unless it is on a list; the admin paths more than the others."""
+"""Every path needs a key unless it is listed as open; admin paths need an admin key."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +18,12 @@ SWITCH = {"speculative_model": "ngram"}
 
 
 def make_app(**settings: Any) -> FastAPI:
-    """A gateway that has not started: authentication comes before everything else."""
+    """A gateway that has not started: authorization is checked first."""
     return build(**settings)[0]
 
 
 def client_of(app: FastAPI, peer: str = "127.0.0.1", base_url: str = BASE_URL) -> httpx.AsyncClient:
-    """A client at the address `peer` that asks for `base_url`."""
+    """A client at the address `peer` that calls `base_url`."""
     transport = httpx.ASGITransport(app, client=(peer, 5000), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url=base_url)
 
@@ -54,7 +54,7 @@ async def test_every_route_but_the_probes_needs_a_key() -> None:
         if path in ("/health", "/ready"):
             assert response.status_code != 401, path
         else:
-            assert response.status_code == 401, f"{method} {path} let a stranger in"
+            assert response.status_code == 401, f"{method} {path} needs no key"
             assert response.headers["www-authenticate"] == "Bearer"
             if method != "HEAD":
                 error = response.json()["error"]

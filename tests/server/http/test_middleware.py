@@ -1,4 +1,4 @@
-"""Request ids, HTTP metrics, the error of last resort and the body's size."""
+"""Request ids, HTTP metrics, unexpected errors and the body's size."""
 
 import asyncio
 import json

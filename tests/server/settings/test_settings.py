@@ -1,4 +1,4 @@
-"""What can be set, what follows from it, and what is refused."""
+"""The settings, their derived defaults, and the errors of invalid ones."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Flags over variables over YAML, and errors in the words of whoever wrote the setting."""
+"""Flags override variables, which override YAML; an error names the setting as written."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from server.settings.sources import SettingsError, load_settings, unknown_variables
 
 
-def complaint(*argv: str, **environ: str) -> str:
+def error_of(*argv: str, **environ: str) -> str:
     with pytest.raises(SettingsError) as caught:
         load_settings(argv, environ)
     (line,) = caught.value.lines
@@ -89,12 +89,12 @@ def test_lora_modules_come_in_vllms_forms(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_lora_module_is_refused(modules: list[str], reason: str) -> None:
-    said = complaint("org/m", "--enable-lora", "--lora-modules", *modules)
+    said = error_of("org/m", "--enable-lora", "--lora-modules", *modules)
     assert said.startswith(f"--lora-modules: {reason}")
 
 
 def test_lora_modules_need_lora() -> None:
-    assert complaint("org/m", "--lora-modules", "a=x") == "--lora-modules: needs --enable-lora"
+    assert error_of("org/m", "--lora-modules", "a=x") == "--lora-modules: needs --enable-lora"
 
 
 def test_proposers_may_be_mappings_in_the_file_and_json_in_a_variable(tmp_path: Path) -> None:
@@ -130,16 +130,16 @@ def test_boolean_flags_have_a_negative() -> None:
     ],
 )
 def test_an_invalid_flag_is_named_as_written(argv: list[str], expected: str) -> None:
-    assert complaint(*argv).startswith(expected)
+    assert error_of(*argv).startswith(expected)
 
 
 def test_an_invalid_variable_is_named_as_written() -> None:
-    assert complaint(SPECGATE_PORT="http").startswith("SPECGATE_PORT: input should be a valid int")
-    assert complaint(SPECGATE_BACKUP="x").startswith("SPECGATE_BACKUP: there is no proposer 'x'")
+    assert error_of(SPECGATE_PORT="http").startswith("SPECGATE_PORT: input should be a valid int")
+    assert error_of(SPECGATE_BACKUP="x").startswith("SPECGATE_BACKUP: there is no proposer 'x'")
 
 
 def test_the_error_of_a_kubernetes_variable_explains_it() -> None:
-    assert "enableServiceLinks" in complaint(SPECGATE_PORT="tcp://10.0.0.1:8000")
+    assert "enableServiceLinks" in error_of(SPECGATE_PORT="tcp://10.0.0.1:8000")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_error_in_the_file_names_the_file_and_the_setting(
     tmp_path: Path, text: str, expected: str
 ) -> None:
     file = config(tmp_path, text)
-    assert complaint("--config", file).startswith(expected.format(file=file))
+    assert error_of("--config", file).startswith(expected.format(file=file))
 
 
 def test_a_flag_overrides_an_invalid_variable() -> None:
@@ -174,11 +174,11 @@ def test_several_invalid_settings_have_a_line_each() -> None:
 
 
 def test_an_error_does_not_show_a_key() -> None:
-    assert "sk-secret" not in complaint("--api-key", "sk-secret", "--api-key", "")
+    assert "sk-secret" not in error_of("--api-key", "sk-secret", "--api-key", "")
 
 
 def test_an_error_does_not_show_a_long_value_in_full() -> None:
-    assert len(complaint("--port", "x" * 5000)) < 300
+    assert len(error_of("--port", "x" * 5000)) < 300
 
 
 def test_unknown_variables_are_found() -> None:

@@ -1,4 +1,4 @@
-"""Which lines are logged, and as what."""
+"""The level and the format of log lines."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from server.telemetry.logs import ACCESS_LOGGER, OWN_LOGGERS, configure_logs
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Puts the process's logging back."""
+    """Restores the process's logging."""
     root = logging.getLogger()
     loggers = [root, *map(logging.getLogger, (*OWN_LOGGERS, ACCESS_LOGGER))]
     levels, handlers, config = [one.level for one in loggers], root.handlers, structlog.get_config()
@@ -24,7 +24,7 @@ def _as_before() -> Iterator[None]:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What each of four loggers had to say, one word each."""
+    """Logs one word from each of four loggers."""
     structlog.get_logger("server.control.switcher").info("ours")
     structlog.get_logger("server.control.switcher").debug("detail")
     structlog.get_logger(ACCESS_LOGGER).info("access")

@@ -1,4 +1,4 @@
-"""What the gateway counts, under which names."""
+"""The gateway's metrics and their names."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest

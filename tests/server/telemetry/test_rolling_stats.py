@@ -1,4 +1,4 @@
-"""Sums over a window that moves."""
+"""Sums over a moving window."""
 
 import pytest
 
