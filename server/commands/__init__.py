@@ -1,11 +1,11 @@
-"""The commands of `specgate`, one file each, and how they fail."""
+"""The commands of `specgate`, one module each, and their exit statuses."""
 
 import sys
 
 FAILED, BAD_SETTING, INTERRUPTED = 1, 2, 130
-"""Exit statuses: it could not be done; a flag or setting cannot work; Ctrl-C."""
+"""Exit statuses: the command failed; a flag or setting is invalid; Ctrl-C."""
 
 
-def complain(message: str) -> None:
-    """Says on the terminal why the command ends."""
+def print_error(message: str) -> None:
+    """Prints on the terminal why the command ends."""
     print(f"specgate: error: {message}", file=sys.stderr, flush=True)

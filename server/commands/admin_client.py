@@ -1,4 +1,4 @@
-"""What the commands share that talk to a running server: its address, its key, its errors."""
+"""A client of the admin routes, and the arguments of the commands that use it."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from server.commands import BAD_SETTING, complain
+from server.commands import BAD_SETTING, print_error
 from server.http.auth import is_loopback
 
 URL_VARIABLE, KEY_VARIABLE = "SPECGATE_URL", "SPECGATE_ADMIN_KEY"
@@ -18,19 +18,23 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 
 
-class RemoteError(Exception):
-    """The server cannot be reached, or it refused; the message is one line."""
+class AdminClientError(Exception):
+    """The server cannot be reached, or refused the request; the message is one line."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's arguments: what is wrong with them is one line."""
+    """A command's arguments; an invalid one is reported on one line."""
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog, description=description, allow_abbrev=False)
+    def __init__(
+        self, prog: str, description: str, usage: str | None = None, epilog: str | None = None
+    ) -> None:
+        super().__init__(
+            prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False
+        )
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with `BAD_SETTING`."""
-        complain(message.removeprefix("argument "))
+        print_error(message.removeprefix("argument "))
         sys.exit(BAD_SETTING)
 
     def add_connection(self) -> None:
@@ -48,12 +52,13 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-class Remote:
-    """A running server, seen from a command. A context manager.
+class AdminClient:
+    """A client of a running server. A context manager.
 
     Args:
-        admin_key: one, or several as the server's own variable has them: the first is used.
-        transport: in place of the network.
+        admin_key: one key, or several separated by commas as in the server's own variable: the
+            first is used.
+        transport: used instead of the network.
     """
 
     def __init__(
@@ -75,46 +80,49 @@ class Remote:
                 trust_env=not is_loopback(host),
             )
         except (ValueError, httpx.InvalidURL) as error:
-            raise RemoteError(f"--url: {url!r} or the key cannot be used: {error}") from None
+            raise AdminClientError(f"--url: {url!r} or the key cannot be used: {error}") from None
 
-    def __enter__(self) -> "Remote":
+    def __enter__(self) -> "AdminClient":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`. Raises `RemoteError`."""
-        return self._ask("GET", path)
+        """The JSON object at `path`. Raises `AdminClientError`."""
+        return self._request("GET", path)
 
     def post(self, path: str, body: Mapping[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
-        """What the server answers to `body`, which may take `wait_s` seconds by itself.
+        """The JSON response to `body`. Raises `AdminClientError`.
 
-        Raises `RemoteError`.
+        Args:
+            wait_s: seconds that the server may wait before it processes the request.
         """
         timeout = httpx.Timeout(wait_s + READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        return self._ask("POST", path, json=dict(body), timeout=timeout)
+        return self._request("POST", path, json=dict(body), timeout=timeout)
 
-    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             response = self._client.request(method, path, **options)
         except httpx.TimeoutException:
-            raise RemoteError(f"{self._url} did not answer in time") from None
+            raise AdminClientError(f"{self._url} did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise RemoteError(f"cannot reach {self._url}: {error}") from None
+            raise AdminClientError(f"cannot reach {self._url}: {error}") from None
         try:
             body = response.json()
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise RemoteError(f"{self._url} answered {response.status_code}, but not as Specgate")
+            raise AdminClientError(
+                f"{self._url} answered {response.status_code}, but not as Specgate"
+            )
         if response.status_code != 200:
-            raise RemoteError(_refusal(response.status_code, body.get("error")))
+            raise AdminClientError(_refusal(response.status_code, body.get("error")))
         return body
 
 
 def shown(method: Mapping[str, Any]) -> str:
-    """A method of the API's as commands write it."""
+    """A spec method of the API, as commands print it."""
     k = method["num_speculative_tokens"]
     return f"{method['spec_method']} (k {k})" if k else str(method["spec_method"])
 

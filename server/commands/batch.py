@@ -1,4 +1,4 @@
-"""`specgate batch`: answers a file of requests with the engine in this process, without a port.
+"""`specgate batch`: answers a file of requests with an engine of its own, without a port.
 
 The requests go through the same application as over HTTP, so bodies behave exactly alike.
 """
@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,19 +24,20 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.errors import EngineError
 from engine_adapter.factory import create_engine
 from server.app import create_app
-from server.commands import BAD_SETTING, FAILED, INTERRUPTED, complain
+from server.commands import BAD_SETTING, FAILED, INTERRUPTED, print_error
+from server.commands.admin_client import Parser
 from server.commands.batch_files import (
     BadLine,
     BatchError,
     Output,
     Request,
-    answered,
+    bad_line_entry,
     count_input,
-    not_asked,
     read_input,
+    response_entry,
 )
-from server.commands.server_process import complain_of_start
-from server.commands.startup_display import Progress
+from server.commands.server_process import print_start_error
+from server.commands.startup_display import StartupDisplay
 from server.lifespan import Hooks
 from server.settings import Settings
 from server.settings.sources import SettingsError, load_settings
@@ -46,10 +46,10 @@ from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 
 CONCURRENCY = 32
-"""Requests that are asked at once, if nobody says how many."""
+"""Default number of requests that run at the same time."""
 
-TRIES = 3
-"""How often a request is asked that the engine's death cuts off."""
+MAX_ATTEMPTS = 3
+"""How often a request is sent if the engine dies while it runs."""
 
 READY_POLL_S = 0.5
 
@@ -57,61 +57,68 @@ USAGE = "specgate batch IN.jsonl OUT.jsonl [--concurrency N] [MODEL] [flags of s
 
 
 class EngineGone(Exception):
-    """The engine is dead and stays so; the message is the server's."""
+    """The engine is dead and is not replaced; the message is the server's."""
 
 
 def batch(argv: Sequence[str]) -> int:
     """Answers every request of a file that has no answer yet. Returns the exit status."""
+    options, rest = _parse(argv)
     try:
-        source, target, concurrency, rest = _read_arguments(argv)
-        # Nobody can reach this server but this command; its log lines would bury the bar.
+        # The application of this process has no port, so keys and the access log have no use.
         closed = {"api_key": (), "admin_key": (), "access_log": False}
         settings = load_settings(rest, os.environ).model_copy(update=closed)
     except SettingsError as error:
         for line in error.lines:
-            complain(line)
+            print_error(line)
         return BAD_SETTING
     configure_logs(settings.log_level, json=settings.log_json, access=False)
     try:
-        total = count_input(source)
-        with Output(target) as output:
-            return Batch(settings, source, output, total, concurrency).run()
+        total = count_input(options.source)
+        with Output(options.target) as output:
+            return BatchRun(settings, options.source, output, total, options.concurrency).run()
     except BatchError as error:
-        complain(str(error))
+        print_error(str(error))
         return FAILED
 
 
-def _read_arguments(argv: Sequence[str]) -> tuple[Path, Path, int, list[str]]:
-    """The two files, the concurrency, and what is left: the flags of `specgate serve`.
-
-    Raises `SettingsError`.
-    """
-    if set(argv) & {"-h", "--help"}:
-        print(f"usage: {USAGE}\n\n{_HELP}")
-        sys.exit(0)
-    files = list(argv[:2])
-    if len(files) < 2 or any(name.startswith("-") for name in files):
-        raise SettingsError(f"the two files come first: {USAGE}")
-    source, target = map(Path, files)
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The command's own arguments, and the rest: those of `specgate serve`."""
+    parser = Parser(
+        "specgate batch",
+        "Answers the requests of IN.jsonl into OUT.jsonl, in OpenAI's batch format, in any order. "
+        "Requests that OUT.jsonl has already are skipped, so the same command continues after a "
+        "stop.",
+        usage=USAGE,
+        epilog="The flags of `specgate serve` choose the model and the proposers; see `specgate "
+        "serve --help`.",
+    )
+    parser.add_argument("source", metavar="IN.jsonl", type=Path, help="the requests")
+    parser.add_argument("target", metavar="OUT.jsonl", type=Path, help="the answers")
+    parser.add_argument(
+        "--concurrency",
+        type=_concurrency,
+        default=CONCURRENCY,
+        metavar="N",
+        help=f"requests that run at the same time (default: {CONCURRENCY})",
+    )
+    # argparse would take the value of a flag of `specgate serve` for a file.
+    files_first = len(argv) > 1 and not any(word.startswith("-") for word in argv[:2])
+    if not files_first and not set(argv) & {"-h", "--help"}:
+        parser.error(f"the two files come first: {USAGE}")
+    options, rest = parser.parse_known_args(argv)
+    source, target = options.source, options.target
     if target.exists() and source.exists() and target.samefile(source):
-        raise SettingsError(f"OUT: {target} is the input; give another file")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--concurrency", default=str(CONCURRENCY))
-    options, rest = parser.parse_known_args(argv[2:])
-    if not options.concurrency.isdecimal() or int(options.concurrency) < 1:
-        raise SettingsError(f"--concurrency: must be at least 1, got {options.concurrency!r}")
-    return source, target, int(options.concurrency), rest
+        parser.error(f"OUT: {target} is the input; give another file")
+    return options, rest
 
 
-_HELP = f"""Answers the requests of IN.jsonl into OUT.jsonl, in OpenAI's batch format, in any order.
-Requests that OUT.jsonl has already are skipped, so that the same command goes on after a stop.
-
-  --concurrency N  requests that are asked at once (default: {CONCURRENCY})
-
-The flags of `specgate serve` choose the model and the proposers; see `specgate serve --help`."""
+def _concurrency(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text!r}")
+    return int(text)
 
 
-class Batch:
+class BatchRun:
     """One run over the items of an input that have no entry in the output."""
 
     def __init__(
@@ -122,7 +129,7 @@ class Batch:
         self._output = output
         self._total = total
         self._concurrency = concurrency
-        self._progress = Progress(settings)
+        self._display = StartupDisplay(settings)
         self._skipped = sum(output.done.has(item) for item in read_input(source))
         self._answered = 0
         self._tokens = 0
@@ -135,13 +142,13 @@ class Batch:
         try:
             return asyncio.run(self._run())
         except asyncio.CancelledError:
-            complain("stopped; the same command goes on from here")
+            print_error("stopped; run the same command to continue")
             return INTERRUPTED
         except KeyboardInterrupt:
-            complain("interrupted; the same command goes on from here")
+            print_error("interrupted; run the same command to continue")
             return INTERRUPTED
         finally:
-            self._progress.close()
+            self._display.close()
 
     async def _run(self) -> int:
         main = asyncio.current_task()
@@ -154,17 +161,17 @@ class Batch:
             config = settings.engine_config()
             engine = create_engine(settings.engine, config, registry, metrics)
         except EngineError as error:
-            return complain_of_start(error)
-        app = create_app(settings, engine, metrics, registry, Hooks(self._progress.stage))
+            return print_start_error(error)
+        app = create_app(settings, engine, metrics, registry, Hooks(self._display.stage))
         state: State = app.state.specgate
         async with app.router.lifespan_context(app):
             await state.started.wait()
-            self._progress.close()
+            self._display.close()
             if state.startup_error is not None:
-                return complain_of_start(state.startup_error)
-            return await self._ask_all(app)
+                return print_start_error(state.startup_error)
+            return await self._send_all(app)
 
-    async def _ask_all(self, app: FastAPI) -> int:
+    async def _send_all(self, app: FastAPI) -> int:
         self._begun = time.monotonic()
         items = (item for item in read_input(self._source) if not self._output.done.has(item))
         transport = httpx.ASGITransport(app)
@@ -181,15 +188,15 @@ class Batch:
                 except* BatchError as group_of:
                     raise next(iter(_leaves(group_of))) from None
         if gone is not None:
-            complain(f"{gone} The same command goes on from here.")
+            print_error(f"{gone} Run the same command to continue.")
         return self._summary()
 
     async def _work(
         self, client: httpx.AsyncClient, items: Iterator[Request | BadLine], bar: Bar, task: Any
     ) -> None:
-        """Takes items until there are none."""
+        """Processes items until none is left."""
         for item in items:
-            entry = not_asked(item) if isinstance(item, BadLine) else await ask(client, item)
+            entry = bad_line_entry(item) if isinstance(item, BadLine) else await send(client, item)
             self._output.write(entry)
             self._answered += 1
             response = entry["response"]
@@ -219,12 +226,12 @@ class Batch:
         return FAILED if failed or left else 0
 
 
-async def ask(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
-    """The entry of a request, asked again once the engine is back if a death cut it off.
+async def send(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
+    """Sends a request, again if the engine died and is back, and returns its entry.
 
     Raises `EngineGone`.
     """
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(MAX_ATTEMPTS)):
         response = await client.post(
             request.url,
             content=json.dumps(request.body),
@@ -239,7 +246,7 @@ async def ask(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
         if not left:
             break
     request_id = response.headers["x-request-id"]
-    return answered(request, response.status_code, request_id, response.json())
+    return response_entry(request, response.status_code, request_id, response.json())
 
 
 async def _until_ready(client: httpx.AsyncClient) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 URLS = ("/v1/chat/completions", "/v1/completions")
-"""What a request of a batch may ask for."""
+"""The routes that a request of a batch can use."""
 
-_MARK = '{"id": "batch_req_'
+_ENTRY_START = '{"id": "batch_req_'
 
 
 class BatchError(Exception):
@@ -20,7 +20,7 @@ class BatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A line of the input that can be asked.
+    """A valid line of the input.
 
     Attributes:
         line: its number, from 1.
@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line of the input that cannot be asked, and why."""
+    """An invalid line of the input, and the reason."""
 
     line: int
     custom_id: str | None
@@ -43,11 +43,11 @@ class BadLine:
 
 @dataclass(slots=True)
 class Done:
-    """What an output file has already.
+    """The entries that an output file has already.
 
     Attributes:
-        bad_lines: numbers of the lines that were not asked.
-        failed: entries that are no answer of status 200.
+        bad_lines: numbers of the invalid lines.
+        failed: entries without a response of status 200.
     """
 
     custom_ids: set[str] = field(default_factory=set)
@@ -71,9 +71,9 @@ class Done:
 
 
 def read_input(path: Path) -> Iterator[Request | BadLine]:
-    """The lines of an input, empty ones left out. Raises `BatchError` for the file as such."""
+    """The lines of an input, without empty ones. Raises `BatchError` if it cannot be read."""
     if path.exists() and not path.is_file():
-        raise BatchError(f"{path} is no regular file")  # It is read more than once.
+        raise BatchError(f"{path} is not a regular file")  # It is read more than once.
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -84,7 +84,7 @@ def read_input(path: Path) -> Iterator[Request | BadLine]:
 
 
 def count_input(path: Path) -> int:
-    """The number of items. Raises `BatchError` where two have the same `custom_id`."""
+    """The number of items. Raises `BatchError` if two have the same `custom_id`."""
     lines: dict[str, int] = {}
     count = 0
     for item in read_input(path):
@@ -124,25 +124,25 @@ def _refusal(fields: dict[str, Any]) -> str | None:
     if not isinstance(body, dict):
         return "body must be a JSON object"
     if body.get("stream"):
-        return "body.stream cannot be had in a batch; leave it out"
+        return "body.stream is not supported in a batch; leave it out"
     return None
 
 
-def answered(request: Request, status: int, request_id: str, body: Any) -> dict[str, Any]:
-    """The entry of a request that was asked, whatever its answer."""
+def response_entry(request: Request, status: int, request_id: str, body: Any) -> dict[str, Any]:
+    """The entry of a request that was sent, with its response of any status."""
     response = {"status_code": status, "request_id": request_id, "body": body}
     return _entry(request.custom_id, response, None)
 
 
-def not_asked(bad: BadLine) -> dict[str, Any]:
-    """The entry of a line that cannot be asked."""
+def bad_line_entry(bad: BadLine) -> dict[str, Any]:
+    """The entry of a line that is not a valid request."""
     message = f"line {bad.line}: {bad.message}"
     error = {"code": "invalid_line", "message": message, "line": bad.line}
     return _entry(bad.custom_id, None, error)
 
 
 def _entry(custom_id: str | None, response: Any, error: Any) -> dict[str, Any]:
-    # `id` comes first: `_torn` knows an entry by its beginning.
+    # `id` comes first: `_cut` recognizes an entry by its beginning.
     return {
         "id": f"batch_req_{uuid.uuid4().hex}",
         "custom_id": custom_id,
@@ -154,16 +154,16 @@ def _entry(custom_id: str | None, response: Any, error: Any) -> dict[str, Any]:
 class Output:
     """An output file that only grows, by whole lines. A context manager.
 
-    Opening repairs what an earlier run was interrupted in.
+    Opening it removes a last line that an interrupted run did not finish.
 
     Raises:
-        BatchError: it cannot be written, is no batch's output, or another batch writes it.
+        BatchError: it cannot be written, is not the output of a batch, or another batch writes it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         if path.exists() and not path.is_file():
-            raise BatchError(f"{path} is no regular file")
+            raise BatchError(f"{path} is not a regular file")
         try:
             # Without a buffer an entry is written in one piece, or not at all.
             self._file: BinaryIO = path.open("a+b", buffering=0)
@@ -207,18 +207,18 @@ class Output:
                 try:
                     done.add(json.loads(line))
                 except (ValueError, KeyError, TypeError):
-                    raise self._foreign(number) from None
+                    raise self._not_a_batch(number) from None
                 end += len(line)
         return done
 
     def _cut(self, number: int, line: bytes, end: int) -> None:
-        """Takes away the last line, which was not written to its end."""
+        """Removes the last line, which an interrupted run did not finish."""
         text = line.decode("utf-8", "replace")
-        if not (text.startswith(_MARK) or _MARK.startswith(text)):
-            raise self._foreign(number)
+        if not (text.startswith(_ENTRY_START) or _ENTRY_START.startswith(text)):
+            raise self._not_a_batch(number)
         self._file.truncate(end)
 
-    def _foreign(self, number: int) -> BatchError:
+    def _not_a_batch(self, number: int) -> BatchError:
         return BatchError(
-            f"{self._path}: line {number} is not of a batch's output; give another file"
+            f"{self._path}: line {number} is not the output of a batch; give another file"
         )

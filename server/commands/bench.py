@@ -14,7 +14,7 @@ from engine_adapter.factory import ENGINES
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import NONE
-from server.commands import BAD_SETTING, FAILED, complain
+from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.admin_client import Parser
 from server.settings.sources import load_settings
 
@@ -43,14 +43,14 @@ def bench(argv: Sequence[str]) -> int:
     try:
         specs = parse_specs(options.proposer) or load_settings([], {}).proposer
     except EngineConfigError as error:
-        complain(f"--proposer: {str(error).removeprefix('proposer: ')}")
+        print_error(f"--proposer: {error.message}")
         return BAD_SETTING
     # SIGTERM ends the measured servers first, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(options, argv, specs)
     except (EngineError, ImportError, OSError, RuntimeError, ValueError) as error:
-        complain(str(error))
+        print_error(str(error))
         return FAILED
     return 0
 

@@ -1,4 +1,4 @@
-"""`specgate serve`: what is checked before anything loads; `service` does the rest."""
+"""`specgate serve`: the checks before anything loads; `server_process` does the rest."""
 
 import errno
 import os
@@ -8,8 +8,8 @@ from contextlib import closing
 
 import structlog
 
-from server.commands import BAD_SETTING, complain
-from server.commands.startup_display import Progress
+from server.commands import BAD_SETTING, print_error
+from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
 from server.settings import Settings
 from server.settings.sources import SettingsError, load_settings, unknown_variables
@@ -22,29 +22,29 @@ log = structlog.get_logger(__name__)
 
 
 def serve(argv: Sequence[str]) -> int:
-    """Serves until it is told to stop. Returns the process's exit status."""
+    """Serves until a signal. Returns the process's exit status."""
     try:
         settings = load_settings(argv, os.environ)
         audit = open_audit(settings)
         listener = bind(settings)
     except SettingsError as error:
         for line in error.lines:
-            complain(line)
+            print_error(line)
         return BAD_SETTING
     with listener, closing(audit):
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
         for line in unknown_variables(os.environ):
             log.warning("unknown_variable", detail=line)
-        progress = Progress(settings)
-        progress.stage("Loading libraries")
-        # Imports transformers, which takes seconds: a bad setting must not wait for it.
-        from server.commands.server_process import Service
+        display = StartupDisplay(settings)
+        display.stage("Loading libraries")
+        # Imports transformers, which takes seconds: an invalid setting must be reported before.
+        from server.commands.server_process import ServerProcess
 
-        return Service(settings, listener, progress, audit).run()
+        return ServerProcess(settings, listener, display, audit).run()
 
 
 def open_audit(settings: Settings) -> Audit:
-    """Opens the file for admin changes before anything loads. Raises `SettingsError`."""
+    """Opens the audit file before anything loads. Raises `SettingsError`."""
     path = settings.audit_log
     try:
         return Audit(path)
@@ -53,7 +53,7 @@ def open_audit(settings: Settings) -> Audit:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Takes the port before anything loads. Raises `SettingsError`."""
+    """Binds the port before anything loads. Raises `SettingsError`."""
     host, port = settings.host, settings.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

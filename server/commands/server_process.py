@@ -13,8 +13,8 @@ from engine_adapter.errors import EngineConfigError, EngineError
 from engine_adapter.factory import create_engine
 from engine_adapter.types import EngineInfo
 from server.app import create_app
-from server.commands import BAD_SETTING, FAILED, complain
-from server.commands.startup_display import Progress
+from server.commands import BAD_SETTING, FAILED, print_error
+from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
 from server.lifespan import Hooks
 from server.settings import Settings, flag
@@ -22,21 +22,21 @@ from server.state import State
 from server.telemetry.metrics import Metrics
 
 HTTP_KEEP_ALIVE_S = 65
-"""Seconds an idle connection stays open: longer than load balancers keep theirs, so that none
-sends a request into a connection that is just being closed."""
+"""Seconds that an idle connection stays open. It is longer than load balancers keep theirs, so that
+no request is sent into a connection that is being closed."""
 
 log = structlog.get_logger(__name__)
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn's server, which says that it was told to stop."""
+class _UvicornServer(uvicorn.Server):
+    """Uvicorn's server, which also abandons a drain and logs the signal when it stops."""
 
     def __init__(self, config: uvicorn.Config, state: State) -> None:
         super().__init__(config)
         self._state = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Gives up a drain first: what it held has the same time to finish as the others."""
+        """Abandons a drain first, so that held requests have the same time to finish as others."""
         loaded = self._state.loaded
         if loaded is not None:
             loaded.switcher.stop()
@@ -48,22 +48,22 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-class Service:
-    """One run of the server: engine, application, terminal and exit status."""
+class ServerProcess:
+    """One run of the server, from loading the engine to the exit status."""
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, progress: Progress, audit: Audit
+        self, settings: Settings, listener: socket.socket, display: StartupDisplay, audit: Audit
     ) -> None:
         self._settings = settings
         self._audit = audit
         self._listener = listener
-        self._progress = progress
+        self._display = display
         self._status = 0
-        self._server: _Server | None = None
+        self._server: _UvicornServer | None = None
 
     def run(self) -> int:
         """Serves until a signal, or until the start has failed."""
-        self._progress.stage(f"Preparing the {self._settings.engine} engine")
+        self._display.stage(f"Preparing the {self._settings.engine} engine")
         registry = CollectorRegistry()
         metrics = Metrics(registry)
         settings = self._settings
@@ -72,14 +72,14 @@ class Service:
         except EngineError as error:
             self._failed(error)
             return self._status
-        hooks = Hooks(self._progress.stage, self._ready, self._failed)
+        hooks = Hooks(self._display.stage, self._ready, self._failed)
         app = create_app(settings, engine, metrics, registry, hooks, self._audit)
-        self._server = _Server(self._config(app), app.state.specgate)
-        _end_quietly_after_a_signal()
+        self._server = _UvicornServer(self._config(app), app.state.specgate)
+        _ignore_repeated_signals()
         try:
             self._server.run(sockets=[self._listener])
         finally:
-            self._progress.close()
+            self._display.close()
         return self._status
 
     def _config(self, app: FastAPI) -> uvicorn.Config:
@@ -91,7 +91,7 @@ class Service:
             lifespan="on",
             log_config=None,
             access_log=False,
-            # The peer's address decides who may switch: no header may change it.
+            # The peer's address is used for authorization, so no header may change it.
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=HTTP_KEEP_ALIVE_S,
@@ -99,31 +99,30 @@ class Service:
         )
 
     def _ready(self, info: EngineInfo) -> None:
-        self._progress.ready(info, self._listener.getsockname()[1])
+        self._display.ready(info, self._listener.getsockname()[1])
 
     def _failed(self, error: Exception) -> None:
-        self._progress.close()
-        self._status = complain_of_start(error)
+        self._display.close()
+        self._status = print_start_error(error)
         if self._server is not None:
             self._server.should_exit = True
 
 
-def complain_of_start(error: Exception) -> int:
-    """Says why the engine did not start. Returns the exit status."""
+def print_start_error(error: Exception) -> int:
+    """Prints why the engine did not start. Returns the exit status."""
     if isinstance(error, EngineConfigError):
-        reason = str(error).removeprefix(f"{error.setting}: ")
         if error.setting in Settings.model_fields:
-            complain(f"{flag(error.setting)}: {reason}")
+            print_error(f"{flag(error.setting)}: {error.message}")
         else:
-            complain(f"{flag('engine_args')}: {error}")
+            print_error(f"{flag('engine_args')}: {error}")
         return BAD_SETTING
     if not isinstance(error, EngineError):
         log.error("unexpected_error", exc_info=error)
-    complain(f"the engine could not be started: {str(error) or repr(error)}")
+    print_error(f"the engine could not be started: {str(error) or repr(error)}")
     return FAILED
 
 
-def _end_quietly_after_a_signal() -> None:
-    """Uvicorn raises the signal again once it has stopped; that is to end nothing more."""
+def _ignore_repeated_signals() -> None:
+    """Ignores the signal that uvicorn raises again after it has stopped."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

@@ -1,4 +1,4 @@
-"""What a start looks like: stages while it loads, then how to use what was loaded."""
+"""The terminal output of a start: the stages of loading, then how to use the server."""
 
 import json
 import sys
@@ -18,13 +18,13 @@ from server.settings import Settings
 log = structlog.get_logger(__name__)
 
 
-class Progress:
+class StartupDisplay:
     """Shows stages and the banner on standard output, or as log lines with `log_json`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._begun = time.monotonic()
-        # Paths and curl lines stay whole however narrow the terminal: it wraps them itself.
+        # Long paths and curl lines are not wrapped here: a terminal wraps them itself.
         self._console = Console(width=1000, soft_wrap=True, highlight=False)
         self._live: Live | None = None
 
@@ -34,7 +34,7 @@ class Progress:
         return time.monotonic() - self._begun
 
     def stage(self, text: str) -> None:
-        """A stage begins; a terminal shows how long it has been at it."""
+        """Shows that a stage begins; a terminal also shows its duration."""
         if self._settings.log_json:
             log.info("loading", stage=text, elapsed_s=round(self.elapsed_s, 1))
             return
@@ -45,7 +45,7 @@ class Progress:
             self._live.start()
 
     def ready(self, info: EngineInfo, port: int) -> None:
-        """The server serves: where, with what, and a line to try each of its two ways."""
+        """Shows the address, the proposers, and a command each to complete and to switch."""
         url = _url(self._settings.host, port)
         if self._settings.log_json:
             log.info("ready", url=url, spec_method=self._settings.spec_method, model=info.model)
@@ -60,7 +60,7 @@ class Progress:
         sys.stdout.flush()
 
     def close(self) -> None:
-        """Takes the spinner away. Safe to call twice."""
+        """Removes the spinner. Safe to call twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -73,13 +73,13 @@ class Progress:
 
 
 def _url(host: str, port: int) -> str:
-    """An address that can be pasted: a server that listens everywhere is also at home."""
+    """An address that can be pasted; wildcard hosts are shown as loopback."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _proposers(info: EngineInfo, settings: Settings) -> Table:
-    """The proposers; the active one has a star."""
+    """The proposers; the active one is marked with a star."""
     active = settings.initial_proposer
     table = Table("", "proposer", "method", "k", "role", "model", box=None, pad_edge=False)
     for p in info.proposers:
@@ -111,6 +111,6 @@ def _switch(url: str, info: EngineInfo, settings: Settings) -> str:
 
 def _curl(url: str, body: dict[str, object], key_variable: str | None) -> str:
     key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""
-    # JSON escapes it, so that the shell's quotes cannot end early.
+    # Escaped in JSON, so that it does not end the quoted text of the shell.
     text = json.dumps(body).replace("'", "\\u0027")
     return f"curl {url}{key} -H 'Content-Type: application/json' -d '{text}'"

@@ -1,4 +1,4 @@
-"""`specgate status`: what a running server drafts with, and how well."""
+"""`specgate status`: the proposers and the active method of a running server."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.commands import FAILED, complain
-from server.commands.admin_client import Parser, Remote, RemoteError, shown
+from server.commands import FAILED, print_error
+from server.commands.admin_client import AdminClient, AdminClientError, Parser, shown
 
 SWITCHES_SHOWN = 5
 REFRESH_S = 2.0
-"""Seconds between two looks of `--watch`."""
+"""Seconds between two updates of `--watch`."""
 
 _PIPE_WIDTH = 200
 
@@ -38,54 +38,54 @@ def status(
     parser.add_connection()
     options = parser.parse_args(argv)
     try:
-        with Remote(options.url, options.admin_key, transport) as remote:
+        with AdminClient(options.url, options.admin_key, transport) as client:
             if options.json:
-                _print_json(remote, options.watch, sleep)
+                _print_json(client, options.watch, sleep)
             else:
-                _print_tables(remote, options.watch, sleep)
-    except RemoteError as error:
-        complain(str(error))
+                _print_tables(client, options.watch, sleep)
+    except AdminClientError as error:
+        print_error(str(error))
         return FAILED
     except BrokenPipeError:
-        # Who read it has seen enough. What Python flushes at its end must not fail again.
+        # The reader has closed the pipe. Python flushes at exit, and that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _look(remote: Remote) -> dict[str, Any]:
-    """Both routes' answers, as `--json` prints them."""
+def _fetch(client: AdminClient) -> dict[str, Any]:
+    """The responses of both routes, as `--json` prints them."""
     return {
-        "spec_method": remote.get("/v1/spec_method"),
-        "proposers": remote.get("/v1/proposers")["data"],
+        "spec_method": client.get("/v1/spec_method"),
+        "proposers": client.get("/v1/proposers")["data"],
     }
 
 
-def _print_json(remote: Remote, watch: bool, sleep: Callable[[float], None]) -> None:
-    print(json.dumps(_look(remote)), flush=True)
+def _print_json(client: AdminClient, watch: bool, sleep: Callable[[float], None]) -> None:
+    print(json.dumps(_fetch(client)), flush=True)
     while watch:
         sleep(REFRESH_S)
-        print(json.dumps(_look(remote)), flush=True)
+        print(json.dumps(_fetch(client)), flush=True)
 
 
-def _print_tables(remote: Remote, watch: bool, sleep: Callable[[float], None]) -> None:
-    # Without markup: a reason is what somebody wrote.
+def _print_tables(client: AdminClient, watch: bool, sleep: Callable[[float], None]) -> None:
+    # Without markup: a switch's reason is arbitrary text.
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else _PIPE_WIDTH, markup=False, highlight=False)
     if not (watch and terminal):
-        console.print(tables(_look(remote)))
+        console.print(tables(_fetch(client)))
         while watch:
             sleep(REFRESH_S)
             console.print()
-            console.print(tables(_look(remote)))
+            console.print(tables(_fetch(client)))
         return
-    with Live(tables(_look(remote)), console=console, auto_refresh=False) as live:
+    with Live(tables(_fetch(client)), console=console, auto_refresh=False) as live:
         while True:
             sleep(REFRESH_S)
-            live.update(tables(_look(remote)), refresh=True)
+            live.update(tables(_fetch(client)), refresh=True)
 
 
 def tables(state: dict[str, Any]) -> Group:
-    """What `_look` found, for people."""
+    """What `_fetch` returns, as tables."""
     method = state["spec_method"]
     return Group(
         *(Text(line) for line in _lines(method)),
@@ -116,7 +116,7 @@ def _lines(method: dict[str, Any]) -> list[str]:
 
 
 def _proposers(method: dict[str, Any], loaded: Sequence[dict[str, Any]]) -> Table:
-    """The loaded proposers and their last minute; the active one has a star."""
+    """The loaded proposers and their last minute; the active one is marked with a star."""
     table = Table(
         *("", "proposer", "method", "k", "role", "state"),
         *("acceptance rate", "mean acceptance length", "draft latency ms"),
@@ -168,5 +168,5 @@ def _number(value: float | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """`text` on one line, without what would steer a terminal."""
+    """`text` on one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)

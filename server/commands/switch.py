@@ -1,4 +1,4 @@
-"""`specgate switch`: makes another method the active one of a running server."""
+"""`specgate switch`: changes the active method of a running server."""
 
 import argparse
 import math
@@ -7,21 +7,21 @@ from typing import Any
 
 import httpx
 
-from server.commands import FAILED, complain
-from server.commands.admin_client import Parser, Remote, RemoteError, shown
-from server.control.switcher import DRAIN_TIMEOUT_S, MODES
+from server.commands import FAILED, print_error
+from server.commands.admin_client import AdminClient, AdminClientError, Parser, shown
+from server.control.types import DRAIN_TIMEOUT_S, SwitchMode
 
 
 def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) -> int:
-    """Switches and says what was and what is. Returns the process's exit status."""
+    """Switches and prints the previous and the new method. Returns the exit status."""
     options = _parser().parse_args(argv)
-    wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == "drain" else 0.0
+    wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == SwitchMode.DRAIN else 0.0
     try:
-        with Remote(options.url, options.admin_key, transport) as remote:
-            answer = remote.post("/v1/switch_spec_method", _body(options), wait_s)
+        with AdminClient(options.url, options.admin_key, transport) as client:
+            answer = client.post("/v1/switch_spec_method", _body(options), wait_s)
             print(_sentence(answer))
-    except RemoteError as error:
-        complain(str(error))
+    except AdminClientError as error:
+        print_error(str(error))
         return FAILED
     return 0
 
@@ -36,8 +36,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--mode",
-        choices=MODES,
-        default="immediate",
+        choices=[mode.value for mode in SwitchMode],
+        default=SwitchMode.IMMEDIATE,
         help="immediate: running requests change too; new_requests: they keep theirs; "
         "drain: they finish first, and new ones are held (default: immediate)",
     )
@@ -53,7 +53,7 @@ def _parser() -> Parser:
 
 
 def _body(options: argparse.Namespace) -> dict[str, Any]:
-    """The request's body; what is not given is left to the server's defaults."""
+    """The request's body; options that are not given are left out."""
     body = {
         "speculative_model": options.method,
         "mode": options.mode,

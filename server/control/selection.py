@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine_adapter.types import NONE, PLAIN, EngineInfo, ProposerInfo, SpecDecodeParams, SpecMethod
+from server.control.types import SelectedBy
 
 PLAIN_SPELLINGS = frozenset({NONE, "disable"})
 """Names of plain decoding on the wire, in lower case; `null` is one too."""
@@ -112,16 +113,11 @@ class Choice:
 
     Attributes:
         name: the proposer's name or `none`, for the response and the metrics.
-        selected_by: an entry of `SELECTED_BY`.
     """
 
     params: SpecDecodeParams
     name: str
-    selected_by: str
-
-
-SELECTED_BY = ("request", "active")
-"""Who may have chosen: the request itself, or the active method."""
+    selected_by: SelectedBy
 
 
 def select(asked: MethodRequest, active: ActiveMethod, catalog: LoadedProposers) -> Choice:
@@ -131,14 +127,14 @@ def select(asked: MethodRequest, active: ActiveMethod, catalog: LoadedProposers)
     changes it. A k without a proposer caps the active method's. Raises `SelectionError`.
     """
     if asked.has_prediction:
-        method, by = _for_prediction(asked, catalog), "request"
+        method, by = _for_prediction(asked, catalog), SelectedBy.REQUEST
     elif asked.is_named:
-        method, by = resolve(asked, catalog), "request"
+        method, by = resolve(asked, catalog), SelectedBy.REQUEST
     elif asked.num_speculative_tokens is not None:
-        method, by = _capped(asked, active.spec_method, catalog), "request"
+        method, by = _capped(asked, active.spec_method, catalog), SelectedBy.REQUEST
     else:
-        method, by = active.spec_method, "active"
-    params = SpecDecodeParams(method, pinned=by == "request", switch_epoch=active.epoch)
+        method, by = active.spec_method, SelectedBy.ACTIVE
+    params = SpecDecodeParams(method, pinned=by is SelectedBy.REQUEST, switch_epoch=active.epoch)
     return Choice(params, method.proposer, by)
 
 

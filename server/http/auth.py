@@ -1,8 +1,8 @@
-"""Who may ask for what. Pure ASGI, before any body is read; every path is closed by default.
+"""Authorization by bearer keys. Pure ASGI, before a body is read; every path is closed by default.
 
-With API keys set, every path needs one (or an admin key) except those in `OPEN_PATHS`, which
-probes ask without credentials. Admin paths need an admin key; without one set they answer
-direct requests from this machine to a server that listens on a loopback address only.
+If API keys are set, every path needs one (or an admin key), except `OPEN_PATHS`. Admin paths need
+an admin key. If none is set, they answer only direct requests from this machine, and only if the
+server listens on a loopback address.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from pydantic import SecretStr
 from starlette.datastructures import Address, Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.control.audit import Caller
+from server.control.types import Caller
 from server.errors import ApiError, error_response
 from server.settings import Settings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What orchestrators probe without credentials; neither says more than its name."""
+"""Probed by orchestrators without credentials; they reveal only the server's state."""
 
 ADMIN_PATHS = frozenset(
     {
@@ -34,13 +34,13 @@ ADMIN_PATHS = frozenset(
         "/v1/unload_lora_adapter",
     }
 )
-"""What changes or shows the server's speculation or models, those of later versions included."""
+"""Paths that change or show the server's speculation or models, including later versions'."""
 
 _FORWARDING = ("forwarded", "via", "x-real-ip")
 
 
 class AuthMiddleware:
-    """Lets a request through, or answers 401 or 403 itself."""
+    """Passes a request on, or answers 401 or 403."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class AuthMiddleware:
         self._bound_to_loopback = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Checks HTTP requests; there are no websockets here to let through."""
+        """Checks HTTP requests. Websockets are not passed on: there are none."""
         if scope["type"] == "http":
             refusal = self._refusal(scope["path"], Headers(scope=scope), scope.get("client"))
             app = self._app if refusal is None else error_response(refusal)
@@ -83,7 +83,7 @@ class AuthMiddleware:
 
 
 def caller(headers: Headers, client: Address | None, settings: Settings) -> Caller:
-    """Who an admitted admin request is from, for the audit; a key itself is never shown."""
+    """The origin of an authorized admin request, for the audit; the key itself is not shown."""
     who = f"key:{_bearer_hash(headers).hex()[:8]}" if settings.admin_key else "loopback"
     return Caller(who, None if client is None else client.host)
 
@@ -91,7 +91,7 @@ def caller(headers: Headers, client: Address | None, settings: Settings) -> Call
 def _unauthorized(key: str, headers: Headers) -> ApiError:
     message = f"This path needs {key}: `Authorization: Bearer KEY`."
     if "authorization" in headers:
-        message += " What was sent is none."
+        message += " The given key is not valid."
     return ApiError(
         401,
         message,
@@ -119,12 +119,12 @@ def _holds(headers: Headers, hashes: frozenset[bytes]) -> bool:
 
 def _bearer_hash(headers: Headers) -> bytes:
     token = headers.get("authorization", "").partition(" ")[2]
-    # Headers are read as Latin-1: this gives back the bytes that were sent.
+    # Headers are decoded as Latin-1; this restores the bytes as sent.
     return _hash(token.strip().encode("latin-1"))
 
 
 def _is_direct(headers: Headers, client: tuple[str, int] | None) -> bool:
-    """Whether no proxy, no other machine and no web page of another site is behind it."""
+    """Whether the request comes from this machine without a proxy or a foreign web page."""
     if client is None or not is_loopback(client[0]):
         return False
     if any(name in _FORWARDING or name.startswith("x-forwarded-") for name in headers):

@@ -1,5 +1,6 @@
-"""Around every request: its id, the access log, HTTP metrics, the error of last resort, and
-the body's size. Pure ASGI: a stream passes through without being wrapped per event.
+"""Middleware of every request: request id, access log, HTTP metrics, unexpected errors, body size.
+
+Pure ASGI: the events of a stream are not wrapped one by one.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from server.telemetry.metrics import Metrics
 
 REQUEST_ID = "x-request-id"
 UNMATCHED = "unmatched"
-"""The route label of requests that no route matches; a path as sent is never a label."""
+"""The route label of requests that match no route; a path as sent is never a label."""
 OTHER_METHOD = "other"
-"""The method label of a method that HTTP does not define: clients may send anything."""
+"""The method label of methods that HTTP does not define, so that labels are bounded."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -52,11 +53,11 @@ class RequestId:
 
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
-"""Routes that machines ask every few seconds; their log lines are of level debug."""
+"""Routes that are polled every few seconds; they are logged at level debug."""
 
 
 class AccessLog:
-    """One log line and one count per request, when its last byte has gone."""
+    """One log line and one count per request, after its last byte."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -81,9 +82,9 @@ class AccessLog:
             seconds = time.perf_counter() - begun
             route = route_template(scope)
             method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
-            self._metrics.http(route, method, status, seconds)
-            say = log.debug if route in PROBES else log.info
-            say(
+            self._metrics.observe_http(route, method, status, seconds)
+            write = log.debug if route in PROBES else log.info
+            write(
                 "request",
                 method=method,
                 path=shown_path(scope),
@@ -94,7 +95,7 @@ class AccessLog:
 
 
 def route_template(scope: Scope) -> str:
-    """The path template of the request's route, also where it was refused before routing."""
+    """The path template of the request's route, even if it was refused before routing."""
     route = scope.get("route")
     if route is None:
         routes = scope["app"].routes
@@ -109,7 +110,7 @@ def shown_path(scope: Scope) -> str:
 
 
 class ErrorBoundary:
-    """Turns what nobody expected into a 500 in OpenAI's shape, and logs it."""
+    """Turns unexpected exceptions into a 500 in OpenAI's format, and logs them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -129,20 +130,20 @@ class ErrorBoundary:
             await self._app(scope, receive, watched)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and was_cancelled():
-                # The server stops and has waited long enough.
+                # The server stops and no longer waits for requests.
                 if started:
                     raise
                 await error_response(Stopping())(scope, receive, send)
                 return
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:
-                # The server cuts the connection, so that the client sees a broken answer.
+                # The server closes the connection, so that the client sees a broken response.
                 raise
             await error_response(to_api_error(error))(scope, receive, send)
 
 
 class BodyLimit:
-    """Refuses a body of more than `max_bytes` with 413, declared or chunked."""
+    """Refuses a body of more than `max_bytes` with 413, with or without a content length."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

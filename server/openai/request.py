@@ -139,7 +139,7 @@ def admit(state: State, prepared: Prepared) -> Job:
         choice=choice,
         predicts=prepared.body.prediction is not None,
     )
-    state.metrics.request(choice.name, choice.selected_by)
+    state.metrics.count_request(choice.name, choice.selected_by)
     return job
 
 

@@ -5,30 +5,20 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from engine_adapter.errors import EngineConfigError, EngineDead
-from engine_adapter.types import ProposerInfo, SpecMethod
+from engine_adapter.types import ProposerInfo
+from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
+from server.control.records import SwitchResult
 from server.control.selection import SelectionError
-from server.control.switcher import (
-    Drain,
-    DrainStopped,
-    DrainTimeout,
-    ProposerQuarantined,
-    SwitchInProgress,
-)
 from server.errors import ApiError, InvalidField, NotFound, Stopping
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.schema import admin as schema
 from server.schema.admin import (
-    Figures,
     LoadRequest,
     Proposer,
-    ProposerChange,
     ProposersResponse,
-    SpecMethodBody,
     SpecMethodResponse,
-    Switch,
     SwitchRequest,
-    SwitchResponse,
     UnloadRequest,
     UnloadResponse,
 )
@@ -41,10 +31,10 @@ router = APIRouter()
 @router.post("/v1/switch_spec_method")
 async def switch_spec_method(
     request: Request, body: SwitchRequest, state: LoadedState
-) -> SwitchResponse:
+) -> SwitchResult:
     """Makes another proposer, or none, the active method."""
     switching = state.switcher.switch(
-        body.asked(),
+        body.method_request(),
         body.mode,
         body.reason,
         timeout_s=body.timeout_s,
@@ -52,7 +42,7 @@ async def switch_spec_method(
     )
     try:
         # A drain must not hold requests for a caller that is gone.
-        result = await until_disconnect(request.receive, switching)
+        return await until_disconnect(request.receive, switching)
     except SelectionError as error:
         kind = NotFound if error.code == "proposer_not_found" else InvalidField
         raise kind(message=error.message, param=error.param, code=error.code) from None
@@ -66,14 +56,6 @@ async def switch_spec_method(
         raise ApiError(504, message, type="server_error", code="drain_timeout") from None
     except DrainStopped:
         raise Stopping("The server is stopping; nothing was changed.") from None
-    return SwitchResponse(
-        previous=_method(result.previous),
-        active=_method(result.active),
-        mode=result.mode,
-        generation=result.generation,
-        in_flight=result.in_flight,
-        waited_ms=result.waited_ms,
-    )
 
 
 @router.get("/v1/spec_method")
@@ -81,27 +63,25 @@ async def spec_method(state: LoadedState) -> SpecMethodResponse:
     """The active method, what is in flight, and how each proposer has done lately."""
     switcher = state.switcher
     active = switcher.active
-    figures = state.metrics.rolling()
     return SpecMethodResponse(
         spec_method=active.name,
         num_speculative_tokens=active.spec_method.num_speculative_tokens,
         generation=active.epoch,
         since=active.since,
         in_flight=dict(switcher.in_flight.by_proposer),
-        drain=_drain(switcher.drain),
+        drain=switcher.drain,
         window_s=WINDOW_S,
-        proposers={name: Figures(**asdict(one)) for name, one in figures.items()},
+        proposers=state.metrics.rolling_stats(),
         engine=_engine(state.engine.failure),
-        switches=[Switch(**record.fields() | {"when": record.when}) for record in state.audit.last],
+        switches=list(state.audit.switches),
     )
 
 
 @router.get("/v1/proposers")
 async def proposers(state: LoadedState) -> ProposersResponse:
     """Every loaded proposer, and the last that were loaded or unloaded."""
-    changes = [ProposerChange(**r.fields() | {"when": r.when}) for r in state.audit.changes]
     data = [_proposer(info, state) for info in await state.engine.proposers()]
-    return ProposersResponse(data=data, changes=changes)
+    return ProposersResponse(data=data, changes=list(state.audit.proposer_changes))
 
 
 @router.post("/v1/load_proposer")
@@ -136,15 +116,3 @@ def _engine(failure: EngineDead | None) -> schema.Engine:
         return schema.Engine(state="serving")
     state = "dead" if failure.retry_after_s is None else "restarting"
     return schema.Engine(state=state, reason=str(failure), retry_after_s=failure.retry_after_s)
-
-
-def _drain(drain: Drain | None) -> schema.Drain | None:
-    if drain is None:
-        return None
-    return schema.Drain(**asdict(drain) | {"to": _method(drain.to)})
-
-
-def _method(method: SpecMethod) -> SpecMethodBody:
-    return SpecMethodBody(
-        spec_method=method.proposer, num_speculative_tokens=method.num_speculative_tokens
-    )

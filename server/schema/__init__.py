@@ -1,1 +1,1 @@
-"""Request bodies, one file per family of endpoints; pydantic lives here and in the settings."""
+"""Request and response bodies, one module per family of endpoints, as pydantic models."""

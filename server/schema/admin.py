@@ -1,18 +1,23 @@
-"""Bodies of the admin routes. Unknown fields and loose types are refused."""
+"""Bodies of the admin routes. Unknown fields and other types are refused.
+
+Switches, drains and audit records are shown as `server.control.records` defines them.
+"""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from server.control.records import Drain, ProposerRecord, SwitchRecord
 from server.control.selection import MethodRequest
-from server.control.switcher import DRAIN_TIMEOUT_S
+from server.control.types import DRAIN_TIMEOUT_S, SwitchMode
 from server.errors import InvalidField
+from server.telemetry.rolling_stats import RollingStats
 
 
 class SwitchRequest(BaseModel):
-    """`POST /v1/switch_spec_method`. One of `speculative_model` and `proposer` must be there.
+    """`POST /v1/switch_spec_method`. `speculative_model` or `proposer` is required.
 
-    `null`, the wire's spelling of plain decoding, differs from a field that is left out.
+    `null` is plain decoding; it differs from a field that is left out.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -24,14 +29,14 @@ class SwitchRequest(BaseModel):
     num_speculative_tokens: int | None = Field(
         None, ge=0, description="most tokens to draft in a step; the proposer's k if left out"
     )
-    mode: str = Field("immediate", description="which requests change: see docs/api.md")
+    mode: str = Field(SwitchMode.IMMEDIATE, description="which requests change: see docs/api.md")
     timeout_s: float = Field(
         DRAIN_TIMEOUT_S, gt=0, allow_inf_nan=False, description="seconds that a drain may wait"
     )
-    reason: str | None = Field(None, max_length=200, description="kept with the switch's record")
+    reason: str | None = Field(None, max_length=200, description="stored in the audit record")
 
-    def asked(self) -> MethodRequest:
-        """What the body names. Raises `InvalidField` where it names nothing, or two things."""
+    def method_request(self) -> MethodRequest:
+        """The requested method. Raises `InvalidField` if none is named, or two different ones."""
         given = [n for n in ("speculative_model", "proposer") if n in self.model_fields_set]
         if not given:
             message = "speculative_model is required; null or none is plain decoding."
@@ -48,85 +53,35 @@ class SwitchRequest(BaseModel):
         )
 
 
-class SpecMethodBody(BaseModel):
-    """What drafts, and how much."""
+class Engine(BaseModel):
+    """The state of the engine process, and when it should serve again."""
+
+    state: str = Field(description="serving, restarting or dead")
+    reason: str | None = Field(default=None, description="why the last process ended")
+    retry_after_s: float | None = Field(
+        default=None, description="until the next process should serve"
+    )
+
+
+class SpecMethodResponse(BaseModel):
+    """`GET /v1/spec_method`."""
 
     spec_method: str
     num_speculative_tokens: int
-
-
-class SwitchResponse(BaseModel):
-    """A switch that happened."""
-
-    previous: SpecMethodBody
-    active: SpecMethodBody
-    mode: str
-    generation: int
-    in_flight: int = Field(description="requests admitted and unfinished when it took effect")
-    waited_ms: float
-
-
-class Switch(BaseModel):
-    """A switch of the past, those included that did not happen."""
-
-    when: float = Field(description="Unix time in seconds")
-    who: str = Field(description="key: and a fingerprint of the admin key, or loopback")
-    peer: str | None = Field(description="the caller's address")
-    what: str
-    previous: SpecMethodBody = Field(alias="from")
-    to: SpecMethodBody
-    mode: str
-    generation: int | None = Field(description="null if it did not come as far as the engine")
-    reason: str | None
-    outcome: str = Field(description="switched, failed, refused, timed_out or abandoned")
-    error: str | None
-    in_flight: int = Field(description="requests admitted and unfinished when it ended")
-    took_ms: float
-
-
-class Drain(BaseModel):
-    """A drain that waits for admitted requests to end."""
-
-    to: SpecMethodBody
-    held: int = Field(description="requests that wait for it")
-    waited_ms: float
-    timeout_s: float
-
-
-class Figures(BaseModel):
-    """One proposer's last minute; a ratio is null where nothing was drafted."""
-
-    drafts: int
-    drafted: int
-    accepted: int
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    system_efficiency: float | None
-
-
-class Engine(BaseModel):
-    """Whether there is an engine process, and when there should be one again."""
-
-    state: str = Field(description="serving, restarting or dead")
-    reason: str | None = Field(default=None, description="what became of the last process")
-    retry_after_s: float | None = Field(default=None, description="until the next should serve")
-
-
-class SpecMethodResponse(SpecMethodBody):
-    """`GET /v1/spec_method`."""
-
     generation: int
     since: float = Field(description="Unix time in seconds")
-    in_flight: dict[str, int] = Field(description="unfinished requests by what drafts for them")
-    drain: Drain | None = Field(description="the drain that runs now, if one does")
+    in_flight: dict[str, int] = Field(description="unfinished requests by proposer")
+    drain: Drain | None = Field(description="the running drain, if there is one")
     engine: Engine
     window_s: int = Field(description="seconds that `proposers` sums over")
-    proposers: dict[str, Figures]
-    switches: list[Switch] = Field(description="the last ones, newest first")
+    proposers: dict[str, RollingStats]
+    switches: list[SwitchRecord] = Field(description="the last ones, newest first")
 
 
 class Proposer(BaseModel):
-    """A loaded proposer with its present figures."""
+    """A loaded proposer: the fields of `ProposerInfo`, and its roles."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str
     method: str
@@ -141,29 +96,16 @@ class Proposer(BaseModel):
     last_error: str | None = Field(description="why it was quarantined, if it was")
 
 
-class ProposerChange(BaseModel):
-    """A proposer that was to be loaded or unloaded."""
-
-    when: float = Field(description="Unix time in seconds")
-    who: str = Field(description="key: and a fingerprint of the admin key, or loopback")
-    peer: str | None = Field(description="the caller's address")
-    what: str
-    proposer: str
-    outcome: str = Field(description="loaded, unloaded, refused or failed")
-    error: str | None
-    took_ms: float
-
-
 class ProposersResponse(BaseModel):
     """`GET /v1/proposers`."""
 
     object: str = "list"
     data: list[Proposer]
-    changes: list[ProposerChange] = Field(description="the last ones, newest first")
+    changes: list[ProposerRecord] = Field(description="the last ones, newest first")
 
 
 class LoadRequest(RootModel[dict[str, Any]]):
-    """`POST /v1/load_proposer`: a proposer's fields, as `--proposer` takes them."""
+    """`POST /v1/load_proposer`: a proposer's fields, as in `--proposer`."""
 
 
 class UnloadRequest(BaseModel):
@@ -175,7 +117,7 @@ class UnloadRequest(BaseModel):
 
 
 class UnloadResponse(BaseModel):
-    """A proposer that is gone."""
+    """An unloaded proposer."""
 
     object: str = "proposer"
     name: str

@@ -1,4 +1,4 @@
-"""Bodies of the routes that load and unload LoRA adapters; the names are vLLM's."""
+"""Bodies of the routes that load and unload LoRA adapters, with vLLM's names."""
 
 from typing import Annotated
 
@@ -8,14 +8,14 @@ from server.rendering import is_unicode
 from server.schema.base import Strict
 
 
-def _sendable(text: str) -> str:
+def _encodable(text: str) -> str:
     if not is_unicode(text):
         raise ValueError("holds half of a surrogate pair")
     return text
 
 
-Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_sendable)]
-Path = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_sendable)]
+Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_encodable)]
+Path = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_encodable)]
 
 
 class LoadAdapterRequest(Strict):

@@ -1,8 +1,7 @@
-"""The form that a text must have, as bodies ask for it: OpenAI's field and vLLM's.
+"""Structured output in request bodies: OpenAI's `response_format` and vLLM's `structured_outputs`.
 
-`response_format` is OpenAI's, `structured_outputs` vLLM's; the latter also takes regular
-expressions, choices and grammars. Whether a schema or a pattern can be honoured is for the
-engine to say.
+`structured_outputs` also takes regular expressions, choices and grammars. The engine checks
+whether it supports a schema or a pattern.
 """
 
 import json
@@ -30,11 +29,11 @@ def _not_empty(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_not_empty), AfterValidator(_unicode)]
-"""A text that can be encoded, and is not blank."""
+"""A text that is valid Unicode and not blank."""
 
 
 class JsonSchemaFormat(Strict):
-    """OpenAI's wrapper of a JSON schema. `strict` changes nothing: a schema is always kept to."""
+    """OpenAI's wrapper of a JSON schema. `strict` has no effect: a schema is always enforced."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
@@ -76,7 +75,7 @@ class StructuredOutputs(Strict):
 
 
 def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
-    """`None` is any text. Raises `InvalidField`."""
+    """The constraint, `None` for any text. Raises `InvalidField`."""
     if isinstance(body, TextFormat):
         return None
     if isinstance(body, JsonObjectFormat):
@@ -86,7 +85,7 @@ def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
 
 
 def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
-    """`None` is any text, if no field is given. Raises `InvalidField`."""
+    """The constraint, `None` if no field is given. Raises `InvalidField`."""
     given = [name for name in type(body).model_fields if getattr(body, name) is not None]
     if not given:
         return None
@@ -107,23 +106,23 @@ def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
 
 
 def _json(schema: dict[str, Any] | str, param: str) -> str:
-    """A schema as JSON text; one that came as text is read, so that it is an object for sure."""
+    """A schema as JSON text. Text is parsed first, to check that it is an object."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, dict):
             raise InvalidField(param, f"{param} must be a JSON object.")
         text = json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise InvalidField(param, f"{param} is no JSON schema: {error}") from None
-    if (ref := _endless(value)) is not None:
+        raise InvalidField(param, f"{param} is not a JSON schema: {error}") from None
+    if (ref := _circular_ref(value)) is not None:
         raise InvalidField(
-            param, f"{param}: the $ref {clip(ref)} leads to itself, so nothing fits."
+            param, f"{param}: the $ref {clip(ref)} leads to itself, so no text matches it."
         )
     return text
 
 
-def _endless(schema: dict[str, Any]) -> str | None:
-    """A `$ref` of the schema that stands for another one, and so on, and at last for itself."""
+def _circular_ref(schema: dict[str, Any]) -> str | None:
+    """A `$ref` of the schema that leads to itself through other `$ref`s only, if there is one."""
     nodes: list[Any] = [schema]
     followed: set[str] = set()
     while nodes:
@@ -137,16 +136,16 @@ def _endless(schema: dict[str, Any]) -> str | None:
         while isinstance(node, dict) and isinstance(ref := node.get("$ref"), str):
             if ref in chain:
                 return ref
-            if ref in followed:  # a long chain is walked once, not from each of its members
+            if ref in followed:  # each chain is followed once, not from each of its members
                 break
             chain.add(ref)
-            node = _at(schema, ref)
+            node = _resolve(schema, ref)
         followed |= chain
     return None
 
 
-def _at(schema: Any, ref: str) -> Any:
-    """What a `$ref` within the schema stands for (a JSON pointer, RFC 6901); `None` for others."""
+def _resolve(schema: Any, ref: str) -> Any:
+    """The target of a `$ref` within the schema (a JSON pointer, RFC 6901), else `None`."""
     document, _, pointer = ref.partition("#")
     before, *keys = unquote(pointer).split("/")
     if document or before:

@@ -1,19 +1,25 @@
-"""The frozen settings: one class that flags, `SPECGATE_*` variables and YAML all fill.
+"""The frozen settings: one class, filled from flags, `SPECGATE_*` variables and YAML.
 
-`server.settings.sources` reads those three; nothing else reads the environment. A setting's
-description holds its unit and becomes its help text.
+`server.settings.sources` reads these three sources; nothing else reads the environment. A
+setting's description gives its unit and becomes its help text.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-from engine_adapter.config import EngineConfig, RestartPolicy
+from engine_adapter.config import (
+    RESERVED_ARGUMENTS,
+    EngineConfig,
+    RestartPolicy,
+    draft_capacity,
+)
+from engine_adapter.errors import EngineConfigError
 from engine_adapter.types import NONE, ProposerInfo, SpecMethod
 from server.control.selection import LoadedProposers, MethodRequest, SelectionError, resolve
+from server.settings.demo import demo_settings
 from server.settings.types import (
     Count,
     JsonObject,
@@ -23,24 +29,6 @@ from server.settings.types import (
     SettingError,
     Texts,
 )
-
-DEMO_NAME = "specgate-demo"
-"""The served name of the demo model, whose path differs from machine to machine."""
-
-OWN_ENGINE_ARGUMENTS = frozenset(
-    {
-        "speculative_config",
-        "worker_cls",
-        "worker_extension_cls",
-        "scheduler_cls",
-        "additional_config",
-        "kv_transfer_config",
-        "async_scheduling",
-        "disable_log_stats",
-        "stat_loggers",
-    }
-)
-"""vLLM arguments that Specgate sets itself, so that nobody else may."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.:-]+)?")
 
@@ -163,13 +151,14 @@ class Settings(EngineArguments):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """What follows from what is given: the demo without a model, and so on.
+        """Adds the defaults that depend on other settings.
 
-        The method at start is the primary proposer: whoever names one expects it to work.
+        Without a model it is the demo. The method at start is the primary proposer, if there is
+        one.
         """
         given = {key: value for key, value in data.items() if value not in (None, "", (), [])}
         if not given.get("model"):
-            given = {**_demo(given), **given}
+            given = {**demo_settings(given), **given}
         derived = {
             "served_model_name": (str(given["model"]),),
             "spec_method": given.get("primary", NONE),
@@ -188,7 +177,7 @@ class Settings(EngineArguments):
 
     def _check_engine_args(self) -> None:
         for key in self.engine_args:
-            if key in OWN_ENGINE_ARGUMENTS:
+            if key in RESERVED_ARGUMENTS:
                 raise SettingError("engine_args", f"{key} is set by Specgate itself; leave it out")
             if key in type(self).model_fields:
                 raise SettingError("engine_args", f"{key} has a setting of its own: {flag(key)}")
@@ -210,14 +199,11 @@ class Settings(EngineArguments):
             self._initial_method()
         except SelectionError as error:
             raise SettingError("spec_method", error.message.removeprefix("spec_method: ")) from None
-        capacity = self.max_speculative_tokens
+        try:
+            draft_capacity(self.proposer, self.max_speculative_tokens)
+        except EngineConfigError as error:
+            raise SettingError(error.setting, error.message) from None
         for spec in self.proposer:
-            if capacity is not None and spec.num_speculative_tokens > capacity:
-                raise SettingError(
-                    "proposer",
-                    f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, "
-                    f"more than max_speculative_tokens, {capacity}",
-                )
             if spec.model is not None:
                 _check_model("proposer", spec.model, f"{spec.name}: model: ")
 
@@ -231,7 +217,7 @@ class Settings(EngineArguments):
 
     @property
     def initial_proposer(self) -> str:
-        """The proposer that `spec_method` stands for, or `none`."""
+        """The name of the proposer that `spec_method` refers to, or `none`."""
         return self._initial_method().proposer
 
     @property
@@ -240,7 +226,7 @@ class Settings(EngineArguments):
         return tuple(spec.name for spec in self.proposer)
 
     def engine_config(self) -> EngineConfig:
-        """What the engine is built from: set arguments only, plain types only."""
+        """The engine's configuration: only arguments that are set, only plain types."""
         arguments: dict[str, Any] = {}
         for name in EngineArguments.model_fields:
             value = getattr(self, name)
@@ -263,57 +249,8 @@ class Settings(EngineArguments):
         )
 
 
-def _demo(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The demo's model and, unless others are given, a proposer of every kind but the cascade.
-
-    Its method at start is the primary's, as everywhere: the first answer shows speculation.
-    """
-    settings: dict[str, Any] = {
-        "model": _demo_path("target"),
-        "served_model_name": (DEMO_NAME,),
-        "dtype": "float32",
-        "max_model_len": 2048,
-        "kv_cache_memory_bytes": 512 * 2**20,
-    }
-    if "proposer" not in given:
-        ngram = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-        settings |= {
-            "proposer": (
-                {"name": "ngram", "num_speculative_tokens": 5, **ngram},
-                {"name": "suffix", "num_speculative_tokens": 8},
-                _demo_model("draft", "draft_model"),
-                _demo_model("draft-small", "draft_model"),
-                _demo_model("medusa", "medusa"),
-                _demo_model("mlp-speculator", "mlp_speculator"),
-                _demo_model("eagle", "eagle"),
-                _demo_model("eagle3", "eagle3"),
-            ),
-            "primary": "draft",
-            "backup": "ngram",
-        }
-    return settings
-
-
-def _demo_model(name: str, method: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "method": method,
-        "num_speculative_tokens": 4,
-        "model": _demo_path(name),
-    }
-
-
-def _demo_path(name: str) -> str:
-    from demo import model_path
-
-    try:
-        return str(model_path(name))
-    except FileNotFoundError as error:
-        raise SettingError("model", f"none is given, and the {error}") from None
-
-
 def _check_model(setting: str, model: str, prefix: str = "") -> None:
-    """Refuses a path that leads nowhere; an id of the hub is left to the engine."""
+    """Refuses a path that does not exist. The engine checks an id of the hub."""
     path = Path(model)
     if path.is_dir() and not (path / "config.json").is_file():
         raise SettingError(setting, f"{prefix}the folder {model!r} has no config.json")
@@ -325,5 +262,5 @@ def _check_model(setting: str, model: str, prefix: str = "") -> None:
 
 
 def flag(setting: str) -> str:
-    """How a setting is written on the command line."""
+    """The setting's name on the command line."""
     return "MODEL" if setting == "model" else f"--{setting.replace('_', '-')}"

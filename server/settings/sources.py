@@ -1,7 +1,8 @@
 """Flags, `SPECGATE_*` variables and a YAML file -> `Settings`, in this order of strength.
 
-The flags are made from the fields of `Settings`. Values stay as they were written until the
-class reads them, so that an error can name the setting the way its user wrote it.
+The flags are made from the fields of `Settings`. Values stay as written until the class reads
+them, so that an error names the setting as the user wrote it; pydantic-settings would name the
+field instead, and has no "did you mean".
 """
 
 import argparse
@@ -19,7 +20,7 @@ from server.settings import EngineArguments, Settings, flag
 from server.settings.types import SettingError
 
 PREFIX = "SPECGATE_"
-"""What the names of the environment variables begin with."""
+"""The prefix of the environment variables."""
 
 _SHOWN_CHARS = 100
 _SERVICE_LINK = (
@@ -32,7 +33,7 @@ class SettingsError(Exception):
     """Settings that cannot work.
 
     Attributes:
-        lines: one for each, naming it as its user wrote it.
+        lines: one for each setting, with its name as the user wrote it.
     """
 
     def __init__(self, *lines: str) -> None:
@@ -41,16 +42,16 @@ class SettingsError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that leaves the exit to its caller."""
+    """An argument parser that raises `SettingsError` instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message.removeprefix("argument "))
 
 
 def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """The settings that the flags, the variables and the YAML file add up to.
+    """The settings from the flags, the variables and the YAML file together.
 
-    Prints the help and exits if asked to. Raises `SettingsError`.
+    `--help` prints the help and exits. Raises `SettingsError`.
     """
     flags = _read_flags(argv)
     variables = _read_environment(environ)
@@ -83,7 +84,7 @@ def _read_flags(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    """One argument per field; what is not given stays out of the result."""
+    """One argument per field; an argument that is not given is not in the result."""
     parser = _Parser(
         prog="specgate serve",
         usage="specgate serve [MODEL] [--flag VALUE]...",
@@ -109,7 +110,7 @@ def _add_argument(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -
         group.add_argument("model", metavar="MODEL", nargs="?", help=text)
     elif bool in (field.annotation, *get_args(field.annotation)):
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
-    elif name == "lora_modules":  # vLLM's form has them behind one flag
+    elif name == "lora_modules":  # vLLM takes several after one flag
         group.add_argument(flag(name), action="extend", nargs="+", metavar="NAME=PATH", help=text)
     elif get_origin(field.annotation) is tuple:
         group.add_argument(flag(name), action="append", metavar="VALUE", help=text)
@@ -127,11 +128,11 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """`SPECGATE_*` variables that no setting reads, each with what it may have meant.
+    """A line for each `SPECGATE_*` variable that no setting reads, with the likely intended one.
 
-    They are no error: Kubernetes makes such variables from the name of a service.
+    This is not an error: Kubernetes makes such variables from the name of a service.
     """
-    # The other commands' variable is no mistake.
+    # The other commands read SPECGATE_URL.
     known = [PREFIX + name.upper() for name in ("config", "url", *Settings.model_fields)]
     return [
         f"{name}: no setting reads this variable{_did_you_mean(name, known)}"
@@ -141,7 +142,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
-    """The file's settings; a dash in a key is an underscore."""
+    """The file's settings; a dash in a key becomes an underscore."""
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -172,7 +173,7 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _lines(error: ValidationError, written: Mapping[str, str]) -> list[str]:
-    """A line for each setting at fault."""
+    """One line for each invalid setting."""
     lines = []
     for detail in error.errors():
         cause = detail.get("ctx", {}).get("error")
@@ -185,9 +186,12 @@ def _lines(error: ValidationError, written: Mapping[str, str]) -> list[str]:
 
 
 def _reason(detail: ErrorDetails) -> str:
-    """Pydantic's words, and the value unless it is a secret or the words have it already."""
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "value_error" or detail["loc"][0] in ("api_key", "admin_key"):
+    """Pydantic's message, and the value unless it is secret or in the message."""
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError):
+        return str(cause)
+    message = detail["msg"]
+    if detail["loc"][0] in ("api_key", "admin_key"):
         return message
     value = repr(detail["input"])
     shown = value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}…"

@@ -1,4 +1,4 @@
-"""How settings read what flags, variables and YAML give them: text or structure, one or many."""
+"""Types of settings: each reads text, as flags and variables have it, or structure, as YAML has."""
 
 import json
 from collections.abc import Mapping, Sized
@@ -12,7 +12,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 
 
 class SettingError(ValueError):
-    """A setting that cannot work, where a check concerns more than one field.
+    """A setting that cannot work, found by a check of more than one field.
 
     Attributes:
         setting: the field's name.
@@ -24,7 +24,7 @@ class SettingError(ValueError):
 
 
 def _list(value: Any) -> Any:
-    """Comma-separated text, as a variable holds it, to a list."""
+    """Splits comma-separated text, as variables have it, into a list."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
@@ -35,7 +35,7 @@ def _none_empty(values: tuple[Sized, ...]) -> tuple[Sized, ...]:
 
 
 def _parsed(value: Any) -> Any:
-    """JSON text to what it means."""
+    """Parses JSON text; other values stay."""
     if not isinstance(value, str):
         return value
     try:
@@ -45,7 +45,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _json_object(value: Any) -> Any:
-    """JSON text or a mapping; a dash in a key is an underscore."""
+    """Reads JSON text or a mapping; a dash in a key becomes an underscore."""
     given = _parsed(value)
     if not isinstance(given, Mapping):
         raise ValueError(f"must be a JSON object, got {given!r}")
@@ -53,7 +53,7 @@ def _json_object(value: Any) -> Any:
 
 
 def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
-    """JSON text, mappings or specs, one or several, to specs."""
+    """Reads JSON text, mappings or specs, one or several."""
     value = _parsed(value)
     items = [_parsed(item) for item in (value if isinstance(value, list | tuple) else [value])]
     if all(isinstance(item, ProposerSpec) for item in items):
@@ -65,11 +65,11 @@ def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
     try:
         return catalog.parse_specs(items)
     except EngineConfigError as error:
-        raise ValueError(str(error).removeprefix(f"{error.setting}: ")) from None
+        raise ValueError(error.message) from None
 
 
 def _lora_modules(value: Any) -> Any:
-    """`name=path` texts, JSON objects with `name` and `path`, or a mapping, to name -> path."""
+    """Reads `name=path` texts, JSON objects with `name` and `path`, or a mapping."""
     if isinstance(value, str):
         value = _parsed(value) if value.lstrip().startswith(("{", "[")) else _list(value)
     if isinstance(value, Mapping) and set(value) != {"name", "path"}:
@@ -96,13 +96,13 @@ def _lora_module(item: Any) -> tuple[str, Any]:
 
 
 Count = Annotated[int, Field(ge=1)]
-"""A number of things, at least one."""
+"""A count, at least 1."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
 """Texts; as one text, separated by commas."""
 
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
-"""Texts that no message and no log shows."""
+"""Texts that messages and logs never show."""
 
 Proposers = Annotated[tuple[ProposerSpec, ...], BeforeValidator(_proposers)]
 """Proposers; as text, a JSON object or a JSON list of them."""

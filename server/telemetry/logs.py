@@ -1,4 +1,4 @@
-"""Where log lines go and what they look like: ours, uvicorn's and every library's alike."""
+"""Destination and format of all log lines: ours, uvicorn's and every library's."""
 
 import logging
 import sys
@@ -7,10 +7,10 @@ from typing import TextIO
 import structlog
 
 OWN_LOGGERS = ("server", "engine_adapter")
-"""The roots of our loggers' names."""
+"""The root names of our loggers."""
 
 ACCESS_LOGGER = "server.http.middleware"
-"""Who logs each HTTP request, at level info."""
+"""The logger of HTTP requests, at level info."""
 
 
 # Tracebacks never show local variables: they hold keys and prompts.
@@ -18,7 +18,7 @@ _JSON_TRACEBACK = structlog.tracebacks.ExceptionDictTransformer(show_locals=Fals
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the time: the terminal's progress display wraps it."""
+    """Writes to the current `sys.stderr`, which the terminal's progress display wraps."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -30,10 +30,10 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(level: str, *, json: bool, access: bool) -> None:
-    """Sends every log line to standard error, as JSON or for people.
+    """Sends every log line to standard error, as JSON or as text.
 
-    Our own lines count from `level` on, a library's from `warning` on at most. `access` tells
-    whether HTTP requests are logged.
+    `level` applies to our own lines; a library's appear from `warning` on, or from `level` if that
+    is higher. `access` enables the log of HTTP requests.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -41,18 +41,6 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    render: list[structlog.typing.Processor] = (
-        [
-            structlog.processors.ExceptionRenderer(_JSON_TRACEBACK),
-            structlog.processors.JSONRenderer(),
-        ]
-        if json
-        else [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
-        ]
-    )
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -63,11 +51,11 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+    drop_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler = _StderrHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+            foreign_pre_chain=shared, processors=[drop_meta, *_renderers(json=json)]
         )
     )
     root = logging.getLogger()
@@ -76,3 +64,16 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
     for name in OWN_LOGGERS:
         logging.getLogger(name).setLevel(level.upper())
     logging.getLogger(ACCESS_LOGGER).setLevel(logging.NOTSET if access else logging.WARNING)
+
+
+def _renderers(*, json: bool) -> list[structlog.typing.Processor]:
+    if json:
+        return [
+            structlog.processors.ExceptionRenderer(_JSON_TRACEBACK),
+            structlog.processors.JSONRenderer(),
+        ]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    ]

@@ -1,7 +1,7 @@
-"""Every Prometheus name that the gateway writes, and the PromQL to read it with.
+"""Every Prometheus metric of the gateway, and the PromQL queries to read it.
 
-Counters and histograms only: ratios are PromQL's. Label values come from the catalogs of
-proposers, modes and routes, never from a request. The `vllm:` names are the engine's.
+Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
+modes and routes, never from a request. The `vllm:` metrics are the engine's.
 
 Acceptance rate of each proposer:
     sum by (proposer) (rate(specgate_spec_decode_accepted_tokens_total[5m]))
@@ -13,19 +13,19 @@ Acceptance rate by position (position 0 is the first drafted token):
 Mean acceptance length, the bonus token included:
     1 + sum by (proposer) (rate(specgate_spec_decode_accepted_tokens_total[5m]))
       / sum by (proposer) (rate(specgate_spec_decode_drafts_total[5m]))
-System efficiency (tokens emitted of those that perfect drafts would have brought):
+System efficiency (share of the tokens that perfect drafts would have emitted):
     (sum by (proposer) (rate(specgate_spec_decode_accepted_tokens_total[5m]))
         + sum by (proposer) (rate(specgate_spec_decode_drafts_total[5m])))
       / (sum by (proposer) (rate(specgate_spec_decode_draft_tokens_total[5m]))
         + sum by (proposer) (rate(specgate_spec_decode_drafts_total[5m])))
-Tokens emitted per second by what drafted them (`none`: plain decoding):
+Tokens emitted per second, by the proposer that drafted (`none`: plain decoding):
     sum by (proposer) (rate(specgate_spec_decode_emitted_tokens_total[5m]))
 Drafting time per drafted token, in seconds:
     sum by (proposer) (rate(specgate_proposer_draft_seconds_sum[5m]))
       / sum by (proposer) (rate(specgate_spec_decode_draft_tokens_total[5m]))
 Positions caught up per second after switches and prefix hits:
     sum by (proposer) (rate(specgate_proposer_catchup_tokens_total[5m]))
-Requests by proposer, and by who chose it (`request` or `active`):
+Requests by proposer, and by what selected it (`request` or `active`):
     sum by (proposer, selected_by) (rate(specgate_requests_total[5m]))
 Proposers that fail:
     sum by (proposer) (increase(specgate_proposer_errors_total[5m])) > 0
@@ -36,7 +36,7 @@ Switches that did not happen:
 Slowest switches:
     histogram_quantile(0.99, sum by (mode, le) (
         rate(specgate_spec_method_switch_seconds_bucket[1h])))
-Engine processes that were replaced, and attempts to that failed:
+Engine processes that were replaced, and replacements that failed:
     increase(specgate_engine_restarts_total[1h])
 Median step time by kind:
     histogram_quantile(0.5, sum by (kind, le) (rate(specgate_step_seconds_bucket[5m])))
@@ -47,13 +47,14 @@ Slow responses by route (a stream counts until its last byte):
     histogram_quantile(0.95, sum by (route, le) (rate(specgate_http_request_seconds_bucket[5m])))
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine_adapter.counts import ProposerCounts, StepReport
 from engine_adapter.types import NONE
-from server.control.selection import SELECTED_BY
+from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
 from server.telemetry.rolling_stats import RollingCounts, RollingStats
 
 _STEP_BUCKETS = (
@@ -64,155 +65,174 @@ _HTTP_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
 
-SWITCH_OUTCOMES = ("switched", "failed", "refused", "timed_out", "abandoned")
-"""What becomes of a switch: it happened, the engine failed, another one ran, admitted requests
-did not end in time, its caller or the server went away before the swap."""
 
-RESTART_OUTCOMES = ("restarted", "failed")
-"""What becomes of an attempt to replace a dead engine process."""
+class RestartOutcome(StrEnum):
+    """The end of an attempt to replace a dead engine process."""
+
+    RESTARTED = "restarted"
+    FAILED = "failed"
+
+
+class _Maker:
+    """Makes metrics on one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+    def histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self._registry)
+
+
+class _ProposerMetrics:
+    """The metrics with a label `proposer`."""
+
+    def __init__(self, make: _Maker) -> None:
+        prefix = "specgate_spec_decode"
+        self.drafts = make.counter(f"{prefix}_drafts", "Verification steps with drafts", "proposer")
+        self.drafted = make.counter(f"{prefix}_draft_tokens", "Draft tokens verified", "proposer")
+        self.accepted = make.counter(f"{prefix}_accepted_tokens", "Draft tokens kept", "proposer")
+        self.accepted_per_position = make.counter(
+            f"{prefix}_accepted_tokens_per_position",
+            "Draft tokens kept, by their position in the draft from 0",
+            "proposer",
+            "position",
+        )
+        self.emitted = make.counter(
+            f"{prefix}_emitted_tokens", "Tokens emitted, by what drafted for them", "proposer"
+        )
+        self.draft_seconds = make.histogram(
+            "specgate_proposer_draft_seconds", "Drafting time per step", _STEP_BUCKETS, "proposer"
+        )
+        self.catchup = make.counter(
+            "specgate_proposer_catchup_tokens", "Positions read to remove a lag", "proposer"
+        )
+        self.errors = make.counter(
+            "specgate_proposer_errors", "Steps in which a proposer failed", "proposer"
+        )
+        self.requests = make.counter(
+            "specgate_requests", "Requests admitted", "proposer", "selected_by"
+        )
+
+    def declare(self, name: str) -> None:
+        """Lets every series of a proposer exist at 0; plain decoding drafts nothing."""
+        self.emitted.labels(name)
+        for selected_by in SelectedBy:
+            self.requests.labels(name, selected_by)
+        if name != NONE:
+            for metric in (self.drafts, self.drafted, self.accepted, self.catchup, self.errors):
+                metric.labels(name)
+            self.draft_seconds.labels(name)
+
+    def count(self, name: str, counts: ProposerCounts) -> None:
+        """Adds one step's counts."""
+        self.emitted.labels(name).inc(counts.emitted)
+        if name == NONE:
+            return
+        self.drafts.labels(name).inc(counts.drafts)
+        self.drafted.labels(name).inc(counts.drafted)
+        self.accepted.labels(name).inc(counts.accepted)
+        for position, accepted in enumerate(counts.accepted_per_position):
+            self.accepted_per_position.labels(name, str(position)).inc(accepted)
 
 
 class Metrics:
     """The gateway's metrics on one registry; an `EngineObserver`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=registry)
-
-        prefix = "specgate_spec_decode"
-        self._drafts = counter(f"{prefix}_drafts", "Verification steps with drafts", "proposer")
-        self._drafted = counter(f"{prefix}_draft_tokens", "Draft tokens verified", "proposer")
-        self._accepted = counter(f"{prefix}_accepted_tokens", "Draft tokens kept", "proposer")
-        self._accepted_per_position = counter(
-            f"{prefix}_accepted_tokens_per_position",
-            "Draft tokens kept, by their position in the draft from 0",
-            "proposer",
-            "position",
+        make = _Maker(registry)
+        self._proposers = _ProposerMetrics(make)
+        self._spec_method = make.gauge(
+            "specgate_spec_method_info", "The active method", "spec_method"
         )
-        self._emitted = counter(
-            f"{prefix}_emitted_tokens",
-            "Tokens emitted, by what drafted for them",
-            "proposer",
-        )
-        self._draft_seconds = histogram(
-            "specgate_proposer_draft_seconds", "Drafting time per step", _STEP_BUCKETS, "proposer"
-        )
-        self._catchup = counter(
-            "specgate_proposer_catchup_tokens", "Positions read to remove a lag", "proposer"
-        )
-        self._errors = counter(
-            "specgate_proposer_errors", "Steps in which a proposer failed", "proposer"
-        )
-        self._requests = counter(
-            "specgate_requests", "Requests admitted", "proposer", "selected_by"
-        )
-        self._spec_method = Gauge(
-            "specgate_spec_method_info", "The active method", ["spec_method"], registry=registry
-        )
-        self._switches = counter(
+        self._switches = make.counter(
             "specgate_spec_method_switches", "Switches asked for", "mode", "outcome"
         )
-        self._switch_seconds = histogram(
+        self._switch_seconds = make.histogram(
             "specgate_spec_method_switch_seconds", "Time to switch", _SWITCH_BUCKETS, "mode"
         )
-        self._step_seconds = histogram(
+        self._step_seconds = make.histogram(
             "specgate_step_seconds", "Engine step time", _STEP_BUCKETS, "kind"
         )
-        self._restarts = counter(
+        self._restarts = make.counter(
             "specgate_engine_restarts", "Attempts to replace a dead engine process", "outcome"
         )
-        for outcome in RESTART_OUTCOMES:
+        for outcome in RestartOutcome:
             self._restarts.labels(outcome)
-        self._http_requests = counter(
+        self._http_requests = make.counter(
             "specgate_http_requests", "HTTP requests", "route", "method", "status"
         )
-        self._http_seconds = histogram(
+        self._http_seconds = make.histogram(
             "specgate_http_request_seconds", "Time to the last byte", _HTTP_BUCKETS, "route"
         )
         self._rolling: dict[str, RollingCounts] = {}
 
-    def proposers(self, names: Iterable[str]) -> None:
+    def declare_proposers(self, names: Iterable[str]) -> None:
         """Lets every series of the named proposers, and of `none`, exist at 0."""
         for name in names:
-            for metric in (
-                self._drafts,
-                self._drafted,
-                self._accepted,
-                self._catchup,
-                self._errors,
-            ):
-                metric.labels(name)
-            self._draft_seconds.labels(name)
+            self._proposers.declare(name)
             self._rolling.setdefault(name, RollingCounts())
-            self._admissions(name)
-        self._admissions(NONE)
+        self._proposers.declare(NONE)
 
-    def forget(self, name: str) -> None:
-        """Leaves a proposer that was unloaded out of the rolling figures; its counters stay."""
+    def forget_proposer(self, name: str) -> None:
+        """Removes an unloaded proposer from the rolling figures. Its counters stay."""
         self._rolling.pop(name, None)
 
-    def _admissions(self, name: str) -> None:
-        self._emitted.labels(name)
-        for selected_by in SELECTED_BY:
-            self._requests.labels(name, selected_by)
-
-    def declare_switches(self, modes: Iterable[str]) -> None:
-        """Lets the switch series of the modes exist at 0."""
-        for mode in modes:
+    def declare_switches(self) -> None:
+        """Lets the series of switches exist at 0."""
+        for mode in SwitchMode:
             self._switch_seconds.labels(mode)
-            for outcome in SWITCH_OUTCOMES:
+            for outcome in SwitchOutcome:
                 self._switches.labels(mode, outcome)
 
     def on_step(self, report: StepReport) -> None:
         """Counts one engine step (`EngineObserver`)."""
         self._step_seconds.labels(report.kind).observe(report.seconds)
         for name, counts in report.verified.items():
-            self._count(name, counts)
+            self._proposers.count(name, counts)
+            if name != NONE:
+                self._rolling.setdefault(name, RollingCounts()).add(counts)
         for name, seconds in report.draft_seconds.items():
-            self._draft_seconds.labels(name).observe(seconds)
+            self._proposers.draft_seconds.labels(name).observe(seconds)
         for name, tokens in report.catchup_tokens.items():
-            self._catchup.labels(name).inc(tokens)
+            self._proposers.catchup.labels(name).inc(tokens)
         for name in report.faults:
-            self._errors.labels(name).inc()
+            self._proposers.errors.labels(name).inc()
 
     def on_restart(self, succeeded: bool) -> None:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
-        self._restarts.labels("restarted" if succeeded else "failed").inc()
+        outcome = RestartOutcome.RESTARTED if succeeded else RestartOutcome.FAILED
+        self._restarts.labels(outcome).inc()
 
-    def _count(self, name: str, counts: ProposerCounts) -> None:
-        self._emitted.labels(name).inc(counts.emitted)
-        if name == NONE:
-            return
-        self._drafts.labels(name).inc(counts.drafts)
-        self._drafted.labels(name).inc(counts.drafted)
-        self._accepted.labels(name).inc(counts.accepted)
-        for position, accepted in enumerate(counts.accepted_per_position):
-            self._accepted_per_position.labels(name, str(position)).inc(accepted)
-        self._rolling.setdefault(name, RollingCounts()).add(counts)
+    def rolling_stats(self) -> dict[str, RollingStats]:
+        """Each proposer's sums and ratios of the last minute."""
+        return {name: counts.stats() for name, counts in self._rolling.items()}
 
-    def rolling(self) -> Mapping[str, RollingStats]:
-        """Each proposer's figures of the last minute."""
-        return {name: counts.figures() for name, counts in self._rolling.items()}
-
-    def request(self, proposer: str, selected_by: str) -> None:
+    def count_request(self, proposer: str, selected_by: SelectedBy) -> None:
         """Counts a request at its admission."""
-        self._requests.labels(proposer, selected_by).inc()
+        self._proposers.requests.labels(proposer, selected_by).inc()
 
-    def http(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Counts an HTTP exchange. `route` is the route's template, never a path as sent."""
+    def observe_http(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Counts an HTTP exchange. `route` is the route's template, never the path as sent."""
         self._http_requests.labels(route, method, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
-    def spec_method(self, name: str) -> None:
+    def set_spec_method(self, name: str) -> None:
         """Shows `name` as the one active method."""
         self._spec_method.clear()
         self._spec_method.labels(name).set(1)
 
-    def switched(self, mode: str, outcome: str, seconds: float | None = None) -> None:
-        """Counts a switch; `outcome` is of `SWITCH_OUTCOMES`, `seconds` for one that swapped."""
+    def count_switch(
+        self, mode: SwitchMode, outcome: SwitchOutcome, seconds: float | None = None
+    ) -> None:
+        """Counts a switch; `seconds` is given for one that reached the engine."""
         self._switches.labels(mode, outcome).inc()
         if seconds is not None:
             self._switch_seconds.labels(mode).observe(seconds)

@@ -1,6 +1,6 @@
-"""Sums over the last seconds, for the figures that `/v1/spec_method` shows.
+"""Each proposer's sums and ratios over the last minute, for `/v1/spec_method`.
 
-Prometheus has the counters; these sums save an operator without one the arithmetic.
+They can also be computed from the Prometheus counters; here they need no Prometheus server.
 """
 
 import time
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from engine_adapter.counts import ProposerCounts
 
 WINDOW_S = 60
-"""How far back the sums reach, in seconds."""
+"""The length of the window, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RollingStats:
-    """What one proposer did in the window. A ratio is `None` where nothing was drafted.
+    """One proposer's last minute; a ratio is null where nothing was drafted.
 
     Attributes:
         drafts, drafted, accepted: as in `ProposerCounts`.
         acceptance_rate: accepted / drafted.
         mean_acceptance_length: 1 + accepted / drafts, the bonus token included.
-        system_efficiency: (accepted + drafts) / (drafted + drafts): tokens emitted of those
-            that would have been, had every draft been right.
+        system_efficiency: (accepted + drafts) / (drafted + drafts): the share of the tokens that
+            would have been emitted if every draft had been accepted.
     """
 
     drafts: int
@@ -34,41 +34,30 @@ class RollingStats:
     system_efficiency: float | None
 
 
-@dataclass(slots=True)
-class _Second:
-    at: int
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
 class RollingCounts:
-    """One proposer's counts over the last `window_s` seconds, in one bucket a second."""
+    """One proposer's counts over the last `window_s` seconds, in one bucket per second."""
 
     def __init__(
         self, window_s: int = WINDOW_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._window_s = window_s
         self._clock = clock
-        self._seconds: deque[_Second] = deque()
+        self._buckets: deque[tuple[int, ProposerCounts]] = deque()
 
     def add(self, counts: ProposerCounts) -> None:
-        """Adds one step's counts to the present second."""
+        """Adds one step's counts to the current second."""
         now = int(self._clock())
-        if not self._seconds or self._seconds[-1].at != now:
+        if self._buckets and self._buckets[-1][0] == now:
+            self._buckets[-1] = (now, self._buckets[-1][1] + counts)
+        else:
             self._forget(now)
-            self._seconds.append(_Second(now))
-        second = self._seconds[-1]
-        second.drafts += counts.drafts
-        second.drafted += counts.drafted
-        second.accepted += counts.accepted
+            self._buckets.append((now, counts))
 
-    def figures(self) -> RollingStats:
+    def stats(self) -> RollingStats:
         """The sums and ratios of the window that ends now."""
         self._forget(int(self._clock()))
-        drafts = sum(s.drafts for s in self._seconds)
-        drafted = sum(s.drafted for s in self._seconds)
-        accepted = sum(s.accepted for s in self._seconds)
+        total = sum((counts for _, counts in self._buckets), ProposerCounts())
+        drafts, drafted, accepted = total.drafts, total.drafted, total.accepted
         return RollingStats(
             drafts=drafts,
             drafted=drafted,
@@ -79,5 +68,5 @@ class RollingCounts:
         )
 
     def _forget(self, now: int) -> None:
-        while self._seconds and self._seconds[0].at <= now - self._window_s:
-            self._seconds.popleft()
+        while self._buckets and self._buckets[0][0] <= now - self._window_s:
+            self._buckets.popleft()

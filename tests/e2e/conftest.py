@@ -9,7 +9,7 @@ from tests.e2e.served import Served, documented_url
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo on README's address; it must end by SIGTERM with status 0 and without a trace."""
+    """The demo on README's address; SIGTERM must end it with status 0 and no traceback."""
     served = Served.start(documented_url(), tmp_path_factory.mktemp("e2e") / "server.log")
     yield served
     assert served.process.poll() is None, f"the server died:\n{served.tail()}"

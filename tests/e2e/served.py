@@ -1,4 +1,4 @@
-"""A real server in a process of its own, as a person starts it, and what tests ask of it."""
+"""A real server in its own process, started as a user starts it."""
 
 import os
 import re
@@ -34,9 +34,9 @@ START_S, STOP_S = 240, 60
 
 
 def documented_url() -> str:
-    """The address that README's lines talk to."""
+    """The address that README's examples use."""
     urls = set(re.findall(r"curl (?:-N )?(http://[\w.]+:\d+)", (ROOT / "README.md").read_text()))
-    assert len(urls) == 1, f"README.md talks to more than one server: {urls}"
+    assert len(urls) == 1, f"README.md uses more than one server: {urls}"
     return urls.pop()
 
 
@@ -51,7 +51,7 @@ class Served:
     """A running server.
 
     Attributes:
-        log: the file that has everything it wrote.
+        log: the file with all its output.
     """
 
     url: str
@@ -64,7 +64,7 @@ class Served:
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.socket() as probe:
             taken = probe.connect_ex((host, int(port))) == 0
-        assert not taken, f"something listens on {url} already: README's lines need that port"
+        assert not taken, f"something listens on {url} already: README's examples need that port"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "server.cli", "serve", *flags],
@@ -84,7 +84,7 @@ class Served:
 
     @classmethod
     def start_beside(cls, log: Path, *flags: str) -> "Served":
-        """Starts one on a free port: for tests that do to it what others must not see."""
+        """Starts another server on a free port, for tests that must not affect the others."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         return cls.start(f"http://127.0.0.1:{port}", log, "--port", str(port), *flags)
@@ -97,7 +97,7 @@ class Served:
         return engine
 
     def stop(self) -> int:
-        """Ends it as an orchestrator does; its exit status."""
+        """Stops it as an orchestrator does; returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(STOP_S)
@@ -106,7 +106,7 @@ class Served:
             raise
 
     def tail(self) -> str:
-        """The end of what it wrote."""
+        """The end of its output."""
         return self.log.read_text(errors="replace")[-4000:]
 
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
@@ -133,7 +133,7 @@ class Served:
         return Samples(self.get("/metrics").text)
 
     def wait_until_idle(self, seconds: float = 10) -> None:
-        """Until no sequence runs or waits and no request is in flight; fails if it takes longer."""
+        """Waits until no sequence and no request is left; fails after `seconds`."""
         wait_until(self._idle, seconds, "the engine is idle")
 
     def _ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""`specgate batch` on the real engine, as a person runs it."""
+"""`specgate batch` on the real engine, as a user runs it."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def line(i: int) -> dict[str, Any]:
     }
 
 
-def test_a_batch_is_answered_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_a_batch_is_answered_by_the_named_proposers(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [line(i) for i in range(12)]
     source.write_text("".join(f"{json.dumps(one)}\n" for one in lines))

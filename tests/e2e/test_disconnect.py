@@ -1,4 +1,4 @@
-"""A client that goes away takes its sequences with it, from a stream and from a whole answer."""
+"""When a client disconnects, the engine stops the sequences of its request."""
 
 import asyncio
 from typing import Any
@@ -12,20 +12,20 @@ from tests.e2e.traffic import chat, clients, gather, leave
 pytestmark = pytest.mark.vllm
 
 LONG = 1500
-"""Tokens that nobody waits for: seconds of work."""
+"""Enough tokens for seconds of work, which no client waits for."""
 
 SOON_S = 10
 
 
 def endings(served: Served) -> float:
-    """Sequences that came to an end of their own."""
+    """Sequences that ended by themselves."""
     scrape = served.scrape()
     reasons = scrape.by("finished_reason", "vllm:request_success_total")
     return reasons["stop"] + reasons["length"]
 
 
 @pytest.mark.parametrize("proposer", ["none", "ngram", "draft"])
-async def test_leaving_a_stream_ends_its_sequences(served: Served, proposer: str) -> None:
+async def test_closing_a_stream_ends_its_sequences(served: Served, proposer: str) -> None:
     before = endings(served)
     body = chat(0, max_tokens=LONG, spec_decode={"proposer": proposer})
     async with clients(served.url) as client:
@@ -34,7 +34,7 @@ async def test_leaving_a_stream_ends_its_sequences(served: Served, proposer: str
     assert endings(served) == before
 
 
-async def test_leaving_two_sampled_choices_ends_both(served: Served) -> None:
+async def test_closing_a_stream_of_two_choices_ends_both(served: Served) -> None:
     before = endings(served)
     async with clients(served.url) as client:
         await leave(client, chat(1, max_tokens=LONG, n=2, temperature=0.8), events=8)
@@ -43,7 +43,9 @@ async def test_leaving_two_sampled_choices_ends_both(served: Served) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_giving_up_on_a_whole_answer_ends_its_sequences(served: Served, n: int) -> None:
+async def test_disconnecting_from_a_whole_response_ends_its_sequences(
+    served: Served, n: int
+) -> None:
     before = endings(served)
     body: dict[str, Any] = chat(2, max_tokens=LONG, stream=False, stream_options=None, n=n)
     async with clients(served.url) as client:
@@ -61,7 +63,7 @@ async def test_giving_up_on_a_whole_answer_ends_its_sequences(served: Served, n:
     assert served.scrape()("specgate_http_requests_total", **gone) >= 1
 
 
-async def test_a_client_that_stops_waiting_does_not_disturb_its_neighbours(served: Served) -> None:
+async def test_a_disconnect_does_not_change_other_responses(served: Served) -> None:
     body = chat(3, stream=False, stream_options=None)
     async with clients(served.url) as client:
         alone = (await client.post("/v1/chat/completions", json=body)).json()

@@ -1,7 +1,7 @@
-"""Whatever a request is doing when its client goes away, the engine stops it within a second.
+"""The engine stops a request within a second after its client disconnects, in every phase.
 
-A server of its own with one place in the batch and small steps, so that a request can be caught
-in the queue, and while its prompt is read.
+The server has a batch of one sequence and small steps, so that a request can be caught in the queue
+and during its prefill.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 BOUND_S = 1.0
 LONG = 1500
-"""Tokens that nobody waits for: many seconds of work."""
+"""Enough tokens for many seconds of work, which no client waits for."""
 
 PROMPT_TOKENS = 1900
 STEP_TOKENS = 48
-"""Tokens read in a step: such a prompt takes forty of them."""
+"""Tokens of a prefill step: the prompt takes forty steps."""
 
 FLAGS = ("--max-num-seqs", "1", "--max-num-batched-tokens", str(STEP_TOKENS))
 
@@ -41,13 +41,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def load(served: Served) -> tuple[float, float]:
-    """Sequences that run, and that wait."""
+    """The numbers of running and of waiting sequences."""
     scrape = served.scrape()
     return scrape("vllm:num_requests_running"), scrape("vllm:num_requests_waiting")
 
 
 async def begin(client: httpx.AsyncClient, path: str, body: Any) -> "asyncio.Task[Any]":
-    """Asks, and reads whatever comes."""
+    """Sends a request and reads the response."""
 
     async def ask() -> None:
         async with client.stream("POST", path, json=body) as response:
@@ -58,7 +58,7 @@ async def begin(client: httpx.AsyncClient, path: str, body: Any) -> "asyncio.Tas
 
 
 async def leave(task: "asyncio.Task[Any]") -> float:
-    """Closes the connection; when that was, in seconds."""
+    """Closes the connection; returns the time in seconds."""
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -66,7 +66,7 @@ async def leave(task: "asyncio.Task[Any]") -> float:
 
 
 async def until(served: Served, running: int, waiting: int, seconds: float) -> None:
-    """Until so many sequences run and wait."""
+    """Waits until exactly these numbers of sequences run and wait."""
     what = f"{running} sequences run and {waiting} wait"
     await asyncio.to_thread(wait_until, lambda: load(served) == (running, waiting), seconds, what)
 
@@ -75,7 +75,7 @@ def tokens(served: Served) -> float:
     return served.scrape()("vllm:generation_tokens_total")
 
 
-async def test_in_the_queue(served: Served) -> None:
+async def test_a_queued_request_stops_within_a_second(served: Served) -> None:
     async with clients(served.url) as client:
         ahead = await begin(client, "/v1/chat/completions", chat(0, max_tokens=LONG))
         await until(served, 1, 0, 10)
@@ -90,9 +90,9 @@ async def test_in_the_queue(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_before_the_first_token(served: Served, stream: bool) -> None:
+async def test_a_request_in_prefill_stops_within_a_second(served: Served, stream: bool) -> None:
     before = tokens(served)
-    # No other test's prompt: nothing of it is in the prefix cache.
+    # A prompt of no other test, so that none of it is in the prefix cache.
     prompt = [20 + (7 * i + stream) % 500 for i in range(PROMPT_TOKENS)]
     body = {"prompt": prompt, "max_tokens": 100, "ignore_eos": True, "stream": stream}
     async with clients(served.url) as client:
@@ -106,7 +106,9 @@ async def test_before_the_first_token(served: Served, stream: bool) -> None:
 
 @pytest.mark.parametrize("proposer", ["none", "ngram", "draft"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_while_generating(served: Served, stream: bool, proposer: str) -> None:
+async def test_a_generating_request_stops_within_a_second(
+    served: Served, stream: bool, proposer: str
+) -> None:
     fields: dict[str, Any] = {"max_tokens": LONG, "spec_decode": {"proposer": proposer}}
     if not stream:
         fields |= {"stream": False, "stream_options": None}

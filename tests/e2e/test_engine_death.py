@@ -1,4 +1,4 @@
-"""The engine's process is killed under load: whoever asks is told so, and it is replaced."""
+"""The engine's process is killed under load: clients get an error, and it is replaced."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ COUNTERS = (
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose engine is killed; at the end it is stopped while it replaces one."""
+    """A server whose engine is killed; at the end it is stopped during a replacement."""
     served = Served.start_beside(tmp_path_factory.mktemp("death") / "server.log", *FLAGS)
     try:
         yield served
@@ -42,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def check_that_a_stop_ends_a_replacement(served: Served) -> None:
-    """Shares the server, since a start costs."""
+    """Uses the same server, because a start takes long."""
     before = set(children(served))
     served.engine.kill()
     wait_until(lambda: bool(set(children(served)) - before), BACK_S, "a replacement loads")
@@ -68,7 +68,7 @@ def logged(served: Served, event: str) -> list[str]:
 
 @dataclass
 class Load:
-    """Clients that ask again and again, half of them for streams, and what became of it."""
+    """Clients that send requests repeatedly, half of them streams, and the outcomes."""
 
     client: httpx.AsyncClient
     whole: int = 0
@@ -92,13 +92,13 @@ class Load:
             assert answer["usage"]["completion_tokens"] == 200
             self.whole += 1
         else:
-            await self._honest(response)
+            await self._check_refusal(response)
 
     async def _stream(self, body: dict[str, Any]) -> None:
         async with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
                 await response.aread()
-                await self._honest(response)
+                await self._check_refusal(response)
                 return
             lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
         *events, done = (line.removeprefix("data: ") for line in lines)
@@ -115,7 +115,7 @@ class Load:
             assert reasons[-1] == "length"
             self.whole += 1
 
-    async def _honest(self, response: httpx.Response) -> None:
+    async def _check_refusal(self, response: httpx.Response) -> None:
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (503, "engine_dead"), response.text
         assert int(response.headers["retry-after"]) >= 1
@@ -125,7 +125,7 @@ class Load:
 
 @asynccontextmanager
 async def load(served: Served) -> AsyncIterator[Load]:
-    """A load for as long as the block runs; fails if any request ended in another way."""
+    """A load while the block runs; fails if a request ends in another way."""
     async with clients(served.url) as client, asyncio.TaskGroup() as group:
         load = Load(client)
         for i in range(CLIENTS):
@@ -135,26 +135,26 @@ async def load(served: Served) -> AsyncIterator[Load]:
 
 
 async def until(condition: Any, seconds: float, what: str) -> None:
-    """`wait_until`, while the load goes on."""
+    """`wait_until` in a thread, so that the load continues."""
     await asyncio.to_thread(wait_until, condition, seconds, what)
 
 
 async def kill_under_load(served: Served, method: str) -> None:
-    """One kill, from the first answers to the first answers afterwards."""
-    asked = served.switch(method)
+    """One kill: from the first responses to the first responses after the replacement."""
+    switched = served.switch(method)
     before, deaths = served.scrape(), len(logged(served, "engine_died"))
     async with load(served) as running:
-        await until(lambda: running.whole > CLIENTS // 2, 120, "answers come")
+        await until(lambda: running.whole > CLIENTS // 2, 120, "responses come")
         served.engine.send_signal(signal.SIGKILL)
-        await until(lambda: len(running.refused) > CLIENTS, 10, "the death is told")
-        await asyncio.to_thread(check_what_is_said_meanwhile, served, method)
+        await until(lambda: len(running.refused) > CLIENTS, 10, "clients get errors")
+        await asyncio.to_thread(check_the_server_during_the_outage, served, method)
         whole = running.whole
         await until(served._ready, BACK_S, "the engine is replaced")
-        await until(lambda: running.whole >= whole + CLIENTS, 120, "answers come again")
+        await until(lambda: running.whole >= whole + CLIENTS, 120, "responses come again")
         assert running.cut_off + len(running.refused) >= CLIENTS
     served.wait_until_idle()
     shown = served.get("/v1/spec_method").json()
-    assert (shown["spec_method"], shown["generation"]) == (method, asked["generation"])
+    assert (shown["spec_method"], shown["generation"]) == (method, switched["generation"])
     assert shown["engine"]["state"] == "serving"
     after = served.scrape()
     assert after("vllm:generation_tokens_total") > before("vllm:generation_tokens_total")
@@ -166,7 +166,7 @@ async def kill_under_load(served: Served, method: str) -> None:
     assert len(logged(served, "engine_died")) - deaths == 1
 
 
-def check_what_is_said_meanwhile(served: Served, method: str) -> None:
+def check_the_server_during_the_outage(served: Served, method: str) -> None:
     """Probes, admin routes and metrics of a server without an engine."""
     for path in ("/ready", "/health"):
         response = httpx.get(f"{served.url}{path}", trust_env=False)
@@ -187,7 +187,7 @@ def check_what_is_said_meanwhile(served: Served, method: str) -> None:
         assert scrape(f"vllm:{gauge}") == 0, gauge
 
 
-async def test_a_killed_engine_is_replaced_and_nobody_is_lied_to(served: Served) -> None:
+async def test_a_killed_engine_is_replaced_and_clients_get_errors(served: Served) -> None:
     await kill_under_load(served, "ngram")
     (died,) = logged(served, "engine_died")
     assert "was killed by signal 9 (SIGKILL)" in died
@@ -197,13 +197,13 @@ async def test_a_killed_engine_is_replaced_and_nobody_is_lied_to(served: Served)
 
 
 @pytest.mark.prove
-async def test_five_kills_under_load_leave_nothing_behind(served: Served) -> None:
+async def test_five_kills_under_load_leak_nothing(served: Served) -> None:
     gateway = psutil.Process(served.process.pid)
     descriptors, threads = [], []
     for method in ("draft", "suffix", "none", "draft-small", "ngram"):
         await kill_under_load(served, method)
         descriptors.append(gateway.num_fds())
         threads.append(gateway.num_threads())
-    # The first replacement settles what vLLM keeps; after it nothing may grow.
+    # vLLM allocates once during the first replacement; after it nothing may grow.
     assert descriptors[-1] <= descriptors[0], descriptors
     assert threads[-1] <= threads[0], threads

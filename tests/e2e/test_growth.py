@@ -1,4 +1,4 @@
-"""Two hundred switches to a method and back, under sixteen streams, again and again."""
+"""Loads of two hundred switches under sixteen streams leak no memory, descriptors or threads."""
 
 import asyncio
 import json
@@ -18,20 +18,20 @@ from tests.e2e.traffic import clients, gather
 pytestmark = [pytest.mark.vllm, pytest.mark.prove, pytest.mark.timeout(1800)]
 
 ROUND_TRIPS, LOADS = 200, 15
-"""Of a load; and how many loads there are at most."""
+"""Round trips of a load, and the most loads."""
 
 SHAPES = 160
-"""For every weight matrix vLLM keeps a oneDNN primitive on CPU for each number of rows that it
-was multiplied with, 128 of them (`vllm._custom_ops.create_onednn_mm`), so the engine grows until
-it has met so many. It does one by one before anything is measured, and as the load mixes them."""
+"""Prompt lengths of the warm-up. On CPU, vLLM keeps for every weight matrix a oneDNN primitive for
+each number of rows, up to 128 (`vllm._custom_ops.create_onednn_mm`), so the engine grows until it
+has seen them all."""
 
 MEMORY_BYTES = 2 << 20
-"""What resident memory may grow by in a load: 5 kB a switch. What a switch leaves behind is there
-in every load, what is done for the first time in fewer and fewer: one load must show nothing."""
+"""The most that resident memory may grow in a load: 5 kB per switch. A leak of a switch shows in
+every load, first-time allocations in fewer and fewer: one load without growth is enough."""
 
 PROPOSERS = [
     {"name": "ngram", "num_speculative_tokens": 5},
-    # By default it remembers the answers to ten thousand requests, and grows until it does.
+    # By default it caches the responses to ten thousand requests, and grows until then.
     {"name": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 16},
     {
         "name": "draft",
@@ -53,7 +53,7 @@ METHODS = [str(proposer["name"]) for proposer in PROPOSERS]
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = [part for proposer in PROPOSERS for part in ("--proposer", json.dumps(proposer))]
     log = tmp_path_factory.mktemp("growth") / "server.log"
-    # So small that the warm-up touches all of it: untouched pages are not resident.
+    # Small, so that the warm-up touches all of it: untouched pages are not resident.
     flags += ["--kv-cache-memory-bytes", "64MiB", "--no-access-log"]
     served = Served.start_beside(log, *flags)
     try:
@@ -65,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @dataclass(frozen=True)
 class Size:
-    """What a process holds while nothing runs."""
+    """The resources of a process while no request runs."""
 
     memory_bytes: int
     descriptors: int
@@ -77,23 +77,23 @@ class Size:
 
 
 def _descriptors(process: psutil.Process) -> int:
-    """The fewest of two seconds: a client's connection is closed a little after the client."""
-    looks = []
+    """The minimum of two seconds: connections are closed a little after their client."""
+    samples = []
     for _ in range(20):
-        looks.append(process.num_fds())
+        samples.append(process.num_fds())
         time.sleep(0.1)
-    return min(looks)
+    return min(samples)
 
 
 def sizes(served: Served) -> dict[str, Size]:
-    """Of both processes."""
+    """The sizes of both processes, when idle."""
     served.wait_until_idle()
     gateway = psutil.Process(served.process.pid)
     return {"gateway": Size.of(gateway), "engine": Size.of(served.engine)}
 
 
 async def all_shapes(served: Served) -> None:
-    """Has the target and both draft models read prompts of every length, one by one."""
+    """Sends prompts of every length to the target and both draft models, one by one."""
     rng = random.Random(0)
     async with clients(served.url) as client:
         for length in range(1, SHAPES + 1):
@@ -126,22 +126,22 @@ async def switched_load(served: Served, plain_texts: list[Plain]) -> None:
             assert expected.allows(result.text), (expected.text, result.text)
 
 
-async def test_two_hundred_switches_and_back_leave_nothing_behind(served: Served) -> None:
+async def test_two_hundred_switches_leak_nothing(served: Served) -> None:
     async with clients(served.url) as client:
         plain_texts = await gather(*(plain(client, 5 * i) for i in range(STREAMS)))
     await all_shapes(served)
-    looks = [await asyncio.to_thread(sizes, served)]
+    samples = [await asyncio.to_thread(sizes, served)]
     for _ in range(LOADS):
         await switched_load(served, plain_texts)
-        looks.append(await asyncio.to_thread(sizes, served))
-        print(looks[-1])
-        before, after = looks[-2:]
+        samples.append(await asyncio.to_thread(sizes, served))
+        print(samples[-1])
+        before, after = samples[-2:]
         if all(after[p].memory_bytes - before[p].memory_bytes < MEMORY_BYTES for p in after):
             break
     else:
-        pytest.fail(f"memory grows in every load: {looks}")
-    for process, last in looks[-1].items():
-        assert last.descriptors <= looks[0][process].descriptors, (process, looks)
-        assert last.threads <= looks[0][process].threads, (process, looks)
+        pytest.fail(f"memory grows in every load: {samples}")
+    for process, last in samples[-1].items():
+        assert last.descriptors <= samples[0][process].descriptors, (process, samples)
+        assert last.threads <= samples[0][process].threads, (process, samples)
     shown = served.get("/v1/spec_method").json()
-    assert shown["generation"] == (len(looks) - 1) * 2 * ROUND_TRIPS
+    assert shown["generation"] == (len(samples) - 1) * 2 * ROUND_TRIPS

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: each name once, and sums over proposers that are vLLM's own counts."""
+"""The exported metrics: each name once, and sums over proposers equal to vLLM's own counts."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ FIGURES = {"drafts": "drafts", "drafted": "draft_tokens", "accepted": "accepted_
 
 
 async def switches(client: httpx.AsyncClient) -> None:
-    """Every method once in each mode, while others stream."""
+    """Switches to every method once in each mode, while other requests stream."""
     for mode in ("immediate", "new_requests"):
         for name in (*PROPOSERS, "none"):
             body = {"speculative_model": name, "mode": mode}
@@ -33,7 +33,7 @@ async def switches(client: httpx.AsyncClient) -> None:
 
 
 async def two_choices(client: httpx.AsyncClient, i: int, proposer: str) -> dict[str, Any]:
-    """The statistics of a whole answer with two sampled choices."""
+    """The statistics of a whole response with two sampled choices."""
     body = chat(i, stream=False, stream_options=None, n=2, temperature=0.8, seed=i)
     body["spec_decode"] = {"proposer": proposer}
     response = await client.post("/v1/chat/completions", json=body)
@@ -43,7 +43,7 @@ async def two_choices(client: httpx.AsyncClient, i: int, proposer: str) -> dict[
 
 
 def check_sums(now: Samples) -> None:
-    """The sums over the proposers are vLLM's counters."""
+    """Checks that the sums over the proposers equal vLLM's counters."""
     for ours, vllms in PAIRS.items():
         assert now(ours) == now(vllms), ours
     kept = now.by("position", OURS_BY_POSITION)
@@ -53,7 +53,7 @@ def check_sums(now: Samples) -> None:
     }
 
 
-async def test_sums_over_proposers_are_vllms_counts_after_all_kinds_of_traffic(
+async def test_sums_over_proposers_equal_vllms_counts(
     served: Served,
 ) -> None:
     async with clients(served.url) as client:
@@ -70,7 +70,7 @@ async def test_sums_over_proposers_are_vllms_counts_after_all_kinds_of_traffic(
         assert now(name) > 0
 
 
-async def test_counters_grow_by_what_the_responses_say(served: Served) -> None:
+async def test_counters_grow_by_the_counts_of_the_responses(served: Served) -> None:
     before = served.scrape()
     async with clients(served.url) as client:
         streamed: list[Streamed]
@@ -107,7 +107,7 @@ async def test_counters_grow_by_what_the_responses_say(served: Served) -> None:
         assert grown == (1 if name == "none" else 2)
 
 
-def test_each_name_is_there_once_and_ratios_are_nowhere(served: Served) -> None:
+def test_each_name_is_exported_once_and_no_ratio_is(served: Served) -> None:
     scrape = served.scrape()
     assert len(scrape.families) == len(set(scrape.families))
     assert not [name for name in scrape.names if name.startswith("specgate") and "rate" in name]

@@ -26,7 +26,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 
 def statistics(answer: Any) -> dict[str, Any]:
-    """What a response or a chunk says of its speculation."""
+    """The statistics of a response or a chunk."""
     told: dict[str, Any] = answer.metrics["speculative_decoding"]
     return told
 
@@ -56,7 +56,7 @@ def test_a_chat_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
     assert statistics(chunks[-1])["num_draft_tokens"] == statistics(whole)["num_draft_tokens"]
 
 
-def test_two_choices_have_their_own_text_and_figures(client: openai.OpenAI) -> None:
+def test_two_choices_have_their_own_text_and_statistics(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {**GREEDY, "temperature": 0.9, "n": 2, "seed": 11}
     whole = client.chat.completions.create(messages=MESSAGES, **asked)
     texts = [choice.message.content for choice in whole.choices]
@@ -92,7 +92,7 @@ def test_the_text_does_not_depend_on_the_proposer(
     assert len(set(texts.values())) == 1, texts
 
 
-def test_a_cap_on_the_draft_is_kept(client: openai.OpenAI) -> None:
+def test_a_cap_on_the_draft_is_enforced(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         prompt=PROMPT,
         extra_body={"speculative_model": "draft", "num_speculative_tokens": 2},

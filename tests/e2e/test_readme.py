@@ -1,4 +1,4 @@
-"""The documentation's lines, run as they stand."""
+"""The examples of the documentation, run unchanged."""
 
 import ast
 import json
@@ -24,14 +24,14 @@ METRICS_PAGE = (ROOT / "docs/metrics.md").read_text()
 
 @pytest.fixture(scope="module")
 def curl_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose .curlrc makes curl say the status on standard error."""
+    """A folder whose .curlrc makes curl print the status on standard error."""
     home = tmp_path_factory.mktemp("curl")
     (home / ".curlrc").write_text('silent\nshow-error\nwrite-out = "%{stderr}HTTP %{http_code}"\n')
     return home
 
 
 def run(block: str, curl_home: Path) -> str:
-    """What a block of shell prints; every curl in it must have got a 200."""
+    """The output of a block of shell; every curl in it must get a 200."""
     env = environment() | {"CURL_HOME": str(curl_home)}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
@@ -45,7 +45,7 @@ def run(block: str, curl_home: Path) -> str:
     return done.stdout
 
 
-def test_there_are_lines_to_run() -> None:
+def test_the_pages_have_examples_to_run() -> None:
     assert len(CURLS) == 12
     assert len(PYTHON) == 1
     assert len(API_CURLS) == 6
@@ -69,7 +69,7 @@ def test_a_curl_of_the_readme(served: Served, curl_home: Path, block: str) -> No
 
 
 def check_stream(output: str) -> None:
-    """A whole stream of a chat, its usage and its statistics on the last chunk."""
+    """Checks a whole stream of a chat, with usage and statistics on the last chunk."""
     lines = [line for line in output.split("\n\n") if line and not line.startswith(":")]
     *events, done = [line.removeprefix("data: ") for line in lines]
     assert done == "[DONE]"
@@ -112,7 +112,7 @@ def test_the_api_pages_token_ids_are_the_demos(served: Served) -> None:
     }
 
 
-def test_the_metrics_page_names_what_is_scraped(served: Served) -> None:
+def test_the_metrics_of_the_metrics_page_are_exported(served: Served) -> None:
     named = [cells[0].strip("`") for cells in documentation.rows(METRICS_PAGE)]
     named = [name for name in named if name.startswith(("vllm:", "specgate_"))]
     assert len(named) > 30

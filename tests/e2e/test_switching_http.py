@@ -1,4 +1,4 @@
-"""Switches of each mode under sixteen streams: no request lost, none wrong."""
+"""Switches of each mode under sixteen streams: no request is lost and no text is wrong."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ PLAIN = {"spec_decode": {"proposer": "none"}}
 PINNED = {"spec_decode": {"proposer": "draft-small", "num_speculative_tokens": 3}}
 
 TIE = 1e-4
-"""Greedy text may differ only where the two best log probabilities are closer than this."""
+"""Greedy texts may differ only where the two best log probabilities are closer than this."""
 
 OVERLAP = 32
-"""Characters by which a token that differs may begin before the text does."""
+"""Characters by which a differing token can begin before the first differing character."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """An unswitched greedy text, and how close each of its tokens was to another one."""
+    """A greedy text without switches, and the gap of each token to the second best."""
 
     text: str
     gaps: tuple[tuple[int, float], ...]
 
     def allows(self, other: str) -> bool:
-        """Whether `other` is this text, but for a tie."""
+        """Whether `other` equals this text up to a tie."""
         if other == self.text:
             return True
         pairs = enumerate(zip(self.text, other, strict=False))
@@ -73,7 +73,7 @@ def test_the_comparison_finds_a_wrong_text() -> None:
 
 @dataclass
 class Load:
-    """Sixteen clients that ask again and again, the last of them pinned."""
+    """Sixteen clients that send requests repeatedly; those of the last are pinned."""
 
     client: httpx.AsyncClient
     stopping: bool = False
@@ -150,7 +150,7 @@ async def test_drains_under_sixteen_streams(
 
 
 async def switch(client: httpx.AsyncClient, i: int, mode: str) -> dict[str, Any]:
-    """Switch number `i`, and that the method and the requests in flight are as it says."""
+    """Makes switch number `i` and checks the method and the requests in flight."""
     name = METHODS[(i * 7 + i // 5) % len(METHODS)]
     body = {"speculative_model": name, "mode": mode, "reason": f"number {i}"}
     response = await client.post("/v1/switch_spec_method", json=body)

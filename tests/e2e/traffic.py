@@ -1,4 +1,4 @@
-"""Many clients at once: streams that finish, streams that are left, and what each one says."""
+"""Many concurrent clients: streams that are read to the end, and streams that are closed early."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class Streamed:
 
     @property
     def drafted_by(self) -> set[str]:
-        """Every proposer whose drafts were verified for it."""
+        """The proposers whose drafts were verified for it."""
         return set(self.statistics["by_proposer"])
 
 
@@ -53,7 +53,7 @@ def chat(index: int, **fields: Any) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Streamed:
-    """Reads a stream of one choice; fails if it has an error or does not end as it must."""
+    """Reads a stream of one choice; fails if it has an error or does not end correctly."""
     texts, last, done = [], None, False
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
@@ -76,7 +76,7 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Streamed:
 
 
 async def leave(client: httpx.AsyncClient, body: dict[str, Any], events: int = 3) -> None:
-    """Reads so many lines of a stream and goes away."""
+    """Reads `events` lines of a stream and disconnects."""
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.status_code == 200
         lines = response.aiter_lines()

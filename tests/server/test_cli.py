@@ -106,7 +106,7 @@ def served() -> Iterator[Callable[..., Served]]:
 Serve = Callable[..., Served]
 
 
-def test_it_starts_says_how_to_use_it_and_stops_cleanly(served: Serve) -> None:
+def test_serve_starts_prints_its_usage_and_stops_cleanly(served: Serve) -> None:
     server = served()
     url = server.url
     assert httpx.get(f"{url}/ready").status_code == 200
@@ -123,7 +123,7 @@ def test_it_starts_says_how_to_use_it_and_stops_cleanly(served: Serve) -> None:
     assert "Traceback" not in "".join(server.err)
 
 
-def test_the_curl_lines_work_as_they_stand(served: Serve) -> None:
+def test_the_printed_curl_lines_work(served: Serve) -> None:
     server = served(
         *("--api-key", "sk-one", "--admin-key", "sk-two", "--served-model-name", "it's")
     )
@@ -138,7 +138,7 @@ def test_the_curl_lines_work_as_they_stand(served: Serve) -> None:
     assert switch["active"]["spec_method"] == "ngram"
 
 
-def test_while_it_loads_it_holds_its_port_answers_probes_and_can_be_stopped(served: Serve) -> None:
+def test_while_loading_it_answers_probes_and_can_be_stopped(served: Serve) -> None:
     server = served("--engine-args", '{"fake_start_s": 600}')
     server.line("Starting the fake engine")
     port = listening_port(server.process.pid)
@@ -186,7 +186,7 @@ def test_a_stream_that_does_not_finish_in_time_ends_with_an_error(served: Serve)
     assert "Traceback" not in "".join(server.err)
 
 
-def test_an_answer_that_does_not_finish_in_time_is_a_503(served: Serve) -> None:
+def test_a_response_that_does_not_finish_in_time_is_a_503(served: Serve) -> None:
     server = served(
         *("--shutdown-timeout-s", "1", "--engine-args", '{"fake_step_ms": 1000}'), "--no-access-log"
     )
@@ -199,7 +199,7 @@ def test_an_answer_that_does_not_finish_in_time_is_a_503(served: Serve) -> None:
     server.wait()
 
 
-def test_a_start_that_fails_ends_with_its_reason(served: Serve) -> None:
+def test_a_failed_start_ends_with_its_reason(served: Serve) -> None:
     server = served("--engine-args", '{"fake_fail_start": "not enough memory"}')
     assert server.wait() == 1
     err = "".join(server.err)
@@ -208,7 +208,7 @@ def test_a_start_that_fails_ends_with_its_reason(served: Serve) -> None:
     assert "serves" not in "".join(server.out)
 
 
-def test_an_engine_argument_that_the_engine_refuses_is_a_bad_setting() -> None:
+def test_an_argument_that_the_engine_refuses_is_an_invalid_setting() -> None:
     result = run(*SERVE, "--engine-args", '{"fake_step_sm": 1}')
     assert result.returncode == 2
     assert "specgate: error: --engine-args: fake_step_sm is unknown" in result.stderr
@@ -228,7 +228,7 @@ SERVE = ("serve", "--engine", "fake", "--port", "0")
         (["--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),
     ],
 )
-def test_a_bad_setting_ends_it_with_one_line(argv: list[str], expected: str) -> None:
+def test_an_invalid_setting_ends_it_with_one_line(argv: list[str], expected: str) -> None:
     result = run(*SERVE, *argv)
     assert result.returncode == 2
     assert result.stderr.startswith(f"specgate: error: {expected}")
@@ -245,7 +245,7 @@ def test_a_port_in_use_is_found_before_anything_loads() -> None:
     assert result.stdout == ""
 
 
-def test_logs_may_be_json(served: Serve) -> None:
+def test_logs_can_be_json(served: Serve) -> None:
     server = served("--log-json", SPECGATE_PROT="1")
     server.line('"event": "ready"')
     events: list[dict[str, Any]] = []
@@ -268,7 +268,7 @@ def test_ctrl_c_stops_it_and_the_access_log_can_be_turned_off(served: Serve) -> 
     assert "/version" not in "".join(server.err)
 
 
-def test_it_does_not_decide_whether_the_hub_is_reached() -> None:
+def test_the_hub_variables_are_left_as_they_are() -> None:
     script = "import os; from server.cli import main; main(['version']); "
     script += "from server.settings.sources import load_settings; load_settings([], {}); "
     script += "print('HF_HUB_OFFLINE' in os.environ)"
@@ -290,14 +290,14 @@ def test_settings_load_no_engine() -> None:
     assert result.stdout.strip() == "[]", result.stderr
 
 
-def test_version_names_what_is_installed() -> None:
+def test_version_lists_the_installed_versions() -> None:
     result = run("version")
     assert result.returncode == 0
     assert re.match(r"specgate \S+\npython 3\.\d+", result.stdout)
 
 
 @pytest.mark.parametrize("argv", [[], ["sevre"], ["version", "now"]])
-def test_what_is_no_command_is_refused(argv: list[str]) -> None:
+def test_an_unknown_command_is_refused(argv: list[str]) -> None:
     result = run(*argv)
     assert result.returncode == 2
     assert result.stderr

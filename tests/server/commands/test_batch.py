@@ -1,4 +1,4 @@
-"""`specgate batch`: requests of a file in, answers in a file out, on the fake engine."""
+"""`specgate batch` on the fake engine: a file of requests, a file of responses."""
 
 import fcntl
 import json
@@ -57,7 +57,7 @@ class Files:
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that runs in this process must not set up the logs of the tests after it."""
+    """A command that runs in this process must not configure the logs of later tests."""
     monkeypatch.setattr("server.commands.batch.configure_logs", lambda *_, **__: None)
 
 
@@ -92,7 +92,7 @@ def test_bodies_are_refused_as_over_http(files: Files) -> None:
     assert (error["param"], error["type"]) == ("temperature", "invalid_request_error")
 
 
-def test_lines_that_cannot_be_asked_say_why_and_where(files: Files) -> None:
+def test_invalid_lines_have_an_entry_with_line_and_reason(files: Files) -> None:
     good = completion("good")
     files.write(
         [
@@ -122,7 +122,7 @@ def test_lines_that_cannot_be_asked_say_why_and_where(files: Files) -> None:
     assert files.target.read_text() == before
 
 
-def test_two_requests_of_one_name_are_refused_before_anything_runs(
+def test_a_repeated_custom_id_is_refused_before_anything_runs(
     files: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files.write([completion("a"), completion("b"), completion("a")])
@@ -132,7 +132,7 @@ def test_two_requests_of_one_name_are_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize("torn", ["", "{", '{"id": "batch_req_1", "cust'])
-def test_it_goes_on_where_it_stopped(
+def test_it_continues_where_it_stopped(
     files: Files, capsys: pytest.CaptureFixture[str], torn: str
 ) -> None:
     files.write([completion("a"), completion("b")])
@@ -147,29 +147,29 @@ def test_it_goes_on_where_it_stopped(
     assert "2 done, 2 skipped, 0 left" in capsys.readouterr().out
 
 
-def test_nothing_starts_where_nothing_is_left(
+def test_no_engine_starts_if_no_request_is_left(
     files: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files.write([completion("a", max_tokens=-1)])
     assert files.run() == FAILED
     capsys.readouterr()
-    # The failure is still one.
+    # The entry still counts as failed.
     assert files.run() == FAILED
     assert capsys.readouterr().out.startswith("0 done, 1 skipped, 0 left, 1 failed in all;")
 
 
 @pytest.mark.parametrize("text", ['{"an": "object"}\n', "a letter\n", "a letter", '{"id": "x"'])
-def test_a_file_of_something_else_is_left_as_it_is(
+def test_an_output_that_is_not_of_a_batch_is_not_changed(
     files: Files, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     files.write([completion("a")])
     files.target.write_text(text)
     assert files.run() == FAILED
     assert files.target.read_text() == text
-    assert "line 1 is not of a batch's output" in capsys.readouterr().err
+    assert "line 1 is not the output of a batch" in capsys.readouterr().err
 
 
-def test_two_batches_do_not_write_one_file(
+def test_two_batches_cannot_write_the_same_file(
     files: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files.write([completion("a")])
@@ -193,7 +193,7 @@ def test_two_batches_do_not_write_one_file(
         (["in", "out", "--engine-args", '{"fake_step_ms": -1}'], BAD_SETTING, "fake_step_ms"),
     ],
 )
-def test_what_cannot_work_is_said_in_a_line(
+def test_an_invalid_command_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -204,7 +204,11 @@ def test_what_cannot_work_is_said_in_a_line(
     monkeypatch.chdir(tmp_path)
     Path("in").write_text(json.dumps(completion("a")) + "\n")
     flags = FAKE if "--engine" not in argv else ()
-    assert main(["batch", *argv, *flags]) == status
+    try:
+        ended: object = main(["batch", *argv, *flags])
+    except SystemExit as exit:
+        ended = exit.code
+    assert ended == status
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
@@ -217,13 +221,15 @@ def test_the_help_names_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert "IN.jsonl OUT.jsonl" in capsys.readouterr().out
 
 
-def test_keys_of_a_server_are_no_obstacle(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_key_variables_are_ignored(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECGATE_API_KEY", "secret")
     files.write([completion("a")])
     assert files.run() == 0
 
 
-def test_no_more_are_asked_at_once_than_was_said(files: Files) -> None:
+def test_concurrency_limits_the_requests_in_flight(files: Files) -> None:
     files.write([completion(f"r{i}", max_tokens=20, ignore_eos=True) for i in range(6)])
     begun = time.monotonic()
     options = json.dumps({"fake_step_ms": 10, "fake_acceptance": 0.0})
@@ -232,7 +238,7 @@ def test_no_more_are_asked_at_once_than_was_said(files: Files) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_batch_goes_on(files: Files, number: int) -> None:
+def test_an_interrupted_batch_can_be_continued(files: Files, number: int) -> None:
     files.write([completion(f"r{i}", max_tokens=40, ignore_eos=True) for i in range(200)])
     flags = [*FAKE, "--engine-args", json.dumps({"fake_step_ms": 20, "fake_acceptance": 0.0})]
     command = [sys.executable, "-m", "server.cli", "batch", str(files.source), str(files.target)]
@@ -246,7 +252,7 @@ def test_an_interrupted_batch_goes_on(files: Files, number: int) -> None:
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == INTERRUPTED
-    assert "the same command goes on from here" in error
+    assert "run the same command to continue" in error
     assert "Traceback" not in error
     answered = len(files.entries)
     assert 0 < answered < 200
@@ -256,7 +262,7 @@ def test_an_interrupted_batch_goes_on(files: Files, number: int) -> None:
     assert len({entry["custom_id"] for entry in files.entries}) == 200
 
 
-def test_an_engine_that_is_gone_ends_the_batch_and_costs_no_request_its_turn(
+def test_a_dead_engine_ends_the_batch_and_loses_no_request(
     files: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files.write([completion(f"r{i}", max_tokens=30, ignore_eos=True) for i in range(20)])
@@ -269,7 +275,7 @@ def test_an_engine_that_is_gone_ends_the_batch_and_costs_no_request_its_turn(
     assert len(files.entries) == 20
 
 
-def test_a_full_disk_ends_the_batch_with_a_line(
+def test_a_full_disk_ends_the_batch_with_one_line(
     files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(output: Output, entry: dict[str, Any]) -> None:
@@ -282,8 +288,8 @@ def test_a_full_disk_ends_the_batch_with_a_line(
     assert error == "specgate: error: No space left on device\n"
 
 
-def test_only_regular_files_will_do(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_regular_files_are_accepted(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     files.write([completion("a")])
     files.target.symlink_to("/dev/null")
     assert files.run() == FAILED
-    assert "is no regular file" in capsys.readouterr().err
+    assert "is not a regular file" in capsys.readouterr().err

@@ -1,29 +1,29 @@
-"""Requests of `specgate batch` under which the engine dies, on a transport that plays it."""
+"""Requests of `specgate batch` while the engine dies, on a transport that simulates it."""
 
 import httpx
 import pytest
 
-from server.commands.batch import TRIES, EngineGone, ask
+from server.commands.batch import MAX_ATTEMPTS, EngineGone, send
 from server.commands.batch_files import Request
 
 
 class Engine(httpx.AsyncBaseTransport):
-    """Dies under the first so many requests, and is back after so many looks each time."""
+    """Dies in each of the first `deaths` requests; is ready again after `polls` polls."""
 
-    def __init__(self, deaths: int, looks: int | None) -> None:
+    def __init__(self, deaths: int, polls: int | None) -> None:
         self._deaths = deaths
-        self._looks = looks
+        self._polls = polls
         self._left: int | None = 0
-        self.asked = 0
+        self.requests = 0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/ready":
             return self._ready()
-        self.asked += 1
-        dead = self.asked <= self._deaths
+        self.requests += 1
+        dead = self.requests <= self._deaths
         if dead:
-            self._left = self._looks
-        headers = {"x-request-id": f"id-{self.asked}"}
+            self._left = self._polls
+        headers = {"x-request-id": f"id-{self.requests}"}
         return httpx.Response(503 if dead else 200, json={}, headers=headers)
 
     def _ready(self) -> httpx.Response:
@@ -36,22 +36,23 @@ class Engine(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.parametrize(
-    ("deaths", "status", "asked"), [(0, 200, 1), (1, 200, 2), (TRIES - 1, 200, TRIES), (9, 503, 3)]
+    ("deaths", "status", "requests"),
+    [(0, 200, 1), (1, 200, 2), (MAX_ATTEMPTS - 1, 200, MAX_ATTEMPTS), (9, 503, 3)],
 )
-async def test_a_request_that_a_death_cuts_off_is_asked_again_once_the_engine_is_back(
-    monkeypatch: pytest.MonkeyPatch, deaths: int, status: int, asked: int
+async def test_a_request_is_sent_again_after_the_engine_died_and_came_back(
+    monkeypatch: pytest.MonkeyPatch, deaths: int, status: int, requests: int
 ) -> None:
-    # However long that takes: only deaths count.
+    # The number of polls does not matter.
     monkeypatch.setattr("server.commands.batch.READY_POLL_S", 0)
-    engine = Engine(deaths, looks=50)
+    engine = Engine(deaths, polls=50)
     async with httpx.AsyncClient(transport=engine, base_url="http://batch") as client:
-        entry = await ask(client, Request(1, "a", "/v1/completions", {}))
+        entry = await send(client, Request(1, "a", "/v1/completions", {}))
     assert entry["response"]["status_code"] == status
-    assert engine.asked == asked
-    assert entry["response"]["request_id"] == f"id-{asked}"
+    assert engine.requests == requests
+    assert entry["response"]["request_id"] == f"id-{requests}"
 
 
-async def test_where_nothing_recovers_nothing_is_waited_for() -> None:
+async def test_a_batch_does_not_wait_for_an_engine_that_is_not_replaced() -> None:
     async with httpx.AsyncClient(transport=Engine(1, None), base_url="http://batch") as client:
         with pytest.raises(EngineGone, match="Dead"):
-            await ask(client, Request(1, "a", "/v1/completions", {}))
+            await send(client, Request(1, "a", "/v1/completions", {}))

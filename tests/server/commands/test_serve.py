@@ -1,4 +1,4 @@
-"""The port is taken before anything loads."""
+"""The port is bound before anything loads."""
 
 import socket
 
@@ -13,7 +13,7 @@ def settings(host: str = "127.0.0.1", port: int = 0) -> Settings:
     return Settings(model="org/m", host=host, port=port)
 
 
-def test_what_is_bound_already_takes_connections() -> None:
+def test_a_bound_port_accepts_connections() -> None:
     with bind(settings()) as listener, socket.create_connection(listener.getsockname()):
         pass
 
@@ -25,7 +25,7 @@ def test_a_bound_port_is_not_bound_again() -> None:
             bind(settings(port=port))
 
 
-def test_a_port_that_was_just_left_can_be_bound() -> None:
+def test_a_port_that_was_just_closed_can_be_bound() -> None:
     with bind(settings()) as listener:
         address = listener.getsockname()
         client = socket.create_connection(address)
@@ -35,7 +35,7 @@ def test_a_port_that_was_just_left_can_be_bound() -> None:
         pass
 
 
-def test_a_name_that_nobody_knows_is_a_bad_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_name_is_an_invalid_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

@@ -1,4 +1,4 @@
-"""What the terminal shows of a start."""
+"""The terminal output of a start."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine_adapter.types import EngineInfo, ProposerInfo
-from server.commands.startup_display import Progress
+from server.commands.startup_display import StartupDisplay
 from server.settings import Settings
 
 NGRAM = {"name": "ngram"}
@@ -21,7 +21,7 @@ def banner(capsys: pytest.CaptureFixture[str], port: int = 8000, **given: Any) -
         ProposerInfo(p.name, p.method, LONG, p.num_speculative_tokens) for p in settings.proposer
     )
     info = EngineInfo("fake", "1", settings.model, settings.model, 2048, 99, 20, 5, infos)
-    Progress(settings).ready(info, port)
+    StartupDisplay(settings).ready(info, port)
     return capsys.readouterr().out
 
 
@@ -48,7 +48,7 @@ def test_the_address_can_be_pasted(capsys: pytest.CaptureFixture[str], host: str
 
 
 @pytest.mark.parametrize(("active", "other"), [({}, "ngram"), ({"primary": "ngram"}, "none")])
-def test_the_switch_line_changes_something(
+def test_the_switch_line_names_another_method(
     capsys: pytest.CaptureFixture[str], active: dict[str, str], other: str
 ) -> None:
     words = curl(banner(capsys, **active), "/v1/switch_spec_method")
@@ -64,7 +64,7 @@ def test_the_active_method_has_a_star(capsys: pytest.CaptureFixture[str]) -> Non
     assert starred == [["none"], ["ngram"]]
 
 
-def test_keys_are_asked_for_but_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lines_use_variables_for_keys(capsys: pytest.CaptureFixture[str]) -> None:
     text = banner(capsys, api_key=["sk-one"], admin_key=["sk-two"])
     assert "Authorization: Bearer $SPECGATE_API_KEY" in curl(text, "/v1/completions")
     assert "Authorization: Bearer $SPECGATE_ADMIN_KEY" in curl(text, "/v1/switch_spec_method")
@@ -77,12 +77,12 @@ def test_a_server_that_cannot_be_switched_says_so(capsys: pytest.CaptureFixture[
     assert "curl http://127.0.0.1:8000/v1/switch" not in text
 
 
-def test_a_quote_in_a_name_does_not_end_the_shells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quote_in_a_name_is_escaped_for_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     words = curl(banner(capsys, served_model_name=["it's"]), "/v1/completions")
     assert json.loads(words[-1])["model"] == "it's"
 
 
-def test_a_narrow_terminal_cuts_no_line(
+def test_lines_are_not_wrapped_in_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")

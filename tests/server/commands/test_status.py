@@ -1,4 +1,4 @@
-"""`specgate status`: a table for people, an object for programs."""
+"""`specgate status`: tables, or one JSON object."""
 
 import json
 import subprocess
@@ -86,14 +86,14 @@ def test_the_table_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert heading.endswith("acceptance rate mean acceptance length draft latency ms")
 
 
-def test_an_engine_that_does_not_serve_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_does_not_serve_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     engine = {"state": "restarting", "reason": "It was killed.", "retry_after_s": 3.0}
     assert status([], answering(lambda: METHOD | {"engine": engine})) == 0
     lines = [" ".join(row) for row in rows(capsys.readouterr().out)]
     assert "engine restarting: It was killed." in lines
 
 
-def test_the_last_switches_are_shown_as_they_were_written(
+def test_the_reasons_of_switches_are_shown_without_markup(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert status([], answering()) == 0
@@ -109,7 +109,7 @@ def test_the_last_switches_are_shown_as_they_were_written(
     )
 
 
-def test_json_is_both_answers_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_both_responses_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["--json"], answering()) == 0
     out = capsys.readouterr().out
     assert out.count("\n") == 1
@@ -117,7 +117,7 @@ def test_json_is_both_answers_on_a_line(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("flags", [["--json"], []])
-def test_it_watches_until_it_is_stopped(
+def test_watch_updates_until_it_is_stopped(
     capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     looks: list[int] = []
@@ -140,7 +140,7 @@ def test_it_watches_until_it_is_stopped(
 
 
 @pytest.mark.parametrize("flags", ["", "--json"])
-def test_a_reader_that_leaves_ends_it_quietly(url: str, flags: str) -> None:
+def test_a_closed_pipe_ends_it_without_an_error(url: str, flags: str) -> None:
     command = f"{sys.executable} -m server.cli status --watch {flags} --url {url} | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.count("\n") == 1
@@ -162,13 +162,13 @@ def test_a_running_server_is_shown(url: str, capsys: pytest.CaptureFixture[str])
     assert json.loads(last)["spec_method"]["window_s"] == 60
 
 
-def test_an_address_without_a_scheme_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_a_scheme_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["--url", "127.0.0.1:8000"], answering()) == 1
     assert "--url: '127.0.0.1:8000'" in (told := capsys.readouterr().err)
     assert "http://" in told
 
 
-def test_a_key_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_key_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     error = {"message": "This path needs an admin key.", "code": "invalid_api_key"}
     refusing = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": error}))
     assert status([], refusing) == 1

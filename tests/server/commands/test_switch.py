@@ -1,4 +1,4 @@
-"""`specgate switch` against a server, and against what is none."""
+"""`specgate switch` with a server, and with addresses that are not Specgate's."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ ANSWER = {
 
 
 class Server:
-    """Answers one thing and remembers what it was asked."""
+    """Gives one answer and records the requests."""
 
     def __init__(self, status: int = 200, answer: Any = ANSWER) -> None:
         self.requests: list[httpx.Request] = []
@@ -56,7 +56,7 @@ def test_a_running_server_is_switched(url: str, capsys: pytest.CaptureFixture[st
     assert (newest["mode"], oldest["reason"]) == ("drain", "a test")
 
 
-def test_it_says_what_was_and_what_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_the_previous_and_the_new_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert switch(["none", "--mode", "drain"], Server().transport) == 0
     out = capsys.readouterr().out
     assert out == "draft (k 4) -> none: drain, generation 7, 0 in flight, 812.4 ms\n"
@@ -78,7 +78,7 @@ def test_it_says_what_was_and_what_is(capsys: pytest.CaptureFixture[str]) -> Non
         ),
     ],
 )
-def test_it_sends_what_was_given_and_no_more(argv: list[str], body: dict[str, Any]) -> None:
+def test_it_sends_only_the_given_options(argv: list[str], body: dict[str, Any]) -> None:
     server = Server()
     assert switch(argv, server.transport) == 0
     assert server.body == body
@@ -113,7 +113,7 @@ FAILURES: Sequence[tuple[int, Any, str]] = [
 
 
 @pytest.mark.parametrize(("status", "answer", "line"), FAILURES)
-def test_what_goes_wrong_is_one_line_and_status_1(
+def test_a_failure_is_one_line_and_status_1(
     capsys: pytest.CaptureFixture[str], status: int, answer: Any, line: str
 ) -> None:
     assert switch(["ngram"], Server(status, answer).transport) == 1
@@ -122,14 +122,14 @@ def test_what_goes_wrong_is_one_line_and_status_1(
     assert captured.out == ""
 
 
-def test_a_servers_refusal_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_of_the_server_is_printed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["switch", "nobody", "--url", url]) == 1
     error = capsys.readouterr().err
     assert "there is no proposer 'nobody'" in error
     assert error.endswith("(404 proposer_not_found)\n")
 
 
-def test_where_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_listen_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert main(["switch", "ngram", "--url", f"http://127.0.0.1:{port}"]) == 1
@@ -137,7 +137,7 @@ def test_where_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8000", "http://[::1", "http://a:port"])
-def test_what_is_no_address(capsys: pytest.CaptureFixture[str], address: str) -> None:
+def test_an_invalid_address_is_an_error(capsys: pytest.CaptureFixture[str], address: str) -> None:
     assert main(["switch", "ngram", "--url", address]) == 1
     error = capsys.readouterr().err
     assert error.startswith("specgate: error: ")
@@ -157,7 +157,7 @@ def test_what_is_no_address(capsys: pytest.CaptureFixture[str], address: str) ->
         ["ngram", "--nope"],
     ],
 )
-def test_bad_arguments_are_one_line_and_status_2(
+def test_invalid_arguments_are_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -1,4 +1,4 @@
-"""Every admin change leaves a record, in memory and in the file, and none fails for its sake."""
+"""Every admin change is recorded in memory and in the file, and a failed record fails no change."""
 
 import asyncio
 import hashlib
@@ -10,27 +10,30 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.types import PLAIN, SpecMethod
 from server.commands.serve import open_audit
-from server.control.audit import REMEMBERED, Audit, AuditRecord, Caller
+from server.control.audit import REMEMBERED, Audit
+from server.control.records import SpecMethodBody, SwitchRecord
+from server.control.types import SwitchMode, SwitchOutcome
 from server.settings import Settings
 from server.settings.sources import SettingsError
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
 SWITCH = "/v1/switch_spec_method"
+NONE = SpecMethodBody("none", 0)
 
 
-def record(generation: int = 1) -> AuditRecord:
-    return AuditRecord(
+def record(generation: int = 1) -> SwitchRecord:
+    return SwitchRecord(
         when=1.5,
-        caller=Caller("loopback", "127.0.0.1"),
+        who="loopback",
+        peer="127.0.0.1",
         what="switch_spec_method",
-        previous=PLAIN,
-        to=SpecMethod("ngram", 4),
-        mode="drain",
+        previous=NONE,
+        to=SpecMethodBody("ngram", 4),
+        mode=SwitchMode.DRAIN,
         reason='a "reason"\nof two lines',
-        outcome="switched",
+        outcome=SwitchOutcome.SWITCHED,
         error=None,
         generation=generation,
         in_flight=0,
@@ -47,7 +50,7 @@ def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
     path.write_text('{"kept": true}\n')
     audit = Audit(str(path))
     audit.add(record())
-    # Written at once, not at the end.
+    # Written immediately, not at the end.
     assert lines(path) == [
         {"kept": True},
         {
@@ -70,16 +73,16 @@ def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
     audit.close()
 
 
-def test_memory_has_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
+def test_memory_keeps_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     audit = Audit(str(path))
     for generation in range(REMEMBERED + 5):
         audit.add(record(generation))
-    assert [r.generation for r in audit.last] == list(range(REMEMBERED + 4, 4, -1))
+    assert [r.generation for r in audit.switches] == list(range(REMEMBERED + 4, 4, -1))
     assert [line["generation"] for line in lines(path)] == list(range(REMEMBERED + 5))
 
 
-def test_a_file_that_cannot_be_written_is_logged_once_and_fails_nothing() -> None:
+def test_a_write_error_is_logged_once_and_fails_no_switch() -> None:
     audit = Audit("/dev/full")
     with capture_logs() as logs:
         for generation in range(3):
@@ -87,11 +90,11 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_fails_nothing() -> Non
     failures = [line for line in logs if line["event"] == "audit_log_failed"]
     assert len(failures) == 1
     assert failures[0]["path"] == "/dev/full"
-    assert len(audit.last) == 3
+    assert len(audit.switches) == 3
 
 
 @pytest.mark.parametrize("name", ["", "missing/audit.jsonl"])
-def test_a_path_that_cannot_be_opened_is_a_bad_setting(tmp_path: Path, name: str) -> None:
+def test_a_path_that_cannot_be_opened_is_an_invalid_setting(tmp_path: Path, name: str) -> None:
     settings = Settings(model="org/m", audit_log=str(tmp_path / name))
     with pytest.raises(SettingsError, match=r"^--audit-log: cannot write .*"):
         open_audit(settings)
@@ -129,7 +132,7 @@ async def test_a_switch_over_http_is_recorded_with_its_caller(
     assert "sesame" not in path.read_text()
 
 
-async def test_what_did_not_happen_is_recorded_too(start: StartGateway) -> None:
+async def test_switches_that_did_not_happen_are_recorded(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_die_at_call": "switch"})
     ahead = gateway.exchange(
         "/v1/completions", {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}
@@ -144,15 +147,15 @@ async def test_what_did_not_happen_is_recorded_too(start: StartGateway) -> None:
     assert (await gateway.post(SWITCH, {"proposer": "suffix"})).status_code == 503
     ahead.leave()
     await task
-    failed, timed_out, refused = gateway.state.audit.last
-    assert (failed.outcome, failed.to.proposer, failed.generation) == ("failed", "suffix", 1)
+    failed, timed_out, refused = gateway.state.audit.switches
+    assert (failed.outcome, failed.to.spec_method, failed.generation) == ("failed", "suffix", 1)
     assert "fake_die_at_call" in (failed.error or "")
     assert (timed_out.outcome, timed_out.in_flight) == ("timed_out", 1)
     assert timed_out.generation is None
     assert timed_out.error == "1 admitted requests did not end within 0.2 s"
-    assert (refused.outcome, refused.to) == ("refused", PLAIN)
+    assert (refused.outcome, refused.to) == ("refused", NONE)
     assert refused.error == "another switch has not ended yet"
-    assert refused.caller == Caller("loopback", "127.0.0.1")
+    assert (refused.who, refused.peer) == ("loopback", "127.0.0.1")
 
 
 async def test_a_full_disk_does_not_fail_a_switch(start: StartGateway) -> None:

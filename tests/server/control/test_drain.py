@@ -1,4 +1,4 @@
-"""A drain over HTTP: held in order, admitted ones finish, then the swap, then the held go on."""
+"""A drain over HTTP: new requests are held, admitted ones finish, held ones continue in order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,13 +36,13 @@ class Running:
         return self.drain
 
     async def end(self) -> httpx.Response:
-        """Lets the endless request go, for which the drain waits."""
+        """Disconnects the endless request that the drain waits for."""
         self.ahead.leave()
         await self._task
         return await asyncio.wait_for(self.drain, 5)
 
     async def hold(self, count: int, body: dict[str, Any] = SHORT, **more: Any) -> list[Exchange]:
-        """That many requests more, held."""
+        """Sends `count` more requests and waits until they are held."""
         before = self.held
         exchanges = [
             self.gateway.exchange("/v1/completions", {**body, **more}) for _ in range(count)
@@ -78,7 +78,7 @@ async def test_an_idle_server_drains_at_once(gateway: Gateway) -> None:
     assert not gateway.state.switcher.gate.holds
 
 
-async def test_the_admitted_finish_under_their_method_and_the_held_get_the_new(
+async def test_admitted_requests_keep_their_method_and_held_ones_get_the_new(
     start: StartGateway,
 ) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
@@ -93,16 +93,16 @@ async def test_the_admitted_finish_under_their_method_and_the_held_get_the_new(
     first, switched = await ahead, (await draining).json()
     assert (switched["in_flight"], switched["generation"]) == (0, 1)
     assert switched["waited_ms"] > 20
-    assert set(told(first.json())["by_proposer"]) == {"draft"}
+    assert set(statistics(first.json())["by_proposer"]) == {"draft"}
     assert first.json()["usage"]["completion_tokens"] == 100
-    answers = [told((await task).json()) for task in held]
+    answers = [statistics((await task).json()) for task in held]
     assert [a["proposer"] for a in answers] == ["ngram", "suffix", "ngram"]
     assert [a["num_spec_tokens"] for a in answers] == [5, 8, 1]
     for answer in answers:
         assert set(answer["by_proposer"]) == {answer["proposer"]}
 
 
-async def test_the_held_are_not_in_the_engine_and_are_shown(start: StartGateway) -> None:
+async def test_held_requests_are_not_in_the_engine_and_are_shown(start: StartGateway) -> None:
     async with drain(start, timeout_s=9) as running:
         await running.hold(2)
         await running.hold(1, prompt=["b", "c"], n=2, stream=True)
@@ -120,24 +120,26 @@ async def test_the_held_are_not_in_the_engine_and_are_shown(start: StartGateway)
         assert (await running.gateway.client.get("/v1/spec_method")).json()["drain"] is None
 
 
-async def test_a_request_of_many_choices_is_waited_for_as_one(start: StartGateway) -> None:
+async def test_a_request_with_several_choices_counts_as_one_in_flight(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     ahead = asyncio.create_task(gateway.complete(["a", "b"], n=2, max_tokens=60, ignore_eos=True))
     await eventually(lambda: gateway.engine.num_running == 4)
     assert len(gateway.state.switcher.in_flight) == 1
     assert (await switch(gateway, "ngram")).status_code == 200
-    assert set(told((await ahead).json())["by_proposer"]) == {"draft"}
+    assert set(statistics((await ahead).json())["by_proposer"]) == {"draft"}
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_held_go_on_and_finish_in_order(start: StartGateway, stream: bool) -> None:
+async def test_held_requests_continue_and_finish_in_order(
+    start: StartGateway, stream: bool
+) -> None:
     gateway = await start(max_num_seqs=1, engine_args={"fake_step_ms": 1})
     running = Running(gateway)
     await running.begin()
     finished: list[int] = []
 
     async def ask(number: int) -> None:
-        # Every other one has two choices, which begin a little later.
+        # Every second request has two choices, which start a little later.
         response = await gateway.complete(
             f"x = {number}", max_tokens=3, n=1 + number % 2, stream=stream and number % 3 == 0
         )
@@ -173,7 +175,7 @@ async def test_a_drain_that_times_out_changes_nothing(start: StartGateway) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_while_held_is_forgotten(
+async def test_a_held_request_ends_when_its_client_disconnects(
     start: StartGateway, stream: bool
 ) -> None:
     async with drain(start) as running:
@@ -181,7 +183,7 @@ async def test_a_client_that_leaves_while_held_is_forgotten(
         exchanges[1].leave()
         await asyncio.wait_for(running.tasks[1], 1)
         assert running.held == 2
-        # 499: nothing was sent, or the error to nobody.
+        # 499: the client has disconnected before anything was sent.
         assert exchanges[1].status == 499
         await running.end()
         await asyncio.gather(*running.tasks)
@@ -192,7 +194,7 @@ async def test_a_client_that_leaves_while_held_is_forgotten(
         assert requests == 2
 
 
-async def test_a_wrong_request_is_refused_without_a_wait(start: StartGateway) -> None:
+async def test_an_invalid_request_is_refused_during_a_drain(start: StartGateway) -> None:
     async with drain(start) as running:
         for fields in ({"speculative_model": "nope"}, {"max_tokens": 0}):
             response = await asyncio.wait_for(running.gateway.complete("a", **fields), 1)
@@ -201,7 +203,7 @@ async def test_a_wrong_request_is_refused_without_a_wait(start: StartGateway) ->
 
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
-async def test_a_second_switch_is_refused(start: StartGateway, mode: str) -> None:
+async def test_a_second_switch_is_refused_during_a_drain(start: StartGateway, mode: str) -> None:
     async with drain(start) as running:
         response = await switch(running.gateway, "suffix", mode=mode)
         assert (response.status_code, response.json()["error"]["code"]) == (
@@ -211,7 +213,7 @@ async def test_a_second_switch_is_refused(start: StartGateway, mode: str) -> Non
         assert (await running.end()).json()["active"]["spec_method"] == "ngram"
 
 
-async def test_a_caller_that_leaves_gives_the_drain_up(start: StartGateway) -> None:
+async def test_a_drain_is_abandoned_when_its_caller_disconnects(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     ahead = gateway.exchange("/v1/completions", ENDLESS)
     first = ahead.begin()
@@ -223,14 +225,14 @@ async def test_a_caller_that_leaves_gives_the_drain_up(start: StartGateway) -> N
     await eventually(lambda: gateway.state.switcher.gate.held == 1)
     caller.leave()
     await asyncio.wait_for(calling, 1)
-    assert told((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"
+    assert statistics((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"
     assert gateway.state.switcher.active.epoch == 0
-    assert gateway.state.audit.last[0].outcome == "abandoned"
+    assert gateway.state.audit.switches[0].outcome == "abandoned"
     ahead.leave()
     await first
 
 
-async def test_a_failed_swap_keeps_the_old_method_and_lets_the_held_go(
+async def test_a_failed_swap_keeps_the_method_and_releases_held_requests(
     start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with drain(start) as running:
@@ -244,10 +246,10 @@ async def test_a_failed_swap_keeps_the_old_method_and_lets_the_held_go(
         await asyncio.gather(*running.tasks)
         assert all('"proposer":"draft"' in exchange.text for exchange in held)
         assert running.gateway.state.switcher.active.name == "draft"
-        assert running.gateway.state.audit.last[0].outcome == "failed"
+        assert running.gateway.state.audit.switches[0].outcome == "failed"
 
 
-async def test_an_engine_that_dies_leaves_nobody_held(start: StartGateway) -> None:
+async def test_an_engine_death_releases_held_requests(start: StartGateway) -> None:
     async with drain(start) as running:
         held = await running.hold(2)
         running.gateway.engine.die()
@@ -256,7 +258,7 @@ async def test_an_engine_that_dies_leaves_nobody_held(start: StartGateway) -> No
         assert [exchange.status for exchange in held] == [503, 503]
 
 
-async def test_a_server_that_stops_ends_drain_and_held_with_503() -> None:
+async def test_a_stop_ends_the_drain_and_held_requests_with_503() -> None:
     app, engine, registry = build(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -273,18 +275,18 @@ async def test_a_server_that_stops_ends_drain_and_held_with_503() -> None:
         assert '"stopping"' in held.text
 
 
-async def test_a_stop_with_time_to_finish_serves_the_held(start: StartGateway) -> None:
+async def test_a_stop_serves_held_requests_that_finish_in_time(start: StartGateway) -> None:
     async with drain(start) as running:
         (held,) = await running.hold(1)
         running.gateway.state.switcher.stop()
         assert (await running.drain).status_code == 503
         await running.tasks[0]
         assert held.status == 200
-        # No new one begins: nobody would have the time.
+        # A new drain does not start while the server stops.
         assert (await switch(running.gateway, "ngram")).status_code == 503
 
 
-async def test_twenty_drains_under_sixteen_streams_lose_and_mix_nothing(
+async def test_twenty_drains_under_sixteen_streams_lose_no_request(
     start: StartGateway,
 ) -> None:
     gateway = await start(max_num_seqs=12, engine_args={"fake_step_ms": 1})
@@ -301,7 +303,7 @@ async def test_twenty_drains_under_sixteen_streams_lose_and_mix_nothing(
             )
             last = events(response)[-1]
             assert last["choices"][0]["finish_reason"] == "length"
-            answers.append((told(last), response.headers["x-specgate-spec-method"]))
+            answers.append((statistics(last), response.headers["x-specgate-spec-method"]))
 
     streams = [asyncio.create_task(stream(number)) for number in range(16)]
     for i in range(20):
@@ -323,7 +325,7 @@ async def test_twenty_drains_under_sixteen_streams_lose_and_mix_nothing(
     assert asked == len(answers)
 
 
-def told(body: dict[str, Any]) -> dict[str, Any]:
-    """What a response, or a stream's last chunk, says of its speculation."""
+def statistics(body: dict[str, Any]) -> dict[str, Any]:
+    """The statistics of a response or of a stream's last chunk."""
     figures: dict[str, Any] = body["metrics"]["speculative_decoding"]
     return figures

@@ -1,4 +1,4 @@
-"""One switch at a time; what is published is what the engine has."""
+"""Switches run one at a time, and the published method is the engine's."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.errors import EngineDead
 from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod, Switch
 from server.control.audit import REMEMBERED, Audit
+from server.control.records import SpecMethodBody
 from server.control.selection import LoadedProposers, MethodRequest, SelectionError
-from server.control.switcher import MODES, Switcher, SwitchInProgress
+from server.control.switcher import Switcher, SwitchInProgress
+from server.control.types import SwitchMode
 from server.telemetry.metrics import Metrics
 
 CATALOG = LoadedProposers(
@@ -19,10 +21,11 @@ CATALOG = LoadedProposers(
     primary="draft",
 )
 NGRAM = MethodRequest("ngram", None, True)
+NONE = SpecMethodBody("none", 0)
 
 
 class RecordingEngine:
-    """The part of `Engine` that a switcher calls: it can be held up, and it can fail."""
+    """The part of `Engine` that a switcher calls: it can be delayed, and it can fail."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[SpecMethod, int, bool]] = []
@@ -40,8 +43,8 @@ class RecordingEngine:
             raise self.error
 
 
-class Bench:
-    """A switcher on a recording engine and a registry of its own."""
+class Harness:
+    """A switcher on a recording engine, with its own registry."""
 
     def __init__(self, initial: str = "none") -> None:
         self.engine = RecordingEngine()
@@ -57,173 +60,171 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def harness() -> Harness:
+    return Harness()
 
 
 @pytest.mark.parametrize(
     ("initial", "expected"),
     [("none", PLAIN), ("ngram", SpecMethod("ngram", 5)), ("primary", SpecMethod("draft", 4))],
 )
-async def test_it_begins_with_the_initial_method(initial: str, expected: SpecMethod) -> None:
-    active = Bench(initial).switcher.active
+async def test_the_initial_method_is_active_at_start(initial: str, expected: SpecMethod) -> None:
+    active = Harness(initial).switcher.active
     assert (active.spec_method, active.name, active.epoch) == (expected, expected.proposer, 0)
 
 
 async def test_an_unknown_initial_method_is_refused() -> None:
     with pytest.raises(SelectionError) as caught:
-        Bench("backup")
+        Harness("backup")
     assert caught.value.param == "spec_method"
 
 
 @pytest.mark.parametrize(("mode", "running"), [("immediate", True), ("new_requests", False)])
 async def test_a_switch_reaches_the_engine_and_is_published(
-    bench: Bench, mode: str, running: bool
+    harness: Harness, mode: str, running: bool
 ) -> None:
-    result = await bench.switcher.switch(NGRAM, mode)
-    assert bench.engine.calls == [(SpecMethod("ngram", 5), 1, running)]
-    assert (result.previous, result.active) == (PLAIN, SpecMethod("ngram", 5))
+    result = await harness.switcher.switch(NGRAM, mode)
+    assert harness.engine.calls == [(SpecMethod("ngram", 5), 1, running)]
+    assert (result.previous, result.active) == (NONE, SpecMethodBody("ngram", 5))
     assert (result.mode, result.generation) == (mode, 1)
-    assert bench.switcher.active.spec_method == SpecMethod("ngram", 5)
-    assert bench.switcher.active.epoch == 1
+    assert harness.switcher.active.spec_method == SpecMethod("ngram", 5)
+    assert harness.switcher.active.epoch == 1
 
 
-async def test_the_engine_has_a_generation_before_a_request_can(bench: Bench) -> None:
+async def test_the_engine_has_a_generation_before_a_wantedcan(harness: Harness) -> None:
     seen: list[int] = []
-    bench.engine.during = lambda: seen.append(bench.switcher.active.epoch)
-    await bench.switcher.switch(NGRAM)
-    await bench.switcher.switch(MethodRequest(None, None, True))
+    harness.engine.during = lambda: seen.append(harness.switcher.active.epoch)
+    await harness.switcher.switch(NGRAM)
+    await harness.switcher.switch(MethodRequest(None, None, True))
     assert seen == [0, 1]
 
 
-async def test_of_fifty_switches_at_once_one_wins(bench: Bench) -> None:
-    bench.engine.gate.clear()
-    switches = [asyncio.create_task(bench.switcher.switch(NGRAM)) for _ in range(50)]
+async def test_of_fifty_concurrent_switches_one_succeeds(harness: Harness) -> None:
+    harness.engine.gate.clear()
+    switches = [asyncio.create_task(harness.switcher.switch(NGRAM)) for _ in range(50)]
     await asyncio.sleep(0)
-    bench.engine.gate.set()
+    harness.engine.gate.set()
     results = await asyncio.gather(*switches, return_exceptions=True)
     refused = [r for r in results if isinstance(r, SwitchInProgress)]
     assert len(refused) == 49
-    assert len(bench.engine.calls) == 1
-    assert bench.switcher.active.epoch == 1
+    assert len(harness.engine.calls) == 1
+    assert harness.switcher.active.epoch == 1
     labels = {"mode": "immediate", "outcome": "refused"}
-    assert bench.value("specgate_spec_method_switches_total", **labels) == 49
+    assert harness.value("specgate_spec_method_switches_total", **labels) == 49
 
 
-async def test_one_after_another_all_win_with_growing_generations(bench: Bench) -> None:
+async def test_consecutive_switches_have_growing_generations(harness: Harness) -> None:
     for i in range(50):
-        await bench.switcher.switch(NGRAM if i % 2 else MethodRequest("draft", 1 + i % 4, True))
-    assert [generation for _, generation, _ in bench.engine.calls] == list(range(1, 51))
-    assert bench.switcher.active.epoch == 50
+        await harness.switcher.switch(NGRAM if i % 2 else MethodRequest("draft", 1 + i % 4, True))
+    assert [generation for _, generation, _ in harness.engine.calls] == list(range(1, 51))
+    assert harness.switcher.active.epoch == 50
 
 
-async def test_a_failed_switch_leaves_the_old_method_and_uses_its_number_up(bench: Bench) -> None:
-    bench.engine.error = EngineDead("gone")
+async def test_a_failed_switch_keeps_the_method_and_uses_its_generation(harness: Harness) -> None:
+    harness.engine.error = EngineDead("gone")
     with pytest.raises(EngineDead):
-        await bench.switcher.switch(NGRAM)
-    # The engine may have taken generation 1 to heart: later requests are not older than it.
-    assert (bench.switcher.active.spec_method, bench.switcher.active.epoch) == (PLAIN, 1)
-    assert bench.value("specgate_spec_method_info", spec_method="none") == 1
-    assert bench.value("specgate_spec_method_info", spec_method="ngram") is None
-    bench.engine.error = None
-    assert (await bench.switcher.switch(NGRAM)).generation == 2
+        await harness.switcher.switch(NGRAM)
+    # The engine may have applied generation 1, so later requests are not older than it.
+    assert (harness.switcher.active.spec_method, harness.switcher.active.epoch) == (PLAIN, 1)
+    assert harness.value("specgate_spec_method_info", spec_method="none") == 1
+    assert harness.value("specgate_spec_method_info", spec_method="ngram") is None
+    harness.engine.error = None
+    assert (await harness.switcher.switch(NGRAM)).generation == 2
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_dead_engine_is_not_asked_and_the_refusal_is_recorded(
-    bench: Bench, mode: str
-) -> None:
-    bench.engine.failure = EngineDead("gone", 3.0)
-    with bench.switcher.in_flight.admitted("none"), pytest.raises(EngineDead, match="gone"):
-        await bench.switcher.switch(NGRAM, mode, "nightly")
-    assert bench.engine.calls == []
-    (record,) = bench.audit.last
+@pytest.mark.parametrize("mode", SwitchMode)
+async def test_a_switch_on_a_dead_engine_fails_and_is_recorded(harness: Harness, mode: str) -> None:
+    harness.engine.failure = EngineDead("gone", 3.0)
+    with harness.switcher.in_flight.admitted("none"), pytest.raises(EngineDead, match="gone"):
+        await harness.switcher.switch(NGRAM, mode, "nightly")
+    assert harness.engine.calls == []
+    (record,) = harness.audit.switches
     assert (record.outcome, record.error, record.generation) == ("failed", "gone", None)
-    assert (bench.switcher.active.spec_method, bench.switcher.active.epoch) == (PLAIN, 0)
-    assert not bench.switcher.gate.holds
-    bench.engine.failure = None
-    assert (await bench.switcher.switch(NGRAM)).generation == 1
+    assert (harness.switcher.active.spec_method, harness.switcher.active.epoch) == (PLAIN, 0)
+    assert not harness.switcher.gate.holds
+    harness.engine.failure = None
+    assert (await harness.switcher.switch(NGRAM)).generation == 1
 
 
-async def test_a_caller_that_leaves_does_not_stop_the_switch(bench: Bench) -> None:
-    bench.engine.gate.clear()
-    caller = asyncio.create_task(bench.switcher.switch(NGRAM))
+async def test_cancelling_the_caller_does_not_stop_a_swap(harness: Harness) -> None:
+    harness.engine.gate.clear()
+    caller = asyncio.create_task(harness.switcher.switch(NGRAM))
     await asyncio.sleep(0.01)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    assert bench.switcher.active.name == "none"
-    bench.engine.gate.set()
+    assert harness.switcher.active.name == "none"
+    harness.engine.gate.set()
     await asyncio.sleep(0.01)
-    assert bench.switcher.active.name == "ngram"
+    assert harness.switcher.active.name == "ngram"
 
 
 @pytest.mark.parametrize(
-    ("asked", "mode", "param"),
+    ("wanted", "mode", "param"),
     [
-        (MethodRequest("nobody", None, True), "immediate", "spec_decode.proposer"),
+        (MethodRequest("unknown", None, True), "immediate", "spec_decode.proposer"),
         (MethodRequest("ngram", 6, True), "immediate", "spec_decode.num_speculative_tokens"),
         (NGRAM, "later", "mode"),
         (NGRAM, "", "mode"),
     ],
 )
-async def test_what_cannot_be_switched_to_changes_nothing(
-    bench: Bench, asked: MethodRequest, mode: str, param: str
+async def test_an_invalid_switch_changes_nothing(
+    harness: Harness, wanted: MethodRequest, mode: str, param: str
 ) -> None:
     with pytest.raises(SelectionError) as caught:
-        await bench.switcher.switch(asked, mode)
+        await harness.switcher.switch(wanted, mode)
     assert caught.value.param == param
-    assert bench.engine.calls == []
-    assert bench.audit.last == ()
+    assert harness.engine.calls == []
+    assert harness.audit.switches == ()
 
 
-async def test_the_message_for_an_unknown_mode_names_those_that_exist(bench: Bench) -> None:
+async def test_the_error_of_an_unknown_mode_lists_the_modes(harness: Harness) -> None:
     with pytest.raises(SelectionError, match="immediate, new_requests, drain"):
-        await bench.switcher.switch(NGRAM, "later")
+        await harness.switcher.switch(NGRAM, "later")
 
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [("immediate", {"ngram": 2, "draft": 1}), ("new_requests", {"none": 2, "draft": 1})],
 )
-async def test_an_immediate_switch_moves_what_is_not_pinned(
-    bench: Bench, mode: str, expected: dict[str, int]
+async def test_an_immediate_switch_moves_unpinned_requests(
+    harness: Harness, mode: str, expected: dict[str, int]
 ) -> None:
-    admitted = bench.switcher.in_flight.admitted
+    admitted = harness.switcher.in_flight.admitted
     with admitted("none"), admitted("none"), admitted("draft", pinned=True):
-        result = await bench.switcher.switch(NGRAM, mode)
+        result = await harness.switcher.switch(NGRAM, mode)
         assert result.in_flight == 3
-        assert bench.switcher.in_flight.by_proposer == expected
+        assert harness.switcher.in_flight.by_proposer == expected
 
 
-async def test_the_audit_holds_the_last_switches_newest_first(bench: Bench) -> None:
-    await bench.switcher.switch(NGRAM, "new_requests", "nightly batch")
-    bench.engine.error = EngineDead("gone")
+async def test_the_audit_holds_the_last_switches_newest_first(harness: Harness) -> None:
+    await harness.switcher.switch(NGRAM, "new_requests", "nightly batch")
+    harness.engine.error = EngineDead("gone")
     with pytest.raises(EngineDead):
-        await bench.switcher.switch(MethodRequest("draft", 2, True))
-    failed, switched = bench.audit.last
-    assert (switched.previous, switched.to) == (PLAIN, SpecMethod("ngram", 5))
+        await harness.switcher.switch(MethodRequest("draft", 2, True))
+    failed, switched = harness.audit.switches
+    assert (switched.previous, switched.to) == (NONE, SpecMethodBody("ngram", 5))
     assert (switched.outcome, switched.reason, switched.error) == (
         "switched",
         "nightly batch",
         None,
     )
-    assert (failed.previous, failed.to) == (SpecMethod("ngram", 5), SpecMethod("draft", 2))
+    assert (failed.previous, failed.to) == (SpecMethodBody("ngram", 5), SpecMethodBody("draft", 2))
     assert (failed.outcome, failed.error, failed.generation) == ("failed", "gone", 2)
 
 
-async def test_the_audit_is_bounded(bench: Bench) -> None:
+async def test_the_audit_is_bounded(harness: Harness) -> None:
     for _ in range(REMEMBERED + 5):
-        await bench.switcher.switch(NGRAM)
-    assert len(bench.audit.last) == REMEMBERED
-    assert bench.audit.last[0].generation == REMEMBERED + 5
+        await harness.switcher.switch(NGRAM)
+    assert len(harness.audit.switches) == REMEMBERED
+    assert harness.audit.switches[0].generation == REMEMBERED + 5
 
 
-async def test_switches_are_measured(bench: Bench) -> None:
-    await bench.switcher.switch(NGRAM)
+async def test_switches_are_counted_and_timed(harness: Harness) -> None:
+    await harness.switcher.switch(NGRAM)
     name = "specgate_spec_method_switches_total"
-    assert bench.value(name, mode="immediate", outcome="switched") == 1
-    assert bench.value(name, mode="new_requests", outcome="switched") == 0
-    assert bench.value("specgate_spec_method_switch_seconds_count", mode="immediate") == 1
-    assert bench.value("specgate_spec_method_info", spec_method="ngram") == 1
-    assert bench.value("specgate_spec_method_info", spec_method="none") is None
+    assert harness.value(name, mode="immediate", outcome="switched") == 1
+    assert harness.value(name, mode="new_requests", outcome="switched") == 0
+    assert harness.value("specgate_spec_method_switch_seconds_count", mode="immediate") == 1
+    assert harness.value("specgate_spec_method_info", spec_method="ngram") == 1
+    assert harness.value("specgate_spec_method_info", spec_method="none") is None

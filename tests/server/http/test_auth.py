@@ -1,4 +1,4 @@
-"""Every path is closed unless it is on a list; the admin paths more than the others."""
+"""Every path needs a key unless it is listed as open; admin paths need an admin key."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +18,12 @@ SWITCH = {"speculative_model": "ngram"}
 
 
 def make_app(**settings: Any) -> FastAPI:
-    """A gateway that has not started: authentication comes before everything else."""
+    """A gateway that has not started: authorization is checked first."""
     return build(**settings)[0]
 
 
 def client_of(app: FastAPI, peer: str = "127.0.0.1", base_url: str = BASE_URL) -> httpx.AsyncClient:
-    """A client at the address `peer` that asks for `base_url`."""
+    """A client at the address `peer` that calls `base_url`."""
     transport = httpx.ASGITransport(app, client=(peer, 5000), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url=base_url)
 
@@ -45,7 +45,7 @@ async def ask(app: FastAPI, method: str, path: str, **headers: str) -> httpx.Res
         return await client.request(method, path, headers=headers)
 
 
-async def test_every_route_but_the_probes_refuses_a_stranger() -> None:
+async def test_every_route_but_the_probes_needs_a_key() -> None:
     app = make_app(api_key=[INFERENCE], admin_key=[ADMIN])
     seen = set()
     for method, path in routes(app):
@@ -54,7 +54,7 @@ async def test_every_route_but_the_probes_refuses_a_stranger() -> None:
         if path in ("/health", "/ready"):
             assert response.status_code != 401, path
         else:
-            assert response.status_code == 401, f"{method} {path} let a stranger in"
+            assert response.status_code == 401, f"{method} {path} needs no key"
             assert response.headers["www-authenticate"] == "Bearer"
             if method != "HEAD":
                 error = response.json()["error"]
@@ -63,7 +63,7 @@ async def test_every_route_but_the_probes_refuses_a_stranger() -> None:
     assert seen >= {"/health", "/ready"}
 
 
-async def test_a_path_that_does_not_exist_is_closed_too() -> None:
+async def test_an_unknown_path_needs_a_key() -> None:
     app = make_app(api_key=[INFERENCE])
     assert (await ask(app, "GET", "/nothing")).status_code == 401
     assert (await ask(app, "GET", "/nothing", **bearer(INFERENCE))).status_code == 404
@@ -80,7 +80,7 @@ def test_every_admin_route_is_on_the_list() -> None:
     assert {route.path for route in admin.router.routes} <= ADMIN_PATHS  # type: ignore[attr-defined]
 
 
-async def test_an_admin_key_opens_everything() -> None:
+async def test_an_admin_key_is_accepted_on_every_route() -> None:
     app = make_app(api_key=[INFERENCE], admin_key=[ADMIN, "sk-second"])
     for method, path in routes(app):
         for key in (ADMIN, "sk-second"):
@@ -100,42 +100,42 @@ async def test_an_admin_key_opens_everything() -> None:
         "Bearer ü",
     ],
 )
-async def test_what_is_no_key_opens_nothing(header: str) -> None:
+async def test_an_invalid_key_is_refused(header: str) -> None:
     app = make_app(api_key=[INFERENCE], admin_key=[ADMIN])
     for path in ("/v1/models", "/v1/proposers"):
         async with client_of(app) as client:
             response = await client.get(path, headers={b"Authorization": header.encode()})
         assert response.status_code == 401
-        assert "What was sent is none" in response.json()["error"]["message"]
+        assert "The given key is not valid" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("header", [f"bearer {INFERENCE}", f"Bearer  {INFERENCE} "])
-async def test_a_key_may_be_written_as_http_allows(header: str) -> None:
+async def test_a_key_is_accepted_in_every_form_that_http_allows(header: str) -> None:
     app = make_app(api_key=[INFERENCE])
     assert (await ask(app, "GET", "/v1/models", Authorization=header)).status_code != 401
 
 
-async def test_a_key_need_not_be_ascii() -> None:
+async def test_a_key_can_be_non_ascii() -> None:
     app = make_app(api_key=["schlüssel"])
     async with client_of(app) as client:
         headers = {b"Authorization": "Bearer schlüssel".encode()}
         assert (await client.get("/v1/models", headers=headers)).status_code != 401
 
 
-async def test_without_api_keys_inference_is_open_and_admin_is_not(start: StartGateway) -> None:
+async def test_without_api_keys_inference_is_open_and_admin_closed(start: StartGateway) -> None:
     client = (await start(admin_key=[ADMIN])).client
     assert (await client.get("/v1/models")).status_code == 200
     assert (await client.get("/v1/proposers")).status_code == 401
     assert (await client.get("/v1/proposers", headers=bearer(ADMIN))).status_code == 200
 
 
-async def test_without_an_admin_key_a_direct_local_request_may_switch(gateway: Gateway) -> None:
+async def test_without_an_admin_key_a_direct_local_request_can_switch(gateway: Gateway) -> None:
     response = await gateway.client.post("/v1/switch_spec_method", json=SWITCH)
     assert response.status_code == 200
 
 
 @pytest.mark.parametrize("base_url", ["http://localhost:8000", "http://[::1]:8000"])
-async def test_loopback_has_several_names(base_url: str) -> None:
+async def test_every_name_of_loopback_is_accepted(base_url: str) -> None:
     async with client_of(make_app(), base_url=base_url) as client:
         assert (await client.get("/v1/proposers")).status_code != 403
 
@@ -156,7 +156,7 @@ async def test_loopback_has_several_names(base_url: str) -> None:
         ("127.0.0.1", "http://127.0.0.1:8000", {"Host": "["}),
     ],
 )
-async def test_without_an_admin_key_anybody_else_may_not(
+async def test_without_an_admin_key_other_requests_are_refused(
     gateway: Gateway, peer: str, base_url: str, headers: dict[str, str]
 ) -> None:
     async with client_of(gateway.app, peer, base_url) as client:
@@ -166,7 +166,7 @@ async def test_without_an_admin_key_anybody_else_may_not(
     assert response.json()["error"]["code"] == "admin_disabled"
 
 
-async def test_a_server_that_others_can_reach_needs_an_admin_key() -> None:
+async def test_a_server_on_a_public_address_needs_an_admin_key() -> None:
     assert (await ask(make_app(host="0.0.0.0"), "GET", "/v1/proposers")).status_code == 403
 
 
@@ -191,5 +191,5 @@ async def test_a_refused_request_is_counted_under_its_route() -> None:
         ("", False),
     ],
 )
-def test_what_is_loopback(host: str, expected: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected

@@ -1,4 +1,4 @@
-"""Request ids, HTTP metrics, the error of last resort and the body's size."""
+"""Request ids, HTTP metrics, unexpected errors and the body's size."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.server.gateway import Gateway
 REQUESTS = "specgate_http_requests_total"
 
 
-async def test_request_id_is_kept_if_sane(gateway: Gateway) -> None:
+async def test_a_valid_request_id_is_kept(gateway: Gateway) -> None:
     for sane in ("abc-123", "a" * 128, "0af7:4e.b_1"):
         response = await gateway.client.get("/health", headers={"x-request-id": sane})
         assert response.headers["x-request-id"] == sane
@@ -29,7 +29,7 @@ async def test_request_id_is_kept_if_sane(gateway: Gateway) -> None:
     assert all(len(made) == 32 for made in seen)
 
 
-async def test_every_answer_has_an_id(gateway: Gateway) -> None:
+async def test_every_response_has_a_request_id(gateway: Gateway) -> None:
     for response in (
         await gateway.complete(max_tokens=1),
         await gateway.complete(max_tokens=1, stream=True),
@@ -59,7 +59,7 @@ async def test_requests_are_counted_by_route_template(gateway: Gateway) -> None:
     assert count == 3
 
 
-async def test_refusals_before_routing_have_their_route_too(start: StartGateway) -> None:
+async def test_requests_refused_before_routing_count_under_their_route(start: StartGateway) -> None:
     gateway = await start(api_key=("secret",), max_body_bytes=100)
     await gateway.complete()
     labels = {"route": "/v1/completions", "method": "POST"}
@@ -69,7 +69,7 @@ async def test_refusals_before_routing_have_their_route_too(start: StartGateway)
     assert gateway.sample(REQUESTS, **labels, status="413") == 1
 
 
-async def test_access_log_has_one_line_that_cannot_be_forged(gateway: Gateway) -> None:
+async def test_the_access_log_has_one_line_that_cannot_be_forged(gateway: Gateway) -> None:
     with capture_logs() as lines:
         await gateway.client.get("/v1/models/a%1Bb")
         await gateway.client.get("/v1/models/a%0Aevent=forged")
@@ -80,7 +80,7 @@ async def test_access_log_has_one_line_that_cannot_be_forged(gateway: Gateway) -
     assert models["duration_ms"] >= 0
 
 
-async def test_body_may_be_as_large_as_the_limit(start: StartGateway) -> None:
+async def test_a_body_can_be_as_large_as_the_limit(start: StartGateway) -> None:
     gateway = await start(max_body_bytes=1000)
     body = b'{"prompt": "' + b"x" * (1000 - 30) + b'", "max_tokens":1}'
 
@@ -98,13 +98,13 @@ async def test_body_may_be_as_large_as_the_limit(start: StartGateway) -> None:
                 assert response.json()["error"]["code"] == "request_too_large"
 
 
-async def test_unexpected_exception_is_a_500_that_says_nothing(
+async def test_an_unexpected_exception_is_a_500_without_details(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("a secret of the server")
 
-    monkeypatch.setattr(gateway.state.metrics, "request", broken)
+    monkeypatch.setattr(gateway.state.metrics, "count_request", broken)
     with capture_logs() as lines:
         response = await gateway.complete()
     assert response.status_code == 500
@@ -116,7 +116,7 @@ async def test_unexpected_exception_is_a_500_that_says_nothing(
     assert gateway.sample(REQUESTS, **labels) == 1
 
 
-async def test_exception_after_the_start_cuts_the_answer() -> None:
+async def test_an_exception_after_the_start_cuts_the_response() -> None:
     sent = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -133,7 +133,7 @@ async def test_exception_after_the_start_cuts_the_answer() -> None:
 
 
 @pytest.mark.parametrize(("stopping", "code"), [(True, "stopping"), (False, "internal_error")])
-async def test_only_a_cancellation_from_outside_means_a_stop(stopping: bool, code: str) -> None:
+async def test_only_a_cancellation_from_outside_is_a_stop(stopping: bool, code: str) -> None:
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -155,7 +155,7 @@ async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: Star
     assert response.json()["error"]["code"] == "engine_dead"
     assert "retry-after" not in response.headers
     assert gateway.state.switcher.active.name == "draft"
-    assert gateway.state.audit.last[0].outcome == "failed"
+    assert gateway.state.audit.switches[0].outcome == "failed"
 
 
 async def test_a_dead_engine_is_shown_and_refuses_switches(

@@ -147,7 +147,7 @@ async def test_a_caller_that_leaves_does_not_stop_a_load(start: StartGateway) ->
     exchange.leave()
     task.cancel()
     await eventually(lambda: any(p.name == "lookup" for p in gateway.engine.info.proposers))
-    await eventually(lambda: bool(gateway.state.audit.changes))
+    await eventually(lambda: bool(gateway.state.audit.proposer_changes))
 
 
 async def test_the_active_proposer_is_not_unloaded(gateway: Gateway) -> None:
@@ -210,7 +210,7 @@ async def test_a_dead_engine_changes_nothing(start: StartGateway, call: str) -> 
     response = await (load(gateway, **LOOKUP) if call == "load" else unload(gateway, "suffix"))
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_dead"
-    assert gateway.state.audit.changes[0].outcome == "failed"
+    assert gateway.state.audit.proposer_changes[0].outcome == "failed"
     assert {p.name for p in gateway.engine.info.proposers} >= {"suffix", "draft"}
     assert "lookup" not in {p.name for p in gateway.engine.info.proposers}
 
@@ -255,7 +255,7 @@ async def test_a_quarantined_proposer_is_shown_refused_to_switches_and_served_to
     response = await gateway.post("/v1/switch_spec_method", {"speculative_model": "suffix"})
     assert response.status_code == 409
     assert response.json()["error"]["code"] == "proposer_quarantined"
-    assert gateway.state.audit.last[0].outcome == "refused"
+    assert gateway.state.audit.switches[0].outcome == "refused"
     assert (await gateway.complete(spec_decode={"proposer": "suffix"})).status_code == 200
     await unload(gateway, "suffix")
     await load(gateway, name="suffix")

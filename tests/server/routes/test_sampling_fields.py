@@ -198,13 +198,13 @@ async def test_an_engine_that_cannot_keep_to_a_form_says_so(
 
 
 def test_a_long_chain_of_references_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve, followed = structured._at, []
+    resolve, followed = structured._resolve, []
 
     def counted(schema: Any, ref: str) -> Any:
         followed.append(ref)
         return resolve(schema, ref)
 
-    monkeypatch.setattr(structured, "_at", counted)
+    monkeypatch.setattr(structured, "_resolve", counted)
     chain = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(500)}
     schema = {"$ref": "#/$defs/0", "$defs": {**chain, "500": {"type": "integer"}}}
     body = structured.StructuredOutputs(json=schema)

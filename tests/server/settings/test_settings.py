@@ -1,4 +1,4 @@
-"""What can be set, what follows from it, and what is refused."""
+"""The settings, their derived defaults, and the errors of invalid ones."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 import demo
+from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.proposers.contract import ProposerSpec
-from server.settings import OWN_ENGINE_ARGUMENTS, EngineArguments, Settings
+from server.settings import EngineArguments, Settings
 
 NGRAM = {"name": "ngram", "num_speculative_tokens": 5}
 
@@ -42,21 +43,21 @@ def test_without_a_model_it_is_the_demo_with_a_proposer_of_every_kind() -> None:
     }
 
 
-def test_what_is_given_wins_over_the_demos_defaults() -> None:
+def test_settings_override_the_demos_defaults() -> None:
     settings = Settings(dtype="bfloat16", spec_method="none", served_model_name=["a", "b"])
     assert (settings.dtype, settings.spec_method) == ("bfloat16", "none")
     assert settings.served_model_name == ("a", "b")
     assert settings.engine_config().served_model_name == "a"
 
 
-def test_the_demo_takes_other_proposers() -> None:
+def test_the_demo_can_have_other_proposers() -> None:
     settings = Settings(proposer=[NGRAM])
     assert settings.proposer_names == ("ngram",)
     assert (settings.primary, settings.spec_method) == (None, "none")
     assert settings.max_model_len == 2048
 
 
-def test_with_a_model_nothing_of_the_demo_is_left() -> None:
+def test_with_a_model_no_demo_setting_applies() -> None:
     settings = Settings(model="org/model")
     assert settings.served_model_name == ("org/model",)
     assert settings.proposer == ()
@@ -70,12 +71,12 @@ def test_the_primary_proposer_is_the_method_at_start() -> None:
 
 
 @pytest.mark.parametrize("name", ["primary", "[ngram]", "ngram"])
-def test_the_method_at_start_may_be_named_as_in_a_switch(name: str) -> None:
+def test_the_method_at_start_can_be_named_as_in_a_switch(name: str) -> None:
     settings = Settings(model="org/m", proposer=[NGRAM], primary="ngram", spec_method=name)
     assert settings.initial_proposer == "ngram"
 
 
-def test_engine_arguments_go_on_under_their_names() -> None:
+def test_engine_arguments_keep_their_names() -> None:
     settings = Settings(
         model="org/m",
         tensor_parallel_size="2",
@@ -106,13 +107,13 @@ def test_engine_arguments_go_on_under_their_names() -> None:
         NGRAM,
     ],
 )
-def test_a_proposer_may_be_json_or_a_mapping(given: Any) -> None:
+def test_a_proposer_is_json_or_a_mapping(given: Any) -> None:
     (spec,) = Settings(model="org/m", proposer=given).proposer
     assert isinstance(spec, ProposerSpec)
     assert (spec.name, spec.num_speculative_tokens) == ("ngram", 5)
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         Settings(model="org/m").port = 1
 
@@ -124,8 +125,8 @@ def test_keys_are_not_shown() -> None:
     assert "two" not in str(settings)
 
 
-@pytest.mark.parametrize("name", sorted(OWN_ENGINE_ARGUMENTS))
-def test_what_specgate_sets_itself_cannot_be_set(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(RESERVED_ARGUMENTS))
+def test_a_reserved_engine_argument_is_refused(name: str) -> None:
     assert f"{name} is set by Specgate itself" in refusal(engine_args={name: None})
 
 
@@ -161,7 +162,7 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"surprise": 1}, "Extra inputs"),
     ],
 )
-def test_what_cannot_work_is_refused(given: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_refused(given: dict[str, Any], reason: str) -> None:
     assert reason in refusal(**given)
 
 
@@ -170,7 +171,7 @@ def test_a_draft_models_folder_must_exist() -> None:
     assert "d: model: there is no folder '/no/draft'" in refusal(model="org/m", proposer=[spec])
 
 
-def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path) -> None:
+def test_a_model_folder_needs_a_configuration(tmp_path: Path) -> None:
     assert "has no config.json" in refusal(model=str(tmp_path))
 
 
@@ -179,7 +180,7 @@ def test_an_id_of_the_hub_is_left_to_the_engine(model: str) -> None:
     assert Settings(model=model).model == model
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_a_description() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
     assert set(EngineArguments.model_fields) < set(Settings.model_fields)

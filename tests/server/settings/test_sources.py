@@ -1,4 +1,4 @@
-"""Flags over variables over YAML, and errors in the words of whoever wrote the setting."""
+"""Flags override variables, which override YAML; an error names the setting as written."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from server.settings.sources import SettingsError, load_settings, unknown_variables
 
 
-def complaint(*argv: str, **environ: str) -> str:
+def error_of(*argv: str, **environ: str) -> str:
     with pytest.raises(SettingsError) as caught:
         load_settings(argv, environ)
     (line,) = caught.value.lines
@@ -41,12 +41,12 @@ def test_an_empty_variable_and_an_empty_file_set_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("argv", [["org/m", "--seed", "1"], ["--seed", "1", "org/m"]])
-def test_the_model_may_stand_before_or_after_the_flags(argv: list[str]) -> None:
+def test_the_model_can_be_before_or_after_the_flags(argv: list[str]) -> None:
     settings = load_settings(argv, {})
     assert (settings.model, settings.seed) == ("org/m", 1)
 
 
-def test_what_repeats_is_collected() -> None:
+def test_repeated_flags_are_collected() -> None:
     settings = load_settings(
         [
             "org/m",
@@ -88,13 +88,13 @@ def test_lora_modules_come_in_vllms_forms(tmp_path: Path) -> None:
         (["org/m=x"], "'org/m' is the name of the model itself"),
     ],
 )
-def test_a_lora_module_that_cannot_be_meant_is_refused(modules: list[str], reason: str) -> None:
-    said = complaint("org/m", "--enable-lora", "--lora-modules", *modules)
+def test_an_invalid_lora_module_is_refused(modules: list[str], reason: str) -> None:
+    said = error_of("org/m", "--enable-lora", "--lora-modules", *modules)
     assert said.startswith(f"--lora-modules: {reason}")
 
 
 def test_lora_modules_need_lora() -> None:
-    assert complaint("org/m", "--lora-modules", "a=x") == "--lora-modules: needs --enable-lora"
+    assert error_of("org/m", "--lora-modules", "a=x") == "--lora-modules: needs --enable-lora"
 
 
 def test_proposers_may_be_mappings_in_the_file_and_json_in_a_variable(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_proposers_may_be_mappings_in_the_file_and_json_in_a_variable(tmp_path: 
     assert load_settings([], environ).proposer_names == ("ngram",)
 
 
-def test_switches_have_a_negative() -> None:
+def test_boolean_flags_have_a_negative() -> None:
     settings = load_settings(["--strict-fields", "--no-access-log"], {"SPECGATE_LOG_JSON": "1"})
     assert (settings.strict_fields, settings.access_log, settings.log_json) == (True, False, True)
 
@@ -129,17 +129,17 @@ def test_switches_have_a_negative() -> None:
         (["--config", "/no/file.yaml"], "--config: cannot read /no/file.yaml"),
     ],
 )
-def test_a_bad_flag_is_named_as_it_was_written(argv: list[str], expected: str) -> None:
-    assert complaint(*argv).startswith(expected)
+def test_an_invalid_flag_is_named_as_written(argv: list[str], expected: str) -> None:
+    assert error_of(*argv).startswith(expected)
 
 
-def test_a_bad_variable_is_named_as_it_was_written() -> None:
-    assert complaint(SPECGATE_PORT="http").startswith("SPECGATE_PORT: input should be a valid int")
-    assert complaint(SPECGATE_BACKUP="x").startswith("SPECGATE_BACKUP: there is no proposer 'x'")
+def test_an_invalid_variable_is_named_as_written() -> None:
+    assert error_of(SPECGATE_PORT="http").startswith("SPECGATE_PORT: input should be a valid int")
+    assert error_of(SPECGATE_BACKUP="x").startswith("SPECGATE_BACKUP: there is no proposer 'x'")
 
 
-def test_a_variable_that_kubernetes_made_is_explained() -> None:
-    assert "enableServiceLinks" in complaint(SPECGATE_PORT="tcp://10.0.0.1:8000")
+def test_the_error_of_a_kubernetes_variable_explains_it() -> None:
+    assert "enableServiceLinks" in error_of(SPECGATE_PORT="tcp://10.0.0.1:8000")
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,18 @@ def test_a_variable_that_kubernetes_made_is_explained() -> None:
         ("config: other.yaml", "config in {file}: there is no such setting"),
     ],
 )
-def test_a_bad_file_is_named_with_its_setting(tmp_path: Path, text: str, expected: str) -> None:
+def test_an_error_in_the_file_names_the_file_and_the_setting(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     file = config(tmp_path, text)
-    assert complaint("--config", file).startswith(expected.format(file=file))
+    assert error_of("--config", file).startswith(expected.format(file=file))
 
 
-def test_a_flag_that_overrides_a_bad_variable_mends_it() -> None:
+def test_a_flag_overrides_an_invalid_variable() -> None:
     assert load_settings(["--port", "1"], {"SPECGATE_PORT": "http"}).port == 1
 
 
-def test_several_bad_settings_have_a_line_each() -> None:
+def test_several_invalid_settings_have_a_line_each() -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings(["--port", "x", "--max-num-seqs", "0"], {"SPECGATE_DTYPE": "int3"})
     assert sorted(line.partition(":")[0] for line in caught.value.lines) == [
@@ -171,15 +173,15 @@ def test_several_bad_settings_have_a_line_each() -> None:
     ]
 
 
-def test_a_key_is_never_repeated() -> None:
-    assert "sk-secret" not in complaint("--api-key", "sk-secret", "--api-key", "")
+def test_an_error_does_not_show_a_key() -> None:
+    assert "sk-secret" not in error_of("--api-key", "sk-secret", "--api-key", "")
 
 
-def test_a_long_value_is_not_repeated_in_full() -> None:
-    assert len(complaint("--port", "x" * 5000)) < 300
+def test_an_error_does_not_show_a_long_value_in_full() -> None:
+    assert len(error_of("--port", "x" * 5000)) < 300
 
 
-def test_variables_that_nothing_reads_are_found() -> None:
+def test_unknown_variables_are_found() -> None:
     known = {"SPECGATE_PORT": "1", "SPECGATE_URL": "http://a", "PATH": "/"}
     (line,) = unknown_variables({"SPECGATE_PROT": "1", **known})
     assert line == "SPECGATE_PROT: no setting reads this variable; did you mean SPECGATE_PORT?"

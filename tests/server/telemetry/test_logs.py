@@ -1,4 +1,4 @@
-"""Which lines are logged, and as what."""
+"""The level and the format of log lines."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from server.telemetry.logs import ACCESS_LOGGER, OWN_LOGGERS, configure_logs
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Puts the process's logging back."""
+    """Restores the process's logging."""
     root = logging.getLogger()
     loggers = [root, *map(logging.getLogger, (*OWN_LOGGERS, ACCESS_LOGGER))]
     levels, handlers, config = [one.level for one in loggers], root.handlers, structlog.get_config()
@@ -24,7 +24,7 @@ def _as_before() -> Iterator[None]:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What each of four loggers had to say, one word each."""
+    """Logs one word from each of four loggers."""
     structlog.get_logger("server.control.switcher").info("ours")
     structlog.get_logger("server.control.switcher").debug("detail")
     structlog.get_logger(ACCESS_LOGGER).info("access")
@@ -45,14 +45,14 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("error", True, []),
     ],
 )
-def test_the_level_is_ours_and_libraries_speak_of_worries_only(
+def test_the_level_is_ours_and_libraries_log_warnings_only(
     capsys: pytest.CaptureFixture[str], level: str, access: bool, expected: list[str]
 ) -> None:
     configure_logs(level, json=False, access=access)
     assert lines(capsys) == expected
 
 
-def test_every_line_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_is_json_if_configured(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info", json=True, access=True)
     with structlog.contextvars.bound_contextvars(request_id="r-1"):
         structlog.get_logger("server.x").info("ours", number=3)

@@ -1,9 +1,10 @@
-"""What the gateway counts, under which names."""
+"""The gateway's metrics and their names."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_adapter.counts import ProposerCounts, StepKind, StepReport
+from server.control.types import SelectedBy
 from server.telemetry import metrics as module
 from server.telemetry.metrics import Metrics
 
@@ -29,7 +30,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> Metrics:
     metrics = Metrics(registry)
-    metrics.proposers(["ngram", "draft"])
+    metrics.declare_proposers(["ngram", "draft"])
     return metrics
 
 
@@ -72,25 +73,25 @@ def test_plain_decoding_has_no_drafts_to_count(
     metrics.on_step(STEP)
     labels = {"proposer": "none"}
     assert registry.get_sample_value("specgate_spec_decode_drafts_total", labels) is None
-    assert "none" not in metrics.rolling()
+    assert "none" not in metrics.rolling_stats()
 
 
-def test_the_rolling_figures_are_those_of_the_steps(metrics: Metrics) -> None:
+def test_rolling_stats_are_computed_from_the_steps(metrics: Metrics) -> None:
     metrics.on_step(STEP)
-    ngram = metrics.rolling()["ngram"]
+    ngram = metrics.rolling_stats()["ngram"]
     assert ngram.acceptance_rate == pytest.approx(4 / 6)
     assert ngram.mean_acceptance_length == pytest.approx(1 + 4 / 2)
     assert ngram.system_efficiency == pytest.approx((4 + 2) / (6 + 2))
 
 
 def test_a_proposer_that_has_not_drafted_has_no_ratios(metrics: Metrics) -> None:
-    figures = metrics.rolling()["draft"]
+    figures = metrics.rolling_stats()["draft"]
     assert (figures.drafts, figures.acceptance_rate, figures.system_efficiency) == (0, None, None)
 
 
 def test_requests_and_exchanges_are_counted(registry: CollectorRegistry, metrics: Metrics) -> None:
-    metrics.request("ngram", "request")
-    metrics.http("/v1/completions", "POST", 200, 0.3)
+    metrics.count_request("ngram", SelectedBy.REQUEST)
+    metrics.observe_http("/v1/completions", "POST", 200, 0.3)
     labels = {"proposer": "ngram", "selected_by": "request"}
     assert registry.get_sample_value("specgate_requests_total", labels) == 1
     labels = {"route": "/v1/completions", "method": "POST", "status": "200"}
@@ -99,9 +100,11 @@ def test_requests_and_exchanges_are_counted(registry: CollectorRegistry, metrics
     assert registry.get_sample_value("specgate_http_request_seconds_sum", route) == 0.3
 
 
-def test_one_method_is_active_at_a_time(registry: CollectorRegistry, metrics: Metrics) -> None:
-    metrics.spec_method("ngram")
-    metrics.spec_method("draft")
+def test_the_info_metric_shows_one_active_method(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    metrics.set_spec_method("ngram")
+    metrics.set_spec_method("draft")
     lines = [
         line
         for line in generate_latest(registry).decode().splitlines()
@@ -112,14 +115,14 @@ def test_one_method_is_active_at_a_time(registry: CollectorRegistry, metrics: Me
 
 def test_two_servers_in_one_process_share_nothing() -> None:
     one, other = CollectorRegistry(), CollectorRegistry()
-    Metrics(one).request("ngram", "active")
+    Metrics(one).count_request("ngram", SelectedBy.ACTIVE)
     Metrics(other)
     labels = {"proposer": "ngram", "selected_by": "active"}
     assert one.get_sample_value("specgate_requests_total", labels) == 1
     assert other.get_sample_value("specgate_requests_total", labels) is None
 
 
-def test_every_name_has_its_promql(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: Metrics) -> None:
     documentation = module.__doc__ or ""
     for family in registry.collect():
         assert family.name in documentation, family.name

@@ -1,4 +1,4 @@
-"""Sums over a window that moves."""
+"""Sums over a moving window."""
 
 import pytest
 
@@ -16,17 +16,17 @@ class Clock:
         return self.now
 
 
-def test_what_left_the_window_no_longer_counts() -> None:
+def test_counts_leave_the_window() -> None:
     clock = Clock()
     rolling = RollingCounts(10, clock)
     rolling.add(COUNTS)
     clock.now += 9
     rolling.add(COUNTS)
-    assert rolling.figures().drafts == 2
+    assert rolling.stats().drafts == 2
     clock.now += 1
-    assert rolling.figures().drafts == 1
+    assert rolling.stats().drafts == 1
     clock.now += 100
-    assert rolling.figures().acceptance_rate is None
+    assert rolling.stats().acceptance_rate is None
 
 
 def test_steps_of_one_second_add_up() -> None:
@@ -35,7 +35,7 @@ def test_steps_of_one_second_add_up() -> None:
     for _ in range(1000):
         clock.now += 0.0001
         rolling.add(COUNTS)
-    figures = rolling.figures()
+    figures = rolling.stats()
     assert (figures.drafts, figures.drafted, figures.accepted) == (1000, 4000, 2000)
     assert figures.acceptance_rate == pytest.approx(0.5)
     assert figures.mean_acceptance_length == pytest.approx(3.0)

@@ -1,0 +1,129 @@
+"""Switches, drains and admin changes, as the admin routes, the log and the audit file show them.
+
+Each is one dataclass, from which the response, the log line and the API's schema are made: a field
+is declared here and nowhere else. They are dataclasses and not pydantic models because a change
+that has happened must be recorded, even with a name that a response could not encode.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from engine_adapter.types import SpecMethod
+from server.control.types import LoadOutcome, SwitchMode, SwitchOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class SpecMethodBody:
+    """A proposer's name, or `none`, and its draft length: the JSON form of a `SpecMethod`."""
+
+    spec_method: str
+    num_speculative_tokens: int
+
+    @classmethod
+    def of(cls, method: SpecMethod) -> "SpecMethodBody":
+        """The JSON form of `method`."""
+        return cls(method.proposer, method.num_speculative_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchResult:
+    """A switch that happened.
+
+    Attributes:
+        waited_ms: from the call to the engine's confirmation.
+    """
+
+    previous: SpecMethodBody
+    active: SpecMethodBody
+    mode: SwitchMode
+    generation: int
+    in_flight: Annotated[
+        int, Field(description="requests admitted and unfinished when it took effect")
+    ]
+    waited_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A drain that waits for admitted requests to end.
+
+    Attributes:
+        waited_ms: how long it has run.
+    """
+
+    to: SpecMethodBody
+    held: Annotated[int, Field(description="requests that wait for it")]
+    waited_ms: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRecord:
+    """An admin change that was requested, whether or not it happened.
+
+    Attributes:
+        when: the time of the request.
+        what: the last part of the route.
+    """
+
+    when: Annotated[float, Field(description="Unix time in seconds")]
+    who: Annotated[str, Field(description="key: and a fingerprint of the admin key, or loopback")]
+    peer: Annotated[str | None, Field(description="the caller's address")]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRecord(AdminRecord):
+    """A requested switch.
+
+    Attributes:
+        error: why it did not happen.
+        took_ms: from the call to its end.
+    """
+
+    previous: Annotated[SpecMethodBody, Field(serialization_alias="from")]
+    to: SpecMethodBody
+    mode: SwitchMode
+    generation: Annotated[
+        int | None, Field(description="null if the switch did not reach the engine")
+    ]
+    reason: str | None
+    outcome: SwitchOutcome
+    error: str | None
+    in_flight: Annotated[int, Field(description="requests admitted and unfinished when it ended")]
+    took_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerRecord(AdminRecord):
+    """A requested load or unload of a proposer."""
+
+    proposer: str
+    outcome: LoadOutcome
+    error: str | None
+    took_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRecord(AdminRecord):
+    """A requested load or unload of a LoRA adapter."""
+
+    adapter: str
+    outcome: LoadOutcome
+    error: str | None
+    took_ms: float
+
+
+Record = SwitchRecord | ProposerRecord | LoraRecord
+
+_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def log_fields(record: Record) -> dict[str, Any]:
+    """The record's fields as the log and the audit file have them, with the time in ISO 8601."""
+    when = datetime.fromtimestamp(record.when, UTC).isoformat(timespec="milliseconds")
+    fields: dict[str, Any] = _RECORD.dump_python(record, mode="json", by_alias=True)
+    return fields | {"when": when.replace("+00:00", "Z")}

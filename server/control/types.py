@@ -1,0 +1,71 @@
+"""The plain types of speculation control: modes, outcomes and callers.
+
+Nothing else of `server` is imported here, so that request bodies, metrics and authentication can
+use them without the switcher, the gate or the audit.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+DRAIN_TIMEOUT_S = 30.0
+"""How long a drain waits by default, in seconds."""
+
+
+class SwitchMode(StrEnum):
+    """Which requests a switch changes.
+
+    `immediate`: running requests change too. `new_requests`: they keep their method. `drain`: they
+    finish first, and new requests are held until then.
+    """
+
+    IMMEDIATE = "immediate"
+    NEW_REQUESTS = "new_requests"
+    DRAIN = "drain"
+
+
+class SwitchOutcome(StrEnum):
+    """The end of a switch.
+
+    `failed`: the engine failed. `refused`: another switch ran, or the proposer is quarantined.
+    `timed_out`: admitted requests did not end in time. `abandoned`: the caller disconnected, or
+    the server stopped, before the swap.
+    """
+
+    SWITCHED = "switched"
+    FAILED = "failed"
+    REFUSED = "refused"
+    TIMED_OUT = "timed_out"
+    ABANDONED = "abandoned"
+
+
+class LoadOutcome(StrEnum):
+    """The end of a load or an unload. `refused`: it is not possible in the current state."""
+
+    LOADED = "loaded"
+    UNLOADED = "unloaded"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class SelectedBy(StrEnum):
+    """What selected a request's proposer: the request itself, or the active method."""
+
+    REQUEST = "request"
+    ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The origin of an admin change.
+
+    Attributes:
+        who: `key:` and a fingerprint of the admin key, or `loopback` where no key is set.
+        peer: the address of the other end of the connection, if it has one.
+    """
+
+    who: str
+    peer: str | None
+
+
+SERVER = Caller("server", None)
+"""The server itself."""

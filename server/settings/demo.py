@@ -1,0 +1,54 @@
+"""The settings of the demo, which is served when no model is given."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.settings.types import SettingError
+
+DEMO_NAME = "specgate-demo"
+"""The served name of the demo model, whose path differs from machine to machine."""
+
+
+def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The demo's model and, unless proposers are given, one of every method but the cascade.
+
+    A primary proposer is among them, so that the first answer shows speculation. Raises
+    `SettingError` when the models are not installed.
+    """
+    settings: dict[str, Any] = {
+        "model": _path("target"),
+        "served_model_name": (DEMO_NAME,),
+        "dtype": "float32",
+        "max_model_len": 2048,
+        "kv_cache_memory_bytes": 512 * 2**20,
+    }
+    if "proposer" not in given:
+        ngram = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        settings |= {
+            "proposer": (
+                {"name": "ngram", "num_speculative_tokens": 5, **ngram},
+                {"name": "suffix", "num_speculative_tokens": 8},
+                _proposer("draft", "draft_model"),
+                _proposer("draft-small", "draft_model"),
+                _proposer("medusa", "medusa"),
+                _proposer("mlp-speculator", "mlp_speculator"),
+                _proposer("eagle", "eagle"),
+                _proposer("eagle3", "eagle3"),
+            ),
+            "primary": "draft",
+            "backup": "ngram",
+        }
+    return settings
+
+
+def _proposer(name: str, method: str) -> dict[str, Any]:
+    return {"name": name, "method": method, "num_speculative_tokens": 4, "model": _path(name)}
+
+
+def _path(name: str) -> str:
+    from demo import model_path
+
+    try:
+        return str(model_path(name))
+    except FileNotFoundError as error:
+        raise SettingError("model", f"none is given, and the {error}") from None
