@@ -89,7 +89,9 @@ class RunnerHooks:
         for model in self.drafter.host.draft_models.values():
             model.set_cudagraph_mode(mode)
 
-    def initialize_metadata_builders(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
+    def initialize_metadata_builders(
+        self, kv_cache_config: Any, kernel_block_sizes: list[int]
+    ) -> None:
         """Creates vLLM's builders, and those of every draft model's layers."""
         super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
         for model in self.drafter.host.draft_models.values():
@@ -101,7 +103,9 @@ class RunnerHooks:
         self.drafter.observe(scheduler_output)
         return super()._update_states(scheduler_output)
 
-    def _calc_spec_decode_metadata(self, num_draft_tokens: Any, cu_num_scheduled_tokens: Any) -> Any:
+    def _calc_spec_decode_metadata(
+        self, num_draft_tokens: Any, cu_num_scheduled_tokens: Any
+    ) -> Any:
         # vLLM builds its metadata in every step of an engine that speculates. In a step without
         # drafts only the logits indices are needed: the last token of each row.
         if num_draft_tokens.any():

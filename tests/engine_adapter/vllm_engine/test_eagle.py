@@ -1,8 +1,8 @@
-"""EAGLE and EAGLE-3 heads on a real engine: exact outputs, and drafts as if never away.
+"""EAGLE and EAGLE-3 heads on a real engine: exact outputs, and drafts as without switches.
 
-The heads are random, so nearly every draft is rejected and every position is drafted from. What
-they draft is compared with the same mathematics in plain PyTorch, and from then on with a run
-that never switched.
+The heads are random, so nearly every draft is rejected and every position is drafted from. Their
+drafts are compared with the same mathematics in plain PyTorch, and then with a run that never
+switched.
 """
 
 import json
@@ -66,7 +66,7 @@ def engine(folders: dict[str, Path]) -> Iterator[RecordedEngine]:
 
 
 @pytest.fixture(autouse=True)
-def unknown_prefixes(engine: RecordedEngine) -> None:
+def empty_prefix_cache(engine: RecordedEngine) -> None:
     """Each test begins with an empty prefix cache."""
     engine.reset_prefix_cache()
 
@@ -74,7 +74,7 @@ def unknown_prefixes(engine: RecordedEngine) -> None:
 def never_switched(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod, length: int
 ) -> Recording:
-    """The prompts one after the other, each alone, drafted for by one head from the start."""
+    """Runs the prompts one after the other; one head drafts from the start."""
     parts = []
     for prompt in prompts:
         engine.reset_prefix_cache()
@@ -91,24 +91,24 @@ def never_switched(
 
 
 def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
-    """Asserts that all drafts are those of the other run; how many there were."""
+    """Asserts that all drafts equal those of the other run; returns how many were compared."""
     compared = 0
     for i in range(len(want.outputs)):
         assert got.outputs[i] == want.outputs[i]
-        theirs = want.of(i, proposer)
+        expected = want.of(i, proposer)
         for length, drafts in got.of(i, proposer).items():
-            if length in theirs:
-                most = min(len(drafts), len(theirs[length]))
-                assert drafts[:most] == theirs[length][:most], f"at {length} of request {i}"
+            if length in expected:
+                most = min(len(drafts), len(expected[length]))
+                assert drafts[:most] == expected[length][:most], f"at {length} of request {i}"
                 compared += 1
     return compared
 
 
 @pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
-async def test_a_head_drafts_what_its_source_says(
+async def test_a_head_drafts_as_the_plain_implementation_does(
     engine: RecordedEngine, folders: dict[str, Path], prompts: list[Prompt], method: SpecMethod
 ) -> None:
-    """One prompt is read in one step, the other one in three."""
+    """One prompt takes one step, the other one three."""
     reference = PlainHead(Path(TARGET), folders[method.proposer])
     for prompt, length in ((prompts[8], 24), (prompts[16], 6)):
         got = engine.run([RecordedRequest(prompt, length, method)])
@@ -120,7 +120,7 @@ async def test_a_head_drafts_what_its_source_says(
 
 
 @pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
-async def test_after_a_switch_the_drafts_are_those_of_a_run_that_never_switched(
+async def test_drafts_after_a_switch_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
     some = prompts[8:11]
@@ -132,7 +132,7 @@ async def test_after_a_switch_the_drafts_are_those_of_a_run_that_never_switched(
 
 
 @pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
-async def test_after_a_prefix_hit_on_blocks_that_were_filled_while_idle_too(
+async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
     prompt = prompts[16]
@@ -145,10 +145,10 @@ async def test_after_a_prefix_hit_on_blocks_that_were_filled_while_idle_too(
 
 
 @pytest.mark.parametrize("method", [TWO, SMALL], ids=lambda method: method.proposer)
-async def test_after_preemption_the_drafts_are_those_of_a_run_that_had_room(
+async def test_drafts_after_preemption_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
-    # Each begins with one KV block and grows beyond it, which is more than there are.
+    # Each begins with one KV block and grows beyond it: more blocks than the cache has.
     some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
     want = never_switched(engine, some, method, 40)
     got = engine.run([RecordedRequest(prompt, 40, method) for prompt in some])
@@ -167,11 +167,11 @@ async def test_four_heads_draft_in_one_batch_each_for_its_own_rows(
         assert {name for name, _ in got.drafts[i].values()} == {head.proposer}
         await stock.check(some[i], got.outputs[i])
         want = never_switched(engine, [some[i]], head, 40)
-        alone = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
-        assert same_drafts(alone, want, head.proposer) > 30
+        single = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
+        assert same_drafts(single, want, head.proposer) > 30
 
 
-async def test_rows_that_part_at_the_end_of_a_shared_block(
+async def test_drafts_of_rows_that_diverge_after_a_shared_block_are_the_same(
     engine: RecordedEngine, prompts: list[Prompt]
 ) -> None:
     stem = prompts[16][:256]

@@ -37,7 +37,7 @@ class BlockPool:
             if not self._ref_counts[block]:
                 self.free.append(block)
 
-    def take_prefix(self, tokens: Sequence[int]) -> list[int]:
+    def reference_prefix(self, tokens: Sequence[int]) -> list[int]:
         """References the cached blocks of a prefix of `tokens`, which never has the last token."""
         blocks: list[int] = []
         while (stop := (len(blocks) + 1) * self.block_size) < len(tokens):
@@ -50,7 +50,7 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def remember(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def cache(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         """Adds the blocks that `tokens` fill to the prefix cache."""
         for i in range(len(tokens) // self.block_size):
             key, block = tuple(tokens[: (i + 1) * self.block_size]), blocks[i]

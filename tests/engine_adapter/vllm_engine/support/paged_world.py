@@ -53,7 +53,7 @@ class World:
 
     Args:
         monkeypatch: replaces vLLM's models by toy models.
-        chunk: prompt tokens that one request reads in a step.
+        chunk: the most tokens of a prompt that one request computes in a step.
         budget: tokens of one forward pass of a draft model.
         kernel_size: tokens per kernel block; it divides `block_size`.
         draft_contexts: proposer -> its context length, where it is less than the target's.
