@@ -8,11 +8,14 @@ One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, th
             (forward pass of the target: new tokens, and the drafts of the step before)
             RunnerHooks.sample_tokens               calls all that follow:
             RunnerHooks._sample                     VERIFY  Verifier.__call__
+            RunnerHooks._input_fits_in_drafter      always, since the plan decides for each row
             RunnerHooks._bookkeeping_sync           the tokens are on the CPU, in the batch
             RunnerHooks.propose_draft_token_ids     DRAFT   ProposerDispatch.propose
             RunnerHooks._copy_draft_token_ids_to_cpu
     core    SpecgateScheduler.update_from_output    COUNT   per request and proposer
             (take_draft_token_ids, update_draft_token_ids: the next step verifies these drafts)
+
+With one rank, core and worker are one process.
 """
 
 from dataclasses import dataclass
