@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 class ProgressWriter:
-    """Writes lines to the pipe; silent without one."""
+    """Writes lines to the pipe; does nothing without one."""
 
     def __init__(self, pipe: str | None) -> None:
         self._pipe = pipe
 
-    def say(self, line: str) -> None:
-        """Sends one line. A gateway that does not listen is no reason to fail."""
+    def write(self, line: str) -> None:
+        """Writes one line. Never fails or blocks if the gateway does not read."""
         if self._pipe is None:
             return
         try:
@@ -30,17 +30,17 @@ class ProgressWriter:
             os.close(descriptor)
 
     @contextmanager
-    def stage(self, what: str) -> Iterator[None]:
-        """Says what begins, and how long it took."""
-        self.say(what)
+    def stage(self, name: str) -> Iterator[None]:
+        """Writes a line when the stage begins, and one with its duration when it has succeeded."""
+        self.write(name)
         began = time.perf_counter()
         yield
-        self.say(f"{what}: {time.perf_counter() - began:.1f} s")
+        self.write(f"{name}: {time.perf_counter() - began:.1f} s")
 
 
 @asynccontextmanager
 async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
-    """Makes a named pipe, hands `on_line` every line written to it; yields the pipe's path."""
+    """Creates a named pipe and calls `on_line` with every line from it; yields the pipe's path."""
     with tempfile.TemporaryDirectory(prefix="specgate-") as folder:
         path = Path(folder) / "progress"
         os.mkfifo(path, 0o600)

@@ -1,7 +1,7 @@
-"""A process of the engine ends with the one that started it, however that one ended.
+"""An engine process exits when the process that started it ends, for any reason.
 
-vLLM's engine waits for requests for ever, with all its memory, once a gateway is killed that could
-not stop it.
+If a gateway is killed, it cannot stop its engine. vLLM's engine would then wait for requests
+forever and hold its memory.
 """
 
 import multiprocessing
@@ -11,21 +11,21 @@ from functools import cache
 from multiprocessing.connection import wait
 
 EXIT_STATUS = 1
-"""Of a process whose parent is gone: nobody is left to read it."""
+"""The exit status of a process whose parent is gone; no process is left to read it."""
 
 
 @cache
-def end_with_parent() -> None:
-    """Ends this process at once when the one that started it is gone. Safe to call twice."""
+def exit_with_parent() -> None:
+    """Exits this process at once when its parent is gone. Safe to call twice."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         thread = threading.Thread(
-            target=_end_after, args=(parent.sentinel,), daemon=True, name="lifeline"
+            target=_exit_after, args=(parent.sentinel,), daemon=True, name="parent-watch"
         )
         thread.start()
 
 
-def _end_after(sentinel: int) -> None:
+def _exit_after(sentinel: int) -> None:
     wait([sentinel])
-    # Not `sys.exit`: another thread may be deep in a step, and there is nothing to tidy up for.
+    # Not `sys.exit`: another thread may be in a step, and nothing needs to be cleaned up.
     os._exit(EXIT_STATUS)

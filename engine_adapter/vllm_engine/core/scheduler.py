@@ -10,7 +10,7 @@ from engine_adapter.counts import StepKind
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.row_table import RowTable
-from engine_adapter.vllm_engine.parent_watch import end_with_parent
+from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
 from engine_adapter.vllm_engine.wire import SpecgateConfig, from_extra_args
 
@@ -92,7 +92,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        end_with_parent()
+        exit_with_parent()
         patch_engine_core()
         # vLLM pads a row that resumes, or whose prompt but one token is in the prefix cache, with
         # k placeholder drafts, and counts them. A dynamic schedule of k turns that off; a constant

@@ -1,14 +1,14 @@
-"""A faulty proposer costs its own drafts, and nothing else.
+"""Validation of drafts: a faulty proposer costs its own drafts, and nothing else.
 
-A fault is an exception, or drafts that are none: the wrong number of rows, more tokens than were
-asked for, ids that are no tokens of the target, probabilities that are none. The proposer's rows
-then go without drafts for the step. Who faults again and again is not asked any more.
+A fault is an exception or an invalid result: wrong number of rows, too many tokens, token ids
+outside the vocabulary, or rows that are not probability distributions. The proposer's rows then
+get no drafts in that step. A proposer that fails repeatedly is quarantined (`core.quarantine`).
 
-The verdict is the scheduler's, so that every rank follows it from the same step on. It rests on
-rank 0 alone, whose drafts are the ones that count; a fault on another rank is logged there. Not
-contained is `torch.AcceleratorError`: after it nothing on the device can be trusted, and the
-engine must end with this cause. Out of memory is contained: the target's step is already done.
-A fault in the middle of a collective, on one rank only, cannot be: the others wait in it.
+The scheduler decides on quarantine, so that all ranks follow from the same step on. It counts the
+faults of rank 0 only, whose drafts are used; a fault on another rank is logged there. Two faults
+cannot be contained. After a `torch.AcceleratorError` the state of the device is undefined, and the
+engine must end with this cause. A fault on one rank in the middle of a collective leaves the other
+ranks waiting. Out of memory can be contained: the target's step is already done.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 
-_MAX_CAUSE = 300
-_TOLERANCE = 1e-3
+_MAX_DESCRIPTION = 300
+_SUM_TOLERANCE = 1e-3
 
 
 class BadDrafts(ValueError):
-    """A proposer returned what cannot be drafts of the batch that it was given."""
+    """A proposer returned something that cannot be drafts of its batch."""
 
 
-def checked(drafts: object, batch: DraftBatch, vocab_size: int) -> Drafts:
-    """The drafts, with plain integers for ids.
+def validate_drafts(drafts: object, batch: DraftBatch, vocab_size: int) -> Drafts:
+    """The drafts, with plain Python integers as ids.
 
     Raises:
-        BadDrafts: they are not drafts of the batch.
-        Exception: they are no such thing at all.
+        BadDrafts: they do not fit the batch.
+        Exception: they do not even have the structure of drafts.
     """
     if not isinstance(drafts, Drafts):
-        raise BadDrafts(f"returned {type(drafts).__name__} in place of Drafts")
+        raise BadDrafts(f"returned {type(drafts).__name__} instead of Drafts")
     if type(drafts.catchup_tokens) is not int or drafts.catchup_tokens < 0:
         raise BadDrafts(f"catchup_tokens is {drafts.catchup_tokens!r}, not a count")
     sizes = np.array([len(row) for row in drafts.tokens], np.int64)
@@ -45,45 +45,47 @@ def checked(drafts: object, batch: DraftBatch, vocab_size: int) -> Drafts:
         raise BadDrafts(f"returned {len(sizes)} rows for a batch of {len(batch.k)}")
     if (sizes > batch.k).any():
         i = int((sizes - batch.k).argmax())
-        raise BadDrafts(f"drafted {sizes[i]} tokens where at most {batch.k[i]} were asked for")
-    ids = _checked_ids(list(chain.from_iterable(drafts.tokens)), vocab_size)
+        raise BadDrafts(f"drafted {sizes[i]} tokens for a row with k = {batch.k[i]}")
+    ids = _validate_ids(list(chain.from_iterable(drafts.tokens)), vocab_size)
     if drafts.probabilities is not None:
-        _check_probabilities(drafts.probabilities, sizes, vocab_size)
+        _validate_probabilities(drafts.probabilities, sizes, vocab_size)
     ends = sizes.cumsum()
     rows = [ids[a:b] for a, b in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
     return Drafts(rows, drafts.probabilities, drafts.catchup_tokens)
 
 
-def cause(error: Exception) -> str:
-    """What a fault is shown as."""
-    return f"{type(error).__name__}: {error}"[:_MAX_CAUSE]
+def describe_error(error: Exception) -> str:
+    """The description of a fault in statistics and in the API, of 300 characters at most."""
+    return f"{type(error).__name__}: {error}"[:_MAX_DESCRIPTION]
 
 
-def _checked_ids(tokens: list[Any], vocab_size: int) -> list[int]:
+def _validate_ids(tokens: list[Any], vocab_size: int) -> list[int]:
     ids = np.array(tokens)
     if not ids.size:
         return []
     if ids.dtype.kind not in "iu":
         raise BadDrafts(f"token ids must be integers, not {ids.dtype}")
     if ids.min() < 0 or ids.max() >= vocab_size:
-        raise BadDrafts(f"drafted ids in [{ids.min()}, {ids.max()}]; they are in [0, {vocab_size})")
+        raise BadDrafts(
+            f"drafted ids in [{ids.min()}, {ids.max()}]; valid ids are in [0, {vocab_size})"
+        )
     plain: list[int] = ids.tolist()
     return plain
 
 
-def _check_probabilities(
+def _validate_probabilities(
     probabilities: Sequence[torch.Tensor | None], sizes: npt.NDArray[np.int64], vocab_size: int
 ) -> None:
-    """One entry per row, `None` or a distribution for each token: float32 [sizes[i], V]."""
-    given = []
+    """Checks one entry per row: `None`, or float32 [sizes[i], V], a distribution for each token."""
+    present = []
     for row, size in zip(probabilities, sizes.tolist(), strict=True):
         if row is not None:
             if tuple(row.shape) != (size, vocab_size):
                 shape = tuple(row.shape)
                 raise BadDrafts(f"probabilities are of shape {shape}, not {(size, vocab_size)}")
-            given.append(row)
-    if given:
-        every = torch.cat(given)
-        sums_to_one = ((every.sum(dim=-1) - 1).abs() < _TOLERANCE).all()
-        if not bool(sums_to_one & (every >= 0).all()):
+            present.append(row)
+    if present:
+        joined = torch.cat(present)
+        sums_to_one = ((joined.sum(dim=-1) - 1).abs() < _SUM_TOLERANCE).all()
+        if not bool(sums_to_one & (joined >= 0).all()):
             raise BadDrafts("probabilities must be at least 0 and sum to 1")

@@ -1,6 +1,24 @@
-"""The model runner: vLLM's V1 runners with hooks only; what happens in them is elsewhere."""
+"""The model runner: vLLM's V1 runners with Specgate's hooks.
 
-from collections.abc import Mapping
+One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, then `post_step`):
+
+    core    SpecgateScheduler.schedule              PLAN    proposer and k of each row
+    worker  RunnerHooks._update_states              dispatch: ended requests, changed KV blocks
+            RunnerHooks._calc_spec_decode_metadata  plain decoding if there are no drafts
+            (forward pass of the target: new tokens, and the drafts of the step before)
+            RunnerHooks.sample_tokens               calls all that follow:
+            RunnerHooks._sample                     VERIFY  Verifier.__call__
+            RunnerHooks._input_fits_in_drafter      always, since the plan decides for each row
+            RunnerHooks._bookkeeping_sync           the tokens are on the CPU, in the batch
+            RunnerHooks.propose_draft_token_ids     DRAFT   ProposerDispatch.propose
+            RunnerHooks._copy_draft_token_ids_to_cpu
+    core    SpecgateScheduler.update_from_output    COUNT   per request and proposer
+            (take_draft_token_ids, update_draft_token_ids: the next step verifies these drafts)
+
+With one rank, core and worker are one process.
+"""
+
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,11 +26,25 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
-from engine_adapter.vllm_engine.worker.step import TargetStep
+from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.layout import noise_key
-from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
+from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
+
+
+@dataclass(slots=True)
+class StepState:
+    """Values that one hook of a step leaves for another; vLLM has no argument for them.
+
+    Attributes:
+        verify_inputs: from `_sample`, through `_get_spec_decode_draft_probs`, to the verifier.
+        draft_report: from `propose_draft_token_ids` to the end of `sample_tokens`; `None` if
+            nothing was planned.
+    """
+
+    verify_inputs: VerifyInputs | None = None
+    draft_report: DraftReport | None = None
 
 
 class RunnerHooks:
@@ -24,53 +56,129 @@ class RunnerHooks:
         self.input_batch.logitsprocs = logits_processors.build(self.vllm_config, self.device)
         self.drafter.bind(self)
         self.rejection_sampler = Verifier(self.sampler)
+        self._step = StepState()
+
+    # -- set-up ------------------------------------------------------------------------------
 
     def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
         # Called when target and drafters are loaded.
-        self.use_aux_hidden_state_outputs = bool(self.drafter.aux_layers)
+        self.use_aux_hidden_state_outputs = bool(self.drafter.host.aux_layers)
         super()._setup_eagle3_aux_hidden_state_outputs()
 
     def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...]:
-        layers: tuple[int, ...] = self.drafter.aux_layers
+        layers: tuple[int, ...] = self.drafter.host.aux_layers
         return layers
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's; after it the target's steps know of the target's layers alone."""
+        """Initializes as vLLM does, then leaves only the target's layers in its own groups."""
         super().initialize_kv_cache(*args, **kwargs)
-        # Drafts build metadata for their own layers when they run.
-        theirs = {n for model in self.drafter.draft_models.values() for n in model.layer_names}
+        # Draft models build the metadata of their layers when they run.
+        models = self.drafter.host.draft_models.values()
+        draft_layers = {name for model in models for name in model.layer_names}
         for groups in self.attn_groups:
             for group in groups:
-                group.layer_names = [name for name in group.layer_names if name not in theirs]
+                group.layer_names = [name for name in group.layer_names if name not in draft_layers]
             groups[:] = [group for group in groups if group.layer_names]
-
-    def initialize_metadata_builders(
-        self, kv_cache_config: Any, kernel_block_sizes: list[int]
-    ) -> None:
-        """vLLM's, then the same for every draft model's layers."""
-        super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
-        for model in self.drafter.draft_models.values():
-            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
 
     def _check_and_update_cudagraph_mode(
         self, attention_backends: list[set[Any]], *args: Any, **kwargs: Any
     ) -> None:
-        # A layer without attention has no say in how the target's steps are captured.
+        # A layer without attention must not restrict the graphs of the target's steps.
         attending = [
             backends - {compat.CacheOnlyAttentionBackend} for backends in attention_backends
         ]
         super()._check_and_update_cudagraph_mode(attending, *args, **kwargs)
         mode = self.compilation_config.cudagraph_mode or compat.CUDAGraphMode.NONE
-        for model in self.drafter.draft_models.values():
+        for model in self.drafter.host.draft_models.values():
             model.set_cudagraph_mode(mode)
+
+    def initialize_metadata_builders(
+        self, kv_cache_config: Any, kernel_block_sizes: list[int]
+    ) -> None:
+        """Creates vLLM's builders, and those of every draft model's layers."""
+        super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
+        for model in self.drafter.host.draft_models.values():
+            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
+
+    # -- forward -----------------------------------------------------------------------------
 
     def _update_states(self, scheduler_output: Any) -> Any:
         self.drafter.observe(scheduler_output)
         return super()._update_states(scheduler_output)
 
+    def _calc_spec_decode_metadata(
+        self, num_draft_tokens: Any, cu_num_scheduled_tokens: Any
+    ) -> Any:
+        # vLLM builds its metadata in every step of an engine that speculates. In a step without
+        # drafts only the logits indices are needed: the last token of each row.
+        if num_draft_tokens.any():
+            return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
+        rows = len(num_draft_tokens)
+        return SimpleNamespace(
+            num_draft_tokens=[0] * rows,
+            draft_token_ids=self.input_ids.gpu[:0],
+            logits_indices=self.query_start_loc.gpu[1 : rows + 1] - 1,
+        )
+
+    # -- verify ------------------------------------------------------------------------------
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Verifies and drafts; vLLM's output with the step's `DraftReport` attached."""
+        self._step = StepState()
+        output = super().sample_tokens(grammar_output)
+        if report := self._step.draft_report:
+            output.specgate_report = report
+        return output
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        counts = spec_decode_metadata and spec_decode_metadata.num_draft_tokens
+        drafts = self.drafter.sampled_drafts.pop_for_verification(counts)
+        if not (drafts or (counts and any(counts))):
+            spec_decode_metadata = None
+        generators = self._seed_generators(spec_decode_metadata)
+        self._step.verify_inputs = VerifyInputs(drafts, generators)
+        return super()._sample(logits, spec_decode_metadata)
+
+    def _seed_generators(self, metadata: Any) -> dict[int, torch.Generator]:
+        """Seeds a generator for every position that the step samples in rows with a seed."""
+        batch = self.input_batch
+        counts = [0] * batch.num_reqs if metadata is None else metadata.num_draft_tokens
+        generators: dict[int, torch.Generator] = {}
+        for row, generator in batch.generators.items():
+            seed = self.requests[batch.req_ids[row]].sampling_params.seed
+            token = int(batch.num_tokens_no_spec[row])
+            generator.manual_seed(position_seed(seed, token))
+            start = sum(counts[:row]) + row
+            generators[start] = generator
+            for offset in range(1, counts[row] + 1):
+                generators[start + offset] = torch.Generator(self.device).manual_seed(
+                    position_seed(seed, token + offset)
+                )
+        return generators
+
+    def _get_spec_decode_draft_probs(self, spec_decode_metadata: Any) -> VerifyInputs | None:
+        """The second argument of the verifier; in vLLM, one tensor for all rows."""
+        return self._step.verify_inputs
+
+    # -- draft -------------------------------------------------------------------------------
+
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
-        """vLLM decides here for the whole batch; the plan and the dispatch decide per row."""
+        """True. vLLM decides for the whole batch; here plan and dispatch decide for each row."""
         return common_attn_metadata is not None
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # A row in the middle of its prompt samples a token that is thrown away. vLLM then winds
+        # the row's generator back by an offset, which CPU generators do not have. Each step seeds
+        # every generator, so this is not needed: those of such rows are hidden from vLLM.
+        generators = self.input_batch.generators
+        if not generators:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs]
+        hidden = {row: generators.pop(row) for row in list(generators) if discarded[row]}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(hidden)
 
     def propose_draft_token_ids(
         self,
@@ -84,9 +192,9 @@ class RunnerHooks:
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> list[list[int]]:
-        """The step's drafts, `[]` for a row without."""
+        """The drafts of each row of the batch, `[]` for a row without."""
         total = scheduler_output.total_num_scheduled_tokens
-        self.drafter.keep_states(
+        self.drafter.store_states(
             common_attn_metadata.slot_mapping[:total],
             hidden_states[:total],
             [states[:total] for states in aux_hidden_states or ()],
@@ -101,81 +209,17 @@ class RunnerHooks:
             draft_counts=verified or [0] * len(sampled_token_ids),
             sample_hidden=sample_hidden_states,
         )
-        drafts: list[list[int]] = self.drafter.propose(plan, step)
+        drafts, self._step.draft_report = self.drafter.propose(plan, step)
         return drafts
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        # Left undone when nothing was drafted, so that the scheduler is not told of it.
+        # Skipped in a step without drafts, so that vLLM sends none to the scheduler.
         if any(self._draft_token_ids):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
-    def _calc_spec_decode_metadata(
-        self, num_draft_tokens: Any, cu_num_scheduled_tokens: Any
-    ) -> Any:
-        # vLLM makes metadata for every step of an engine that could speculate. In one without
-        # drafts each row's logits are those of its last token, and that is all there is to it.
-        if num_draft_tokens.any():
-            return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
-        rows = len(num_draft_tokens)
-        return SimpleNamespace(
-            num_draft_tokens=[0] * rows,
-            draft_token_ids=self.input_ids.gpu[:0],
-            logits_indices=self.query_start_loc.gpu[1 : rows + 1] - 1,
-        )
-
-    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        counts = spec_decode_metadata and spec_decode_metadata.num_draft_tokens
-        self._sampled_drafts = self.drafter.sampled.take(counts)
-        if not (self._sampled_drafts or (counts and any(counts))):
-            spec_decode_metadata = None
-        self._key_noise(spec_decode_metadata)
-        return super()._sample(logits, spec_decode_metadata)
-
-    def _get_spec_decode_draft_probs(self, spec_decode_metadata: Any) -> Mapping[int, SampledDraft]:
-        """What `_sample` hands to the verifier, in the place of one tensor for all rows."""
-        return self._sampled_drafts
-
-    def _key_noise(self, metadata: Any) -> None:
-        """Seeds the noise of every position that the step samples, for the rows with a seed."""
-        batch = self.input_batch
-        counts = [0] * batch.num_reqs if metadata is None else metadata.num_draft_tokens
-        generators: dict[int, torch.Generator] = {}
-        for row, generator in batch.generators.items():
-            seed = self.requests[batch.req_ids[row]].sampling_params.seed
-            token = int(batch.num_tokens_no_spec[row])
-            generator.manual_seed(noise_key(seed, token))
-            start = sum(counts[:row]) + row
-            generators[start] = generator
-            for offset in range(1, counts[row] + 1):
-                generators[start + offset] = torch.Generator(self.device).manual_seed(
-                    noise_key(seed, token + offset)
-                )
-        self.rejection_sampler.generators = generators
-
-    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        # A row in mid-prompt samples a token that is thrown away; vLLM then winds the row's
-        # generator back by an offset, which CPU generators do not have. The noise is keyed anew
-        # for each step, so there is nothing to wind back: such generators are kept out of sight.
-        generators = self.input_batch.generators
-        if not generators:
-            return super()._bookkeeping_sync(*args, **kwargs)
-        unread = self.discard_request_mask.np[: self.input_batch.num_reqs]
-        held = {row: generators.pop(row) for row in list(generators) if unread[row]}
-        try:
-            return super()._bookkeeping_sync(*args, **kwargs)
-        finally:
-            generators.update(held)
-
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        """vLLM's, with what drafting took on the output."""
-        output = super().sample_tokens(grammar_output)
-        if report := self.drafter.take_report():
-            output.specgate_report = report
-        return output
-
 
 def cpu_runner() -> type:
-    """The runner class for CPU; made here so that no process imports the other device's."""
+    """The runner class for CPU; created here so that no process imports the other device's."""
 
     class SpecgateCPUModelRunner(RunnerHooks, compat.CPUModelRunner):
         """vLLM's CPU runner with Specgate's hooks."""

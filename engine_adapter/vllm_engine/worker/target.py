@@ -1,7 +1,11 @@
-"""The loaded target, as heads see it."""
+"""The target: the loaded model, as heads see it, and what it did in a step."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -24,3 +28,32 @@ class LoadedTarget:
         """The target's language-model head: [N, H] -> logits [N, V]. Every rank must call it."""
         logits: torch.Tensor = self._model.compute_logits(hidden)
         return logits[:, : self.vocab_size]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """The outcome of one step of the target over the B rows of the batch, as drafting needs it.
+
+    Attributes:
+        scheduled: request id -> number of tokens that the target read in this step.
+        sampled: for each row, the tokens that it emitted; none in the middle of its prompt.
+        draft_counts: for each row, the number of drafts that the step verified; T in all.
+        sample_hidden: [T + B, H], the final hidden state of every position that was sampled: for
+            each row those of its drafts, then one more.
+    """
+
+    scheduled: Mapping[str, int]
+    sampled: Sequence[Sequence[int]]
+    draft_counts: Sequence[int]
+    sample_hidden: torch.Tensor
+
+    def last_hidden(self, rows: npt.NDArray[np.intp]) -> torch.Tensor:
+        """The hidden state from which the newest token of each given row was sampled, [R, H].
+
+        The rows must have emitted tokens.
+        """
+        sizes = np.asarray(self.draft_counts) + 1
+        starts = np.cumsum(sizes) - sizes
+        emitted = np.array([len(self.sampled[row]) for row in rows])
+        last = torch.from_numpy(starts[rows] + emitted - 1)
+        return self.sample_hidden[last.to(self.sample_hidden.device)]

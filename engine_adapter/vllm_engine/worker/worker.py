@@ -1,4 +1,4 @@
-"""The workers that vLLM's processes load by their dotted paths."""
+"""The workers, which vLLM loads by their dotted paths."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,77 +7,77 @@ from typing import Any
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
-from engine_adapter.vllm_engine.parent_watch import end_with_parent
+from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.wire import SpecgateConfig
-from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
+from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, trim_memory
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 
 
 class WorkerHooks:
-    """Mixed into a vLLM worker: progress while loading, and answers to the gateway."""
+    """Mixed into a vLLM worker: reports progress while loading, and answers the gateway's calls."""
 
     _load: BackgroundLoad | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, saying what is being loaded; from here on it ends with who started it."""
-        end_with_parent()
+        """Loads as vLLM does, with progress lines. The process then exits with its parent."""
+        exit_with_parent()
         if self.vllm_config.lora_config and compat.current_platform.is_cpu():
             patch_lora_masking()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """vLLM's, saying how large the KV cache is."""
+        """Allocates the KV cache as vLLM does, with a progress line that gives its size."""
         blocks = kv_cache_config.num_blocks
         tokens = blocks * self.vllm_config.cache_config.block_size
         with self._stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
             super().initialize_from_config(kv_cache_config)
 
     def specgate_memory(self) -> dict[str, tuple[int, int]]:
-        """Proposer -> bytes of weights and of KV that it holds on this rank."""
-        held: dict[str, tuple[int, int]] = self.model_runner.drafter.memory()
-        return held
+        """Proposer -> its bytes of weights and of KV on this rank."""
+        memory: dict[str, tuple[int, int]] = self.model_runner.drafter.host.memory()
+        return memory
 
     def specgate_load(self, fields: dict[str, Any]) -> None:
-        """Begins to create a proposer, beside the steps; `fields` are its spec's."""
-        create = self.model_runner.drafter.create
+        """Begins to create a proposer while steps run; `fields` are those of its `ProposerSpec`."""
+        create = self.model_runner.drafter.host.create
         self._load = BackgroundLoad(ProposerSpec(**fields), create)
 
     def specgate_load_state(self) -> list[str]:
-        """How far the load is, and why; see `background`."""
+        """The state of the load, and the reason of a failure: see `BackgroundLoad.state`."""
         assert self._load is not None
         return list(self._load.state)
 
     def specgate_install(self) -> dict[str, tuple[int, int]]:
-        """Takes the created proposer over; what each proposer holds now."""
+        """Installs the created proposer; returns the memory of every proposer."""
         load, self._load = self._load, None
         assert load is not None
         self.model_runner.drafter.install(load.spec, load.take())
         return self.specgate_memory()
 
     def specgate_unload(self, name: str) -> None:
-        """Drops a proposer, whether it is loaded or was about to be."""
+        """Removes a proposer that is loaded or still loading."""
         self._load = None
         self.model_runner.drafter.remove(name)
-        return_memory()
+        trim_memory()
 
     @contextmanager
-    def _stage(self, what: str) -> Iterator[None]:
+    def _stage(self, name: str) -> Iterator[None]:
         pipe = SpecgateConfig.of(self.vllm_config).progress_pipe
-        with ProgressWriter(pipe if self.rank == 0 else None).stage(what):
+        with ProgressWriter(pipe if self.rank == 0 else None).stage(name):
             yield
 
 
 def cpu_worker_class() -> type:
-    """The worker for CPU; made on first use, for the same reason as the runners."""
+    """The worker for CPU; created on first use, for the same reason as the runners."""
 
     class SpecgateCPUWorker(WorkerHooks, compat.CPUWorker):
         """vLLM's CPU worker with Specgate's runner."""
 
         def init_device(self) -> None:
-            """vLLM's, which creates Specgate's runner."""
+            """Initializes as vLLM does, with Specgate's runner class instead of vLLM's."""
             with patch_cpu_runner(cpu_runner()):
                 super().init_device()
 

@@ -15,7 +15,7 @@ from demo import model_path
 from engine_adapter.config import EngineConfig
 from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
-from tests.engine_adapter.vllm_engine.support.dispatch_harness import Bench
+from tests.engine_adapter.vllm_engine.support.dispatch_harness import DispatchHarness
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock
 
 TARGET = str(model_path("target"))
@@ -128,6 +128,6 @@ def prompts() -> list[Prompt]:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    """A fresh dispatch; its import takes vLLM's."""
-    return Bench(import_module("engine_adapter.vllm_engine.worker.dispatch"))
+def harness() -> DispatchHarness:
+    """A fresh dispatch; importing it imports vLLM."""
+    return DispatchHarness(import_module("engine_adapter.vllm_engine.worker.dispatch"))

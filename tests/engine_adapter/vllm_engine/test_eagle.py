@@ -1,8 +1,8 @@
-"""EAGLE and EAGLE-3 heads on a real engine: exact outputs, and drafts as if never away.
+"""EAGLE and EAGLE-3 heads on a real engine: exact outputs, and drafts as without switches.
 
-The heads are random, so nearly every draft is rejected and every position is drafted from. What
-they draft is compared with the same mathematics in plain PyTorch, and from then on with a run
-that never switched.
+The heads are random, so nearly every draft is rejected and every position is drafted from. Their
+drafts are compared with the same mathematics in plain PyTorch, and then with a run that never
+switched.
 """
 
 import json
@@ -18,7 +18,11 @@ from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculator
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock
 from tests.engine_adapter.vllm_engine.support.plain_head import PlainHead
-from tests.engine_adapter.vllm_engine.support.recorded import Ask, RecordedEngine, Recording
+from tests.engine_adapter.vllm_engine.support.recorded import (
+    RecordedEngine,
+    RecordedRequest,
+    Recording,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -62,20 +66,20 @@ def engine(folders: dict[str, Path]) -> Iterator[RecordedEngine]:
 
 
 @pytest.fixture(autouse=True)
-def unknown_prefixes(engine: RecordedEngine) -> None:
+def empty_prefix_cache(engine: RecordedEngine) -> None:
     """Each test begins with an empty prefix cache."""
-    engine.forget_prefixes()
+    engine.reset_prefix_cache()
 
 
 def never_switched(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod, length: int
 ) -> Recording:
-    """The prompts one after the other, each alone, drafted for by one head from the start."""
+    """Runs the prompts one after the other; one head drafts from the start."""
     parts = []
     for prompt in prompts:
-        engine.forget_prefixes()
-        parts.append(engine.run([Ask(prompt, length, method)]))
-    engine.forget_prefixes()
+        engine.reset_prefix_cache()
+        parts.append(engine.run([RecordedRequest(prompt, length, method)]))
+    engine.reset_prefix_cache()
     assert not any(part.preemptions for part in parts)
     return Recording(
         drafts=[part.drafts[0] for part in parts],
@@ -87,27 +91,27 @@ def never_switched(
 
 
 def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
-    """Asserts that all drafts are those of the other run; how many there were."""
+    """Asserts that all drafts equal those of the other run; returns how many were compared."""
     compared = 0
     for i in range(len(want.outputs)):
         assert got.outputs[i] == want.outputs[i]
-        theirs = want.of(i, proposer)
+        expected = want.of(i, proposer)
         for length, drafts in got.of(i, proposer).items():
-            if length in theirs:
-                most = min(len(drafts), len(theirs[length]))
-                assert drafts[:most] == theirs[length][:most], f"at {length} of request {i}"
+            if length in expected:
+                most = min(len(drafts), len(expected[length]))
+                assert drafts[:most] == expected[length][:most], f"at {length} of request {i}"
                 compared += 1
     return compared
 
 
 @pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
-async def test_a_head_drafts_what_its_source_says(
+async def test_a_head_drafts_as_the_plain_implementation_does(
     engine: RecordedEngine, folders: dict[str, Path], prompts: list[Prompt], method: SpecMethod
 ) -> None:
-    """One prompt is read in one step, the other one in three."""
+    """One prompt takes one step, the other one three."""
     reference = PlainHead(Path(TARGET), folders[method.proposer])
     for prompt, length in ((prompts[8], 24), (prompts[16], 6)):
-        got = engine.run([Ask(prompt, length, method)])
+        got = engine.run([RecordedRequest(prompt, length, method)])
         tokens = prompt + got.outputs[0]
         drafts = got.of(0, method.proposer)
         assert len(drafts) >= length - 3
@@ -116,38 +120,38 @@ async def test_a_head_drafts_what_its_source_says(
 
 
 @pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
-async def test_after_a_switch_the_drafts_are_those_of_a_run_that_never_switched(
+async def test_drafts_after_a_switch_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
     some = prompts[8:11]
     want = never_switched(engine, some, method, 60)
     switches = {0: PLAIN, 15: method, 25: NGRAM, 35: method, 36: PLAIN, 45: method}
-    got = engine.run([Ask(prompt, 60, PLAIN) for prompt in some], switches)
+    got = engine.run([RecordedRequest(prompt, 60, PLAIN) for prompt in some], switches)
     assert same_drafts(got, want, method.proposer) > 60
     assert got.catchup[method.proposer] > sum(map(len, some))
 
 
 @pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
-async def test_after_a_prefix_hit_on_blocks_that_were_filled_while_idle_too(
+async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
     prompt = prompts[16]
     want = never_switched(engine, [prompt], method, 20)
-    engine.run([Ask(prompt, 1, PLAIN)])
-    got = engine.run([Ask(prompt, 20, method)])
+    engine.run([RecordedRequest(prompt, 1, PLAIN)])
+    got = engine.run([RecordedRequest(prompt, 20, method)])
     assert got.cached[0] >= 128
     assert got.catchup[method.proposer] >= got.cached[0]
     assert same_drafts(got, want, method.proposer) >= 15
 
 
 @pytest.mark.parametrize("method", [TWO, SMALL], ids=lambda method: method.proposer)
-async def test_after_preemption_the_drafts_are_those_of_a_run_that_had_room(
+async def test_drafts_after_preemption_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
-    # Each begins with one KV block and grows beyond it, which is more than there are.
+    # Each begins with one KV block and grows beyond it: more blocks than the cache has.
     some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
     want = never_switched(engine, some, method, 40)
-    got = engine.run([Ask(prompt, 40, method) for prompt in some])
+    got = engine.run([RecordedRequest(prompt, 40, method) for prompt in some])
     assert got.preemptions > 0
     assert same_drafts(got, want, method.proposer) > 400
 
@@ -156,22 +160,24 @@ async def test_four_heads_draft_in_one_batch_each_for_its_own_rows(
     engine: RecordedEngine, prompts: list[Prompt], stock: Stock
 ) -> None:
     some = prompts[8:12]
-    got = engine.run([Ask(prompt, 40, head) for prompt, head in zip(some, HEADS, strict=True)])
+    got = engine.run(
+        [RecordedRequest(prompt, 40, head) for prompt, head in zip(some, HEADS, strict=True)]
+    )
     for i, head in enumerate(HEADS):
         assert {name for name, _ in got.drafts[i].values()} == {head.proposer}
         await stock.check(some[i], got.outputs[i])
         want = never_switched(engine, [some[i]], head, 40)
-        alone = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
-        assert same_drafts(alone, want, head.proposer) > 30
+        single = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
+        assert same_drafts(single, want, head.proposer) > 30
 
 
-async def test_rows_that_part_at_the_end_of_a_shared_block(
+async def test_drafts_of_rows_that_diverge_after_a_shared_block_are_the_same(
     engine: RecordedEngine, prompts: list[Prompt]
 ) -> None:
     stem = prompts[16][:256]
     pair = [stem + prompts[9], stem + prompts[10][5:]]
     assert pair[0][256] != pair[1][256]
     want = never_switched(engine, pair, ONE, 30)
-    got = engine.run([Ask(pair[0], 30, ONE), Ask(pair[1], 30, ONE, at=8)])
+    got = engine.run([RecordedRequest(pair[0], 30, ONE), RecordedRequest(pair[1], 30, ONE, at=8)])
     assert got.cached[1] == 256
     assert same_drafts(got, want, "one") > 40

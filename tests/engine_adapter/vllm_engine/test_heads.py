@@ -1,8 +1,8 @@
-"""Heads draft from the right hidden state: after a switch, a prefix hit and a preemption too.
+"""Heads draft from the right hidden state, also after a switch, a prefix hit and a preemption.
 
-What a head drafts behind each token of a text is computed apart from the engine, from the hidden
-states of Hugging Face's model. So is how many of these drafts the text keeps, and in how many
-steps it is done. The engine must come to the same counts: one draft from another state shows.
+A reference computes a head's drafts after each token of a text, from the hidden states of Hugging
+Face's model, and from them the numbers of steps and of accepted drafts. The engine must count the
+same: a single draft from another state would change the counts.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ LENGTH = 96
 HEADS = ["medusa", "mlp"]
 
 
-class Apart:
+class Reference:
     """The target and its heads, run on whole texts and without an engine."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Apart:
         self._heads = {name: get_method(s.method).create(s, self) for name, s in specs.items()}  # type: ignore[arg-type]
 
     @property
-    def target(self) -> "Apart":
+    def target(self) -> "Reference":
         return self
 
     @torch.inference_mode()
@@ -60,9 +60,9 @@ class Apart:
     def drafts(
         self, name: str, prompt: Prompt, tokens: Sequence[int], off: int = 0
     ) -> list[list[int]]:
-        """What the head drafts when `tokens[i]` is the newest token, for each i.
+        """The head's drafts when `tokens[i]` is the newest token, for each i.
 
-        With `off`, it is given the hidden state so many positions too early.
+        With `off`, the head gets the hidden state of `off` positions before the right one.
         """
         text = np.array([*prompt, *tokens], np.int32)
         states = self._model.model(torch.from_numpy(text[None]).long()).last_hidden_state[0]
@@ -82,41 +82,41 @@ class Apart:
 
 
 @pytest.fixture(scope="module")
-def apart() -> Apart:
-    return Apart()
+def reference() -> Reference:
+    return Reference()
 
 
-def agreed(drafts: Sequence[int], text: Sequence[int]) -> int:
-    """How many of the drafts the text begins with."""
+def num_accepted(drafts: Sequence[int], text: Sequence[int]) -> int:
+    """The number of leading drafts that the text agrees with."""
     pairs = enumerate(zip(drafts, text, strict=False))
     return next((i for i, (draft, token) in pairs if draft != token), min(len(drafts), len(text)))
 
 
 Counts = tuple[int, int, int]
-"""Of one request: drafts, drafted tokens, accepted tokens."""
+"""The drafts, drafted tokens and accepted tokens of one request."""
 
 
 def possible(
     drafts: Sequence[Sequence[int]], text: Sequence[int], start: int = 1, interrupted: int = 0
 ) -> Set[Counts]:
-    """What the engine may count; without interruptions there is one answer.
+    """The counts that are correct; without interruptions there is one answer.
 
     Args:
-        drafts: the head's behind each token.
-        text: the tokens that follow the prompt, `LENGTH` and some more.
-        start: how many were emitted when the head began to draft.
-        interrupted: how many steps at most may have lost their drafts to a preemption.
+        drafts: the head's drafts after each token.
+        text: the tokens that follow the prompt, more than `LENGTH`.
+        start: how many tokens were emitted when the head began to draft.
+        interrupted: the most steps that may have lost their drafts to a preemption.
     """
 
     @cache
     def rest(emitted: int, before: int, interrupted: int) -> Set[Counts]:
         if emitted >= LENGTH:
             return {(0, 0, 0)}
-        # The scheduler plans k before the step whose tokens the head drafts behind.
+        # The scheduler plans k before the step after whose tokens the head drafts.
         made = drafts[emitted - 1][: max(0, min(K, LENGTH - before - 2))]
-        kept = agreed(made, text[emitted:])
-        after = rest(emitted + kept + 1, emitted, interrupted)
-        counts = {(n + bool(made), d + len(made), a + kept) for n, d, a in after}
+        accepted = num_accepted(made, text[emitted:])
+        after = rest(emitted + accepted + 1, emitted, interrupted)
+        counts = {(n + bool(made), d + len(made), a + accepted) for n, d, a in after}
         return counts | (rest(emitted + 1, emitted, interrupted - 1) if interrupted else set())
 
     return rest(start, start - 1, interrupted)
@@ -128,7 +128,7 @@ def counted(result: Result, name: str) -> Counts:
 
 
 async def texts_of(stock: Stock, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-    """What follows each prompt, as far as drafts can reach."""
+    """The tokens after each prompt, as far as drafts can reach."""
     return await stock.greedy(prompts, LENGTH + K)
 
 
@@ -139,23 +139,23 @@ async def run(live: Live, prompts: Sequence[Prompt], name: str) -> list[Result]:
 
 
 @pytest.mark.parametrize("name", HEADS)
-async def test_drafts_are_those_of_the_state_behind_the_newest_token(
-    live: Live, stock: Stock, apart: Apart, prompts: list[Prompt], name: str
+async def test_drafts_come_from_the_state_of_the_newest_token(
+    live: Live, stock: Stock, reference: Reference, prompts: list[Prompt], name: str
 ) -> None:
     results = await run(live, prompts, name)
     for prompt, text, result in zip(prompts, await texts_of(stock, prompts), results, strict=True):
         await stock.check(prompt, result.tokens)
         if result.tokens == text[:LENGTH]:
-            assert possible(apart.drafts(name, prompt, text), text) == {counted(result, name)}
+            assert possible(reference.drafts(name, prompt, text), text) == {counted(result, name)}
     assert sum(result.counts(name).accepted for result in results) > 300
 
 
 @pytest.mark.parametrize("name", HEADS)
-async def test_a_state_that_is_one_position_off_would_show(
-    stock: Stock, apart: Apart, prompts: list[Prompt], name: str
+async def test_a_state_that_is_one_position_off_changes_the_counts(
+    stock: Stock, reference: Reference, prompts: list[Prompt], name: str
 ) -> None:
     for prompt, text in zip(prompts, await texts_of(stock, prompts), strict=True):
-        right, wrong = (possible(apart.drafts(name, prompt, text, off), text) for off in (0, 1))
+        right, wrong = (possible(reference.drafts(name, prompt, text, off), text) for off in (0, 1))
         assert right != wrong
 
 
@@ -171,8 +171,8 @@ async def test_drafts_after_a_prefix_hit_are_the_same(
 
 @pytest.mark.parametrize("before", ["none", "suffix", "draft"])
 @pytest.mark.parametrize("name", HEADS)
-async def test_drafts_after_a_switch_are_those_of_a_run_that_never_switched(
-    live: Live, stock: Stock, apart: Apart, prompts: list[Prompt], name: str, before: str
+async def test_drafts_after_a_switch_are_those_of_a_run_without(
+    live: Live, stock: Stock, reference: Reference, prompts: list[Prompt], name: str, before: str
 ) -> None:
     method = await live.switch(before, 3)
     spec = SpecDecodeParams(method, switch_epoch=live.epoch)
@@ -188,8 +188,11 @@ async def test_drafts_after_a_switch_are_those_of_a_run_that_never_switched(
         result = await task
         await stock.check(prompt, result.tokens)
         if result.tokens == text[:LENGTH]:
-            # A last step without room for drafts is nobody's, so the switch was at either.
-            drafts, start = apart.drafts(name, prompt, text), LENGTH - result.counts(name).emitted
+            # A last step that cannot draft has no proposer, so the switch was at either step.
+            drafts, start = (
+                reference.drafts(name, prompt, text),
+                LENGTH - result.counts(name).emitted,
+            )
             either = possible(drafts, text, start) | possible(drafts, text, start - 1)
             assert counted(result, name) in either
         drafted += result.counts(name).drafted
@@ -198,7 +201,7 @@ async def test_drafts_after_a_switch_are_those_of_a_run_that_never_switched(
 
 @pytest.mark.parametrize("name", HEADS)
 async def test_drafts_after_a_preemption_are_the_same(
-    cramped: Live, stock: Stock, apart: Apart, prompts: list[Prompt], name: str
+    cramped: Live, stock: Stock, reference: Reference, prompts: list[Prompt], name: str
 ) -> None:
     preempted = cramped.metric("vllm:num_preemptions_total")
     results = await run(cramped, prompts, name)
@@ -207,7 +210,7 @@ async def test_drafts_after_a_preemption_are_the_same(
     for prompt, text, result in zip(prompts, await texts_of(stock, prompts), results, strict=True):
         await stock.check(prompt, result.tokens)
         if result.tokens == text[:LENGTH]:
-            drafts = apart.drafts(name, prompt, text)
+            drafts = reference.drafts(name, prompt, text)
             assert counted(result, name) in possible(drafts, text, interrupted=3)
             whole += counted(result, name) in possible(drafts, text)
     assert whole < len(prompts)

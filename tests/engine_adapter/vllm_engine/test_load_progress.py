@@ -1,4 +1,4 @@
-"""Progress lines through the pipe: whole, in order, and never in the way of loading."""
+"""Progress lines through the pipe: whole and in order; a writer never blocks or fails."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what the event loop is about to do."""
+    """Waits until the condition holds."""
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 (the reader has no event to wait for)
             await asyncio.sleep(0.005)
@@ -34,24 +34,26 @@ async def write_in_another_process(pipe: str, program: str) -> None:
 
 async def test_lines_of_another_process_arrive_whole_and_in_order() -> None:
     lines: list[str] = []
-    said = [f"line {i} of the loading: {'é' * (i % 40)}" for i in range(300)]
+    written = [f"line {i} of the loading: {'é' * (i % 40)}" for i in range(300)]
     async with progress_pipe(lines.append) as pipe:
-        program = "for i in range(300): writer.say(f\"line {i} of the loading: {'é' * (i % 40)}\")"
+        program = (
+            "for i in range(300): writer.write(f\"line {i} of the loading: {'é' * (i % 40)}\")"
+        )
         await write_in_another_process(pipe, program)
-        await until(lambda: len(lines) >= len(said))
-    assert lines == said
+        await until(lambda: len(lines) >= len(written))
+    assert lines == written
 
 
 async def test_a_writer_that_closes_does_not_end_the_pipe() -> None:
     lines: list[str] = []
     async with progress_pipe(lines.append) as pipe:
-        await write_in_another_process(pipe, "writer.say('first')")
+        await write_in_another_process(pipe, "writer.write('first')")
         await until(lambda: lines == ["first"])
-        await write_in_another_process(pipe, "writer.say('second')")
+        await write_in_another_process(pipe, "writer.write('second')")
         await until(lambda: lines == ["first", "second"])
 
 
-async def test_a_line_that_arrives_in_pieces_is_handed_over_whole() -> None:
+async def test_a_line_that_arrives_in_pieces_is_passed_on_whole() -> None:
     lines: list[str] = []
     async with progress_pipe(lines.append) as pipe:
         descriptor = os.open(pipe, os.O_WRONLY)
@@ -67,16 +69,16 @@ async def test_two_writers_at_once_do_not_mix_their_lines() -> None:
     lines: list[str] = []
     async with progress_pipe(lines.append) as pipe:
         for i in range(50):
-            ProgressWriter(pipe).say(f"a{i}")
-            ProgressWriter(pipe).say(f"b{i}")
+            ProgressWriter(pipe).write(f"a{i}")
+            ProgressWriter(pipe).write(f"b{i}")
         await until(lambda: len(lines) >= 100)
-    assert lines == [f"{who}{i}" for i in range(50) for who in "ab"]
+    assert lines == [f"{writer}{i}" for i in range(50) for writer in "ab"]
 
 
-async def test_what_was_said_just_before_the_end_is_still_delivered() -> None:
+async def test_a_line_written_just_before_the_end_is_delivered() -> None:
     lines: list[str] = []
     async with progress_pipe(lines.append) as pipe:
-        ProgressWriter(pipe).say("allocating KV cache: 1.2 s")
+        ProgressWriter(pipe).write("allocating KV cache: 1.2 s")
     assert lines == ["allocating KV cache: 1.2 s"]
 
 
@@ -87,36 +89,36 @@ async def test_only_the_pipes_owner_may_write_to_it() -> None:
         assert not mode & 0o077
 
 
-async def test_the_pipe_is_gone_at_the_end_and_writing_then_is_harmless() -> None:
+async def test_the_pipe_is_removed_and_writing_to_it_then_is_harmless() -> None:
     async with progress_pipe(lambda line: None) as pipe:
         pass
     assert not os.path.exists(os.path.dirname(pipe))  # noqa: ASYNC240
-    ProgressWriter(pipe).say("nobody listens")
+    ProgressWriter(pipe).write("no reader")
 
 
-def test_without_a_pipe_nothing_is_said() -> None:
-    ProgressWriter(None).say("nothing")
+def test_without_a_pipe_nothing_is_written() -> None:
+    ProgressWriter(None).write("nothing")
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_that_nobody_reads_neither_blocks_nor_raises(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_neither_blocks_nor_raises(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    ProgressWriter(str(tmp_path / "pipe")).say("line")
+    ProgressWriter(str(tmp_path / "pipe")).write("line")
 
 
 @pytest.mark.timeout(20)
 def test_a_full_pipe_neither_blocks_nor_raises(tmp_path: Path) -> None:
-    """A gateway too busy to read must not end the engine that is loading."""
+    """A gateway that does not read must not stop the engine while it loads."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
         for _ in range(200):
-            ProgressWriter(str(tmp_path / "pipe")).say("x" * 1000)
+            ProgressWriter(str(tmp_path / "pipe")).write("x" * 1000)
     finally:
         os.close(reader)
 
 
-async def test_a_stage_says_what_begins_and_how_long_it_took() -> None:
+async def test_a_stage_writes_its_begin_and_its_duration() -> None:
     lines: list[str] = []
     async with progress_pipe(lines.append) as pipe:
         with ProgressWriter(pipe).stage("loading target"):
@@ -126,12 +128,12 @@ async def test_a_stage_says_what_begins_and_how_long_it_took() -> None:
     assert lines[1].endswith(" s")
 
 
-async def test_a_stage_that_fails_does_not_say_that_it_ended() -> None:
+async def test_a_stage_that_fails_writes_no_duration() -> None:
     lines: list[str] = []
     async with progress_pipe(lines.append) as pipe:
         with pytest.raises(OSError, match="no weights"), ProgressWriter(pipe).stage("loading"):
             raise OSError("no weights")
-        ProgressWriter(pipe).say("end")
+        ProgressWriter(pipe).write("end")
         await until(lambda: "end" in lines)
     assert lines == ["loading", "end"]
 

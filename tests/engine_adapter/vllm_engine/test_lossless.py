@@ -1,4 +1,4 @@
-"""Greedy output is stock vLLM's, whatever drafts, alone and mixed in one batch."""
+"""Greedy output is stock vLLM's, with each proposer, separately and mixed in one batch."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def test_output_is_stock_vllms(
         assert result.spec.decode_tokens == LENGTH - 1
 
 
-async def test_what_the_target_drafts_for_itself_is_all_accepted(
+async def test_all_drafts_of_the_target_for_itself_are_accepted(
     live: Live, prompts: list[Prompt]
 ) -> None:
     results = await asyncio.gather(
@@ -43,11 +43,11 @@ async def test_what_the_target_drafts_for_itself_is_all_accepted(
         counts = result.counts("self")
         assert counts.drafted > 0
         assert counts.accepted == counts.drafted
-        # 39 tokens after the first in steps of 6: seven steps, and no draft in vain.
+        # 39 tokens after the first in steps of 6: seven steps, and every draft accepted.
         assert result.spec.decode_steps == 7
 
 
-async def test_rows_of_every_choice_count_their_own_only(
+async def test_rows_of_every_proposer_count_only_their_own_drafts(
     live: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     since = len(live.recorder.steps)
@@ -55,7 +55,7 @@ async def test_rows_of_every_choice_count_their_own_only(
         *(generate(live, prompts[0], greedy(64), pinned(name, k)) for name, k in CHOICES.items())
     )
     mixed = [s for s in live.recorder.steps[since:] if len(set(s.verified) - {"none"}) >= 3]
-    assert mixed, "the rows never met in one batch"
+    assert mixed, "the rows were never in one batch"
     for name, result in zip(CHOICES, results, strict=True):
         await stock.check(prompts[0], result.tokens)
         assert set(result.spec.by_proposer) <= {name}

@@ -1,4 +1,4 @@
-"""What each proposer is shown to hold, against vLLM's own account of its KV budget."""
+"""The memory that each proposer reports, compared with vLLM's own KV budget."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,12 +15,12 @@ from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 BUDGET = 64 << 20
-"""Bytes of KV cache, for the target and whatever keeps KV beside it."""
+"""Bytes of KV cache, for the target and the proposers with KV."""
 
 FLOAT32 = 4
-KEEP_KV = ("draft", "eagle", "eagle3")
-# Each is an engine of its own; the one with all of them is enough for every day.
-EACH = ("draft", *(pytest.param(name, marks=pytest.mark.prove) for name in KEEP_KV[1:]))
+WITH_KV = ("draft", "eagle", "eagle3")
+# Each starts an engine of its own; the one with all of them is enough for `make test`.
+EACH = ("draft", *(pytest.param(name, marks=pytest.mark.prove) for name in WITH_KV[1:]))
 HEADS = ("medusa", "mlp-speculator")
 METHODS = {"draft": "draft_model", "mlp-speculator": "mlp_speculator"}
 
@@ -30,8 +30,8 @@ def proposer(name: str) -> dict[str, Any]:
     return {"name": name, "method": METHODS.get(name, name), "model": str(model_path(name))}
 
 
-async def held(*names: str) -> tuple[int, dict[str, ProposerInfo]]:
-    """What an engine with these proposers has: KV blocks by vLLM's account, and what is shown."""
+async def memory_of(*names: str) -> tuple[int, dict[str, ProposerInfo]]:
+    """The KV blocks of an engine with these proposers, as vLLM counts them, and the proposers."""
     live = await start([proposer(name) for name in names], kv_cache_memory_bytes=BUDGET)
     try:
         shown = {info.name: info for info in await live.engine.proposers()}
@@ -47,13 +47,13 @@ async def held(*names: str) -> tuple[int, dict[str, ProposerInfo]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def alone() -> AsyncIterator[int]:
-    """The blocks of an engine whose KV cache is the target's alone."""
-    yield (await held("medusa"))[0]
+async def target_blocks() -> AsyncIterator[int]:
+    """The blocks of an engine in which only the target has KV."""
+    yield (await memory_of("medusa"))[0]
 
 
 def bytes_per_block() -> int:
-    """What the target's layers take of a block, from its configuration."""
+    """Bytes of the target's layers in a block, from its configuration."""
     config = AutoConfig.from_pretrained(TARGET)
     per_token = 2 * config.num_key_value_heads * config.head_dim * FLOAT32
     tokens: int = 128  # vLLM's block on CPU
@@ -61,21 +61,23 @@ def bytes_per_block() -> int:
 
 
 @pytest.mark.parametrize("name", EACH)
-async def test_the_kv_shown_is_the_budget_that_the_target_lost(alone: int, name: str) -> None:
+async def test_the_reported_kv_is_the_budget_that_the_target_loses(
+    target_blocks: int, name: str
+) -> None:
     block = bytes_per_block()
-    assert alone == BUDGET // block, "what a block of the target takes is known"
-    blocks, shown = await held(name)
-    lost = (alone - blocks) * block
+    assert target_blocks == BUDGET // block, "the size of a block of the target is known"
+    blocks, shown = await memory_of(name)
+    lost = (target_blocks - blocks) * block
     assert lost > 10 * block
-    # What is left over at the end of either cache is less than a block of it.
+    # The remainder at the end of either cache is less than a block of it.
     assert abs(shown[name].kv_bytes - lost) <= block + shown[name].kv_bytes / blocks
 
 
-async def test_several_share_what_they_take_together(alone: int) -> None:
+async def test_the_kv_of_several_proposers_adds_up_to_the_lost_budget(target_blocks: int) -> None:
     block = bytes_per_block()
-    blocks, shown = await held(*KEEP_KV, *HEADS)
+    blocks, shown = await memory_of(*WITH_KV, *HEADS)
     taken = sum(info.kv_bytes for info in shown.values())
-    assert abs(taken - (alone - blocks) * block) <= block + taken / blocks
+    assert abs(taken - (target_blocks - blocks) * block) <= block + taken / blocks
     assert all(shown[name].kv_bytes == 0 for name in HEADS)
     for name in ("draft", *HEADS):
         assert shown[name].weights_bytes == stored(name), name

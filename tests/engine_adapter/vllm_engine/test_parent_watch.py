@@ -1,4 +1,4 @@
-"""What the gateway started does not outlive it."""
+"""A process that the gateway started exits with it."""
 
 import multiprocessing
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from engine_adapter.vllm_engine.parent_watch import end_with_parent
+from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,8 +25,8 @@ if __name__ == "__main__":
 
 
 def engine() -> None:
-    """A process that would go on for ever."""
-    end_with_parent()
+    """A process that would run forever."""
+    exit_with_parent()
     time.sleep(600)
 
 
@@ -45,6 +45,6 @@ def test_a_killed_gateway_leaves_no_engine_behind() -> None:
         raise
 
 
-def test_a_process_that_nobody_started_goes_on() -> None:
+def test_a_process_without_a_parent_process_keeps_running() -> None:
     assert multiprocessing.parent_process() is None
-    end_with_parent()
+    exit_with_parent()

@@ -1,7 +1,7 @@
 """Every proposer in one engine, another one for each row in each step, on one rank and on two.
 
-Greedy output is stock vLLM's whatever drafts, under preemption, chunked prefill, prefix hits and
-aborts; and what the target drafts for itself is accepted, however often others drafted in between.
+Greedy output is stock vLLM's under preemption, chunked prefill, prefix hits and aborts, with every
+proposer. All drafts of the target for itself are accepted, also after steps of other proposers.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ LENGTHS = (24, 48, 96)
 async def random_plans(
     proposers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> AsyncIterator[Live]:
-    """A cramped engine that plans at random."""
+    """An engine with little KV that plans at random."""
     built = arguments.engine_args
 
     def with_random_plans(*args: Any) -> Any:
@@ -72,7 +72,7 @@ async def random_plans(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def one_rank() -> AsyncIterator[Live]:
-    """Every method there is."""
+    """Every method."""
     with pytest.MonkeyPatch.context() as patch:
         async with random_plans(PROPOSERS, patch) as live:
             yield live
@@ -80,7 +80,7 @@ async def one_rank() -> AsyncIterator[Live]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def two_ranks() -> AsyncIterator[Live]:
-    """The same, and a draft that is whole on each rank."""
+    """The same, and a draft model that is whole on each rank."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -119,7 +119,7 @@ async def fuzz(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -
     """Random prompts and lengths, twelve at a time, a tenth of them abandoned."""
     rng = random.Random(steps)
     began = len(live.recorder.steps)
-    # A request that may be drafted for; the scheduler draws who does.
+    # Any method but plain decoding: the scheduler draws the proposer.
     drafted = SpecDecodeParams(SpecMethod("self", 5), pinned=True)
     done: list[tuple[Prompt, Result]] = []
 
@@ -150,7 +150,7 @@ async def fuzz(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -
         counts = totals.get(info.name, ProposerCounts())
         if info.model == TARGET:
             assert counts.accepted == counts.drafted > steps / 10
-        elif info.name != "prediction":  # nothing is predicted here
+        elif info.name != "prediction":  # no request has a prediction
             assert counts.drafted > steps / 20, info.name
     assert {info.state for info in infos} == {"loaded"}
     assert live.metric("vllm:num_preemptions_total") > 0

@@ -1,10 +1,10 @@
-"""Sampled drafts: how they are drawn, and what is kept of them until they are verified.
+"""Sampled drafts: how they are sampled, and where they are stored until they are verified.
 
-A row without a seed draws its drafts with noise of their own, and each comes with the distribution
-it was drawn from. A row with a seed draws with the noise of the position that it drafts for, which
-the target will use there too: draft and target then agree wherever their distributions let them
-(the coupling of arXiv 2408.07978). What is emitted is the target's own sample, so such a
-row is verified by exact match, and its text stays that of plain decoding.
+A row without a seed samples its drafts with noise of its own, and each draft comes with the
+distribution it was sampled from. A row with a seed samples with the noise of the position that it
+drafts for, which the target will use there too: draft and target then agree wherever their
+distributions let them (the coupling of arXiv 2408.07978). The emitted token is the target's own
+sample, so such a row is verified by exact match, and its text stays that of plain decoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.verification.layout import noise_key
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
+from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RowSampler:
         """See `DraftSampler.draw`."""
         temperature = torch.from_numpy(self.temperature[rows]).to(logits.device)[:, None]
         top_k, top_p = self.top_k[rows], self.top_p[rows]
-        likeliest = logits.argmax(dim=-1)
+        greedy = logits.argmax(dim=-1)
         scaled = compat.apply_top_k_top_p(
             logits.float() / temperature.where(temperature > 0, 1.0),
             self._limit(top_k, top_k < logits.shape[1], logits.device),
@@ -57,13 +57,13 @@ class RowSampler:
         probabilities = scaled.softmax(dim=-1, dtype=torch.float32)
         generators = {
             i: torch.Generator(logits.device).manual_seed(
-                noise_key(seed, int(self.num_tokens[row]) + depth)
+                position_seed(seed, int(self.num_tokens[row]) + depth)
             )
             for i, row in enumerate(rows)
             if (seed := self.seeds[row]) is not None
         }
-        drawn, _ = self.sampler.topk_topp_sampler(scaled, generators, None, None)
-        return torch.where(temperature[:, 0] > 0, drawn.long(), likeliest), probabilities
+        sampled, _ = self.sampler.topk_topp_sampler(scaled, generators, None, None)
+        return torch.where(temperature[:, 0] > 0, sampled.long(), greedy), probabilities
 
     def select(self, index: npt.NDArray[np.intp]) -> "RowSampler":
         """See `DraftSampler.select`."""
@@ -77,8 +77,8 @@ class RowSampler:
         )
 
     @property
-    def judged(self) -> npt.NDArray[np.bool_]:
-        """The rows whose drafts are verified by what they were drawn from, bool [R]."""
+    def needs_probabilities(self) -> npt.NDArray[np.bool_]:
+        """The rows whose drafts are verified with the distributions they came from, bool [R]."""
         unseeded = np.array([seed is None for seed in self.seeds], np.bool_)
         return unseeded & (self.temperature > 0)
 
@@ -89,8 +89,8 @@ class RowSampler:
         return torch.from_numpy(values).to(device) if binds.any() else None
 
 
-class SampledDrafts:
-    """The drafts of a batch that were sampled, by request and position.
+class SampledDraftStore:
+    """The sampled drafts of the last step of each request, until they are verified.
 
     Args:
         runner: vLLM's; its batch and its sampler are used.
@@ -99,23 +99,23 @@ class SampledDrafts:
 
     def __init__(self, runner: Any, specs: Sequence[ProposerSpec]) -> None:
         self._runner = runner
-        # Of those that sample, whether the block rule verifies their drafts.
-        self._block: dict[str, bool] = {}
+        # Proposer -> whether the block rule verifies its drafts; only proposers that sample.
+        self._uses_block: dict[str, bool] = {}
         for spec in specs:
-            self.add(spec)
-        # Request id -> the committed tokens before the drafts, and the drafts.
-        self._kept: dict[str, tuple[int, SampledDraft]] = {}
+            self.add_proposer(spec)
+        # Request id -> the number of committed tokens before the drafts, and the drafts.
+        self._stored: dict[str, tuple[int, SampledDraft]] = {}
 
-    def add(self, spec: ProposerSpec) -> None:
-        """Takes in a proposer that was loaded later, or anew under the same name."""
-        self._block.pop(spec.name, None)
+    def add_proposer(self, spec: ProposerSpec) -> None:
+        """Adds a proposer that was loaded later, or again under the same name."""
+        self._uses_block.pop(spec.name, None)
         if samples(spec):
-            self._block[spec.name] = spec.options["verification"] == "block"
+            self._uses_block[spec.name] = spec.options["verification"] == "block"
 
-    def ask(self, name: str, batch: DraftBatch) -> DraftBatch:
-        """The batch as the proposer is to see it: with a sampler, if it samples its drafts."""
+    def with_sampler(self, name: str, batch: DraftBatch) -> DraftBatch:
+        """The batch with a sampler, if the proposer samples and a row is not greedy."""
         rows, known = batch.rows, self._runner.input_batch
-        if name not in self._block or not known.temperature_cpu[rows].any():
+        if name not in self._uses_block or not known.temperature_cpu[rows].any():
             return batch
         seeded = known.generators
         requests = self._runner.requests
@@ -133,34 +133,34 @@ class SampledDrafts:
         )
         return replace(batch, sampling=sampler)
 
-    def keep(self, name: str, batch: DraftBatch, drafts: Drafts) -> None:
-        """Keeps what a proposer drafted, as far as it is needed to verify it."""
+    def store(self, name: str, batch: DraftBatch, drafts: Drafts) -> None:
+        """Stores the drafts of a proposer whose distributions verification needs."""
         if drafts.probabilities is None or not isinstance(batch.sampling, RowSampler):
             return
-        for i in np.flatnonzero(batch.sampling.judged):
+        for i in np.flatnonzero(batch.sampling.needs_probabilities):
             probabilities = drafts.probabilities[i]
             if probabilities is not None and len(probabilities):
                 tokens = torch.tensor(drafts.tokens[i], device=probabilities.device)
-                draft = SampledDraft(tokens, probabilities, self._block[name])
-                self._kept[batch.request_ids[i]] = int(batch.num_tokens[i]), draft
+                draft = SampledDraft(tokens, probabilities, self._uses_block[name])
+                self._stored[batch.request_ids[i]] = int(batch.num_tokens[i]), draft
 
-    def take(self, counts: Sequence[int] | None) -> Mapping[int, SampledDraft]:
+    def pop_for_verification(self, counts: Sequence[int] | None) -> Mapping[int, SampledDraft]:
         """Row -> its sampled drafts, for the step that verifies `counts` drafts of each row.
 
-        Of drafts that were not scheduled, the first is among them: it must be judged, since it may
-        be the reason (see `rejection`).
+        If some of a row's drafts were not scheduled, the first of them is included: it must be
+        verified too, since its value may be why it was dropped (see `rejection`).
         """
-        if not self._kept:
+        if not self._stored:
             return {}
-        batch, taken = self._runner.input_batch, {}
+        batch, popped = self._runner.input_batch, {}
         for row, request_id in enumerate(batch.req_ids):
-            if (kept := self._kept.pop(request_id, None)) is not None:
-                position, draft = kept
-                if position == batch.num_tokens_no_spec[row]:
-                    taken[row] = draft.upto((counts[row] if counts else 0) + 1)
-        return taken
+            if (stored := self._stored.pop(request_id, None)) is not None:
+                num_tokens, draft = stored
+                if num_tokens == batch.num_tokens_no_spec[row]:
+                    popped[row] = draft.truncated((counts[row] if counts else 0) + 1)
+        return popped
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """The requests ended, or were preempted, which drops their drafts."""
+        """Drops the drafts of requests that ended or were preempted."""
         for request_id in request_ids:
-            self._kept.pop(request_id, None)
+            self._stored.pop(request_id, None)

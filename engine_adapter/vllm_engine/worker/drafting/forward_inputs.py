@@ -1,4 +1,4 @@
-"""What a draft model's forward passes are told: positions, KV slots, attention metadata."""
+"""The inputs of a draft model's forward passes: positions, KV slots, attention metadata."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class PassInputs:
+class ForwardInputs:
     """One forward pass over T tokens of N rows, row by row.
 
     Attributes:
@@ -33,22 +33,22 @@ class PassInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Numbers that vLLM wants on the CPU and on the device."""
+class _CpuAndDevice:
+    """Numbers that vLLM reads on the CPU and on the device."""
 
-    here: torch.Tensor
-    there: torch.Tensor
+    cpu: torch.Tensor
+    device: torch.Tensor
 
     @classmethod
-    def of(cls, numbers: torch.Tensor, device: torch.device) -> "_Bounds":
+    def of(cls, numbers: torch.Tensor, device: torch.device) -> "_CpuAndDevice":
         return cls(numbers, numbers.to(device))
 
-    def __getitem__(self, part: Any) -> "_Bounds":
-        return _Bounds(self.here[part], self.there[part])
+    def __getitem__(self, part: Any) -> "_CpuAndDevice":
+        return _CpuAndDevice(self.cpu[part], self.device[part])
 
 
-class Passes:
-    """Makes them for the draft model's KV, whose blocks are those of the target.
+class ForwardInputBuilder:
+    """Builds the inputs for the draft model's KV, whose blocks are those of the target.
 
     Args:
         table: vLLM's block table of the batch, of kernel blocks.
@@ -60,7 +60,7 @@ class Passes:
         self._block_size: int = table.block_size
         self._device = device
 
-    def over(self, rows: npt.NDArray[np.intp], start: Ints, length: Ints) -> PassInputs:
+    def prefill(self, rows: npt.NDArray[np.intp], start: Ints, length: Ints) -> ForwardInputs:
         """One pass over the positions [start, start + length) of each row; no length is 0."""
         stops = np.cumsum(length)
         row = np.repeat(np.arange(len(rows)), length)
@@ -74,21 +74,21 @@ class Passes:
             torch.from_numpy(position).to(self._device),
             torch.from_numpy(self._slots(blocks, row, position)).to(self._device),
             torch.from_numpy(blocks).to(self._device),
-            _Bounds.of(torch.from_numpy(starts), self._device),
-            _Bounds.of(torch.from_numpy(seq_lens.astype(np.int32)), self._device),
+            _CpuAndDevice.of(torch.from_numpy(starts), self._device),
+            _CpuAndDevice.of(torch.from_numpy(seq_lens.astype(np.int32)), self._device),
             int(length.max()),
             int(seq_lens.max()),
         )
 
-    def onward(
+    def decode_steps(
         self, rows: npt.NDArray[np.intp], first: Ints, counts: Sequence[int]
-    ) -> Iterator[PassInputs]:
-        """Passes of one token a row, each a position further than the last.
+    ) -> Iterator[ForwardInputs]:
+        """Passes of one token a row, each one position further than the last.
 
         Args:
-            rows: [N]; those that go furthest come first.
+            rows: [N]; rows with more passes come first.
             first: int64 [N], each row's position in the first pass.
-            counts: how many of the rows each pass has, falling.
+            counts: for each pass, how many of the rows it has; it never rises.
         """
         if not counts:
             return
@@ -98,9 +98,9 @@ class Passes:
         furthest = np.maximum.accumulate(first)
         positions = torch.from_numpy(position).to(self._device)
         slots = torch.from_numpy(self._slots(blocks, row, position)).to(self._device)
-        seq_lens = _Bounds.of(torch.from_numpy((position + 1).astype(np.int32)), self._device)
+        seq_lens = _CpuAndDevice.of(torch.from_numpy((position + 1).astype(np.int32)), self._device)
         table = torch.from_numpy(blocks).to(self._device)
-        starts = _Bounds.of(torch.arange(len(rows) + 1, dtype=torch.int32), self._device)
+        starts = _CpuAndDevice.of(torch.arange(len(rows) + 1, dtype=torch.int32), self._device)
         for i, count in enumerate(counts):
             yield self._inputs(
                 rows[:count],
@@ -115,10 +115,10 @@ class Passes:
             )
 
     def _slots(self, blocks: npt.NDArray[np.int32], row: Any, position: Ints) -> Ints:
-        """The slot of each position; some slot for one that is behind the table."""
+        """The slot of each position; any slot for a position after the end of the table."""
         size = self._block_size
-        at = np.minimum(position // size, blocks.shape[1] - 1)
-        return blocks[row, at].astype(np.int64) * size + position % size
+        column = np.minimum(position // size, blocks.shape[1] - 1)
+        return blocks[row, column].astype(np.int64) * size + position % size
 
     def _inputs(
         self,
@@ -127,16 +127,16 @@ class Passes:
         positions: torch.Tensor,
         slots: torch.Tensor,
         table: torch.Tensor,
-        starts: _Bounds,
-        seq_lens: _Bounds,
+        starts: _CpuAndDevice,
+        seq_lens: _CpuAndDevice,
         max_query_len: int,
         max_seq_len: int,
-    ) -> PassInputs:
+    ) -> ForwardInputs:
         metadata = compat.CommonAttentionMetadata(
-            query_start_loc=starts.there,
-            query_start_loc_cpu=starts.here,
-            seq_lens=seq_lens.there,
-            seq_lens_cpu_upper_bound=seq_lens.here,
+            query_start_loc=starts.device,
+            query_start_loc_cpu=starts.cpu,
+            seq_lens=seq_lens.device,
+            seq_lens_cpu_upper_bound=seq_lens.cpu,
             num_reqs=len(rows),
             num_actual_tokens=len(position),
             max_query_len=max_query_len,
@@ -145,4 +145,4 @@ class Passes:
             slot_mapping=slots,
             causal=True,
         )
-        return PassInputs(rows, position, positions, slots, metadata)
+        return ForwardInputs(rows, position, positions, slots, metadata)

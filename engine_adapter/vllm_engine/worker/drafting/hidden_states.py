@@ -1,8 +1,8 @@
-"""The target's hidden states of every KV slot, so that a head that was away can read them.
+"""The target's hidden states of every KV slot, so that a head can catch up from them.
 
-vLLM drops a step's hidden states when the step ends. Here they are kept in a layer of the KV cache
-that has no attention: vLLM's memory budget counts it, a block that is copied takes its states
-along, and what the prefix cache hands to another request still has them.
+vLLM drops a step's hidden states when the step ends. Here they are stored in a layer of the KV
+cache that has no attention: vLLM's memory budget counts it, a copy of a block copies its states,
+and a block of the prefix cache brings them to another request.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from engine_adapter.vllm_engine import compat
 class HiddenStateCache(compat.AttentionLayerBase):
     """One state per KV slot, of a fixed width.
 
-    A slot is written in every step that reads its position; drafts that were rejected leave a
-    state that is overwritten when the position is read again, before anything is drafted from it.
+    A slot is written in every step that reads its position. The state of a rejected draft is
+    overwritten when its position is read again, before the head drafts from it.
 
     Args:
-        name: of the layer, among the engine's layers; holds one number, as vLLM wants it.
+        name: of the layer, among the engine's layers; contains one number, as vLLM requires.
         width: elements per slot.
         vllm_config: the engine's configuration, in which the layer is registered.
     """
@@ -32,11 +32,11 @@ class HiddenStateCache(compat.AttentionLayerBase):
         vllm_config.compilation_config.static_forward_context[name] = self
 
     def get_attn_backend(self) -> Any:
-        """One that never attends; nothing is built with it in a step."""
+        """A backend without attention; a step builds no metadata for it."""
         return compat.CacheOnlyAttentionBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        """Of the type that the target's layers have, so that all share one block table."""
+        """A spec of the type of the target's layers, so that all share one block table."""
         return compat.FullAttentionSpec(
             block_size=vllm_config.cache_config.block_size,
             num_kv_heads=1,
@@ -47,11 +47,11 @@ class HiddenStateCache(compat.AttentionLayerBase):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes of all blocks."""
+        """Bytes of all blocks' states."""
         return self.kv_cache.numel() * self.kv_cache.element_size()
 
     def write(self, slots: torch.Tensor, states: torch.Tensor) -> None:
-        """Keeps `states` [T, W] for `slots`, int64 [T]."""
+        """Stores `states` [T, W] in `slots`, int64 [T]."""
         self._by_slot().index_copy_(0, slots, states.to(self._dtype))
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:

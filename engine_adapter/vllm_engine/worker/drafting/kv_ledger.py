@@ -1,9 +1,10 @@
-"""Which KV of a draft model is valid: the book-keeping behind every catch-up.
+"""Which draft KV is valid: the ledgers that catch-up reads.
 
 A draft model shares the target's KV blocks but writes its own layers' part of them only when it
-runs. Whatever it missed (another proposer was active, the prefix cache gave blocks that were
-filled while it was idle, a preemption gave the request new ones) is found here, per physical
-block, so that one rule covers all cases: read what is missing, then draft.
+runs. It misses positions while another proposer is active, in blocks of the prefix cache that were
+filled while it was idle, and after a preemption, when the request gets new blocks. The ledger
+records validity per physical block, so one rule covers all cases: compute the missing KV, then
+draft.
 """
 
 from collections.abc import Sequence
@@ -30,11 +31,11 @@ class DraftKVLedger:
         self._valid = np.zeros(num_blocks, np.int32)
 
     def reset(self, block_ids: Sequence[int]) -> None:
-        """The blocks were handed out anew: nothing in them is valid."""
+        """Marks blocks that were allocated again as empty."""
         self._valid[list(block_ids)] = 0
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Block contents were copied, each pair being (source, destination)."""
+        """Follows copies of blocks, each pair being (source, destination)."""
         source, destination = np.asarray(pairs, np.intp).T
         self._valid[destination] = self._valid[source]
 
@@ -42,46 +43,46 @@ class DraftKVLedger:
         """The first position of each row whose draft KV is missing.
 
         Args:
-            blocks: int [R, W], each row's block ids in order; past its length anything.
-            lengths: int64 [R], how far to look.
+            blocks: int [R, W], each row's block ids in order; any id after the row's end.
+            lengths: int64 [R], the number of positions to check.
 
         Returns:
             int64 [R], in [0, lengths[i]]; `lengths[i]` if nothing is missing.
         """
-        valid, need = self._valid[blocks], self._need(blocks.shape[1], lengths)
-        short = valid < need
+        valid, required = self._valid[blocks], self._required(blocks.shape[1], lengths)
+        short = valid < required
         first = short.argmax(axis=1)
         rows = np.arange(len(blocks))
         missing = first * self.block_size + valid[rows, first]
         return np.where(short[rows, first], missing, lengths)
 
-    def mark(self, blocks: Blocks, start: Lengths, stop: Lengths) -> None:
-        """The positions [start, stop) of each row were written, and those before were valid.
+    def mark_valid(self, blocks: Blocks, start: Lengths, stop: Lengths) -> None:
+        """Marks the positions [start, stop) of each row; those before must be valid already.
 
-        Shapes are those of `first_missing`. What a block held behind `stop` is forgotten.
+        Shapes are those of `first_missing`. Slots of these blocks after `stop` become invalid.
         """
         first = start // self.block_size
         touched = np.arange(blocks.shape[1]) >= first[:, None]
-        need = self._need(blocks.shape[1], stop)
-        touched &= need > 0
-        self._valid[blocks[touched]] = need[touched]
+        required = self._required(blocks.shape[1], stop)
+        touched &= required > 0
+        self._valid[blocks[touched]] = required[touched]
 
-    def _need(self, width: int, lengths: Lengths) -> Lengths:
+    def _required(self, width: int, lengths: Lengths) -> Lengths:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
         begins = np.arange(0, width * self.block_size, self.block_size)
-        # np.clip takes twice as long for so few.
+        # np.clip takes twice as long on arrays this small.
         return np.minimum(np.maximum(lengths[:, None] - begins, 0), self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockEnds:
-    """Where rows fill a block to its end; four arrays [E].
+    """The last slots of the blocks that rows fill; four arrays [E].
 
     Attributes:
         row: int, index into the rows.
         block: int, the block's id.
-        position: int64, of its last slot.
-        token: int32, the row's token at the position behind it.
+        position: int64, of the block's last slot.
+        token: int32, the row's token at the next position.
     """
 
     row: npt.NDArray[np.intp]
@@ -91,11 +92,11 @@ class BlockEnds:
 
 
 class HeadKVLedger(DraftKVLedger):
-    """For a head, whose KV of a position holds the next position's token too.
+    """For a head, whose KV of a position depends on the token at the next position too.
 
-    So the last slot of a block hangs on the token behind the block, which is not among those by
-    which the prefix cache finds the block. Rows that share it and go on with different tokens
-    rewrite that one slot in turn.
+    The last slot of a block therefore depends on the token after the block, which is not part of
+    the key by which the prefix cache finds the block. Rows that share the block and continue with
+    different tokens rewrite that slot in turn.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -109,8 +110,10 @@ class HeadKVLedger(DraftKVLedger):
         source, destination = np.asarray(pairs, np.intp).T
         self._next_token[destination] = self._next_token[source]
 
-    def ends(self, blocks: Blocks, lengths: Lengths, tokens: Tokens, rows: Blocks) -> BlockEnds:
-        """The blocks that the rows fill.
+    def block_ends(
+        self, blocks: Blocks, lengths: Lengths, tokens: Tokens, rows: Blocks
+    ) -> BlockEnds:
+        """The ends of the blocks that the rows fill.
 
         Args:
             blocks, lengths: see `first_missing`.
@@ -122,20 +125,23 @@ class HeadKVLedger(DraftKVLedger):
         row, i = np.nonzero(stops <= lengths[:, None])
         return BlockEnds(row, blocks[row, i], stops[i] - 1, tokens[rows[row], stops[i]])
 
-    def contested(self, ends: BlockEnds, num_rows: int) -> npt.NDArray[np.bool_]:
-        """Which rows must wait, as another one needs a slot of theirs otherwise: bool [R].
+    def must_wait(self, ends: BlockEnds, num_rows: int) -> npt.NDArray[np.bool_]:
+        """Rows that must wait because another row needs a shared slot with another token.
 
-        Of the rows that need one slot differently one need not wait.
+        Of the rows that conflict over one slot, one does not wait.
+
+        Returns:
+            bool [R].
         """
         self._claim[ends.block] = ends.token
         waits = np.zeros(num_rows, np.bool_)
         waits[ends.row[self._claim[ends.block] != ends.token]] = True
         return waits
 
-    def rewritten(self, ends: BlockEnds) -> npt.NDArray[np.bool_]:
-        """Which ends hold another token than these rows', if they hold any: bool [E]."""
+    def is_stale(self, ends: BlockEnds) -> npt.NDArray[np.bool_]:
+        """The ends that were not written with the token of these rows: bool [E]."""
         return self._next_token[ends.block] != ends.token
 
-    def note(self, ends: BlockEnds) -> None:
-        """The ends hold the tokens of these rows."""
+    def record(self, ends: BlockEnds) -> None:
+        """Notes that the ends are written with the tokens of these rows."""
         self._next_token[ends.block] = ends.token

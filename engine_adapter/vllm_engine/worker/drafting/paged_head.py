@@ -1,10 +1,10 @@
-"""Running EAGLE and EAGLE-3 heads inside vLLM: `draft_model` with the target's hidden states.
+"""Runs EAGLE and EAGLE-3 heads inside vLLM: `paged_model` with the target's hidden states.
 
 At the KV position p a head reads token p + 1 and the target's hidden state of position p (EAGLE,
 arXiv 2401.15077; EAGLE-3, arXiv 2503.01840, which combines states of several of its layers). The
-target's states of every slot are kept, so a lag is read like a draft model's. While drafting, a
-head goes on from states of its own. The KV that it writes then is not kept, as in vLLM: positions
-are read again with the target's state.
+target's states of every slot are stored, so a head catches up like a draft model. While drafting, a
+head reads states of its own. The KV that it writes then is not reused, as in vLLM: these positions
+are run again with the target's states.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.eagle import aux_layers
-from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Ints, PassInputs
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
 from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenStateCache
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
     BlockEnds,
@@ -24,7 +24,7 @@ from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
     DraftKVLedger,
     HeadKVLedger,
 )
-from engine_adapter.vllm_engine.worker.drafting.paged_model import Outputs, PagedDraftModel
+from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs, PagedDraftModel
 from engine_adapter.vllm_engine.worker.drafting.weights import LoadedHead
 
 
@@ -36,22 +36,22 @@ class PagedHead(PagedDraftModel):
             target's final hidden state. Known once it is loaded.
     """
 
-    _shift = 1
+    _token_offset = 1
 
-    def _make(self, *args: Any) -> LoadedHead:
+    def _create_loaded(self, *args: Any) -> LoadedHead:
         self._vllm_config = args[1]
         self.aux_layers: tuple[int, ...] = ()
         self._states: HiddenStateCache | None = None
         return LoadedHead(*args)
 
-    # -- vLLM's set-up -----------------------------------------------------------------------
+    # -- set-up ------------------------------------------------------------------------------
 
     def load(self, target: Any) -> None:
-        """Loads the weights, and reserves room for the target's states in every block."""
+        """Loads the weights, and reserves space for the target's states in every block."""
         super().load(target)
         if self._loaded.eagle3_use_aux_hidden_state:
             named = aux_layers(vars(self._loaded.draft_model_config.hf_config))
-            # Ascending, as the target gives them out.
+            # The target returns them in ascending order.
             self.aux_layers = named or tuple(
                 sorted(set(target.get_eagle3_default_aux_hidden_state_layers()))
             )
@@ -64,22 +64,22 @@ class PagedHead(PagedDraftModel):
 
     @property
     def layer_names(self) -> set[str]:
-        """The layers of the KV cache that are its own; one holds the target's states."""
+        """Its own layers of the KV cache; one holds the target's states."""
         assert self._states is not None
         return super().layer_names | {self._states.name}
 
     @property
     def kv_bytes(self) -> int:
-        """What its layers and the target's states take of all KV blocks, on this rank."""
+        """Bytes of its layers and of the target's states in all KV blocks on this rank."""
         assert self._states is not None
         return super().kv_bytes + self._states.num_bytes
 
     # -- the target's states -----------------------------------------------------------------
 
-    def keep_states(
+    def store_states(
         self, slots: torch.Tensor, final: torch.Tensor, by_layer: Mapping[int, torch.Tensor]
     ) -> None:
-        """Keeps what it needs of the target's hidden states; called in every step.
+        """Stores what it needs of the target's hidden states; called in every step.
 
         Args:
             slots: int64 [T], the KV slots of all tokens that the target read.
@@ -95,55 +95,58 @@ class PagedHead(PagedDraftModel):
     # -- drafting ----------------------------------------------------------------------------
 
     def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
-        """See `PagedDraftModel._draft`.
+        """Drafts as a draft model does; rows that conflict over a slot draft in turn.
 
-        Rows that share a block and go on behind it with different tokens are drafted for one
-        after the other, since they need its last slot differently. It takes a prefix that was
-        shared up to the very end of a block.
+        Rows that share a block and continue after it with different tokens need its last slot
+        with different contents. This happens only if the shared prefix ends with a block.
         """
         assert isinstance(self._ledger, HeadKVLedger)
-        ends = self._ledger.ends(blocks, stop, batch.token_ids, batch.rows)
-        waits = self._ledger.contested(ends, len(batch.rows))
+        ends = self._ledger.block_ends(blocks, stop, batch.token_ids, batch.rows)
+        waits = self._ledger.must_wait(ends, len(batch.rows))
         if waits.any():
             drafts = DraftCollector(len(batch.rows))
             for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
                 drafts.set(rows, self._draft(batch.select(rows), blocks[rows], stop[rows]))
             return drafts.collect()
-        mended = self._mend(batch, blocks, stop, ends)
+        rewritten = self._rewrite_stale_ends(batch, blocks, stop, ends)
         drafted = super()._draft(batch, blocks, stop)
-        return replace(drafted, catchup_tokens=drafted.catchup_tokens + mended)
+        return replace(drafted, catchup_tokens=drafted.catchup_tokens + rewritten)
 
-    def _stop(self, batch: DraftBatch) -> Ints:
-        """All positions whose next token is known: a row in mid-prompt knows that of its last."""
+    def _known_length(self, batch: DraftBatch) -> Ints:
+        """The positions whose next token is known; in the middle of a prompt, all of them."""
         known = self._runner.input_batch.num_tokens_no_spec[batch.rows]
         return np.minimum(batch.num_tokens, known - 1)
 
-    def _mend(self, batch: DraftBatch, blocks: Blocks, stop: Ints, ends: BlockEnds) -> int:
-        """Feeds the ends that were read already and hold another row's token; how many."""
+    def _rewrite_stale_ends(
+        self, batch: DraftBatch, blocks: Blocks, stop: Ints, ends: BlockEnds
+    ) -> int:
+        """Runs the block ends that hold valid KV with another row's token; returns how many."""
         assert isinstance(self._ledger, HeadKVLedger)
-        wrong = self._ledger.rewritten(ends)
-        if not wrong.any():
+        stale = self._ledger.is_stale(ends)
+        if not stale.any():
             return 0
         missing = self._ledger.first_missing(blocks, stop)
-        wrong &= ends.position < missing[ends.row]
-        rows, positions = ends.row[wrong], ends.position[wrong]
-        for at in range(0, len(rows), self._budget):
-            chunk = slice(at, at + self._budget)
-            self._feed(batch, rows[chunk], positions[chunk], np.ones_like(rows[chunk]))
-        self._ledger.note(ends)
+        stale &= ends.position < missing[ends.row]
+        rows, positions = ends.row[stale], ends.position[stale]
+        for at in range(0, len(rows), self._max_num_tokens):
+            chunk = slice(at, at + self._max_num_tokens)
+            self._forward_span(batch, rows[chunk], positions[chunk], np.ones_like(rows[chunk]))
+        self._ledger.record(ends)
         return len(rows)
 
-    def _remember(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
+    def _record_drafted(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
         """Nothing: the KV was written with the head's own states."""
 
-    def _run(self, padded: int, inputs: PassInputs, states: torch.Tensor | None) -> Outputs:
+    def _call_model(
+        self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
+    ) -> ForwardOutputs:
         assert self._states is not None
         loaded = self._loaded
-        given = self._states.read(inputs.slots) if states is None else states
-        loaded.hidden_states[: len(inputs.position)] = given
-        output, onward = loaded.model(
+        states = self._states.read(inputs.slots) if recurrent is None else recurrent
+        loaded.hidden_states[: len(inputs.position)] = states
+        output, recurrent = loaded.model(
             input_ids=loaded.input_ids[:padded],
             positions=loaded.positions[:padded],
             hidden_states=loaded.hidden_states[:padded],
         )
-        return output, onward
+        return output, recurrent

@@ -1,9 +1,9 @@
-"""Running a draft model inside vLLM: its own layers' KV in the target's blocks, any lag read.
+"""Runs a draft model inside vLLM. Its KV lives in the target's blocks.
 
-One routine serves the first pass and every catch-up: feed each row all committed tokens whose
-draft KV is missing, take the next token from the last one, then k - 1 single-token passes. The
-KV that drafting itself wrote is kept as far as the drafts were accepted, so a row that never
-lagged feeds one or two tokens, where vLLM's own draft model feeds k + 1 again.
+One routine serves the first pass and every catch-up: run all committed tokens whose draft KV is
+missing, take the next token from the last position, then make k - 1 passes of one token. The KV
+that drafting itself wrote is reused as far as the drafts were accepted, so a row without a lag
+runs one or two tokens, where vLLM's own draft model runs k + 1 again.
 """
 
 from collections.abc import Sequence
@@ -18,49 +18,54 @@ from torch.nn import functional
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Ints, Passes, PassInputs
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
+    ForwardInputBuilder,
+    ForwardInputs,
+    Ints,
+)
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import Blocks, DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft, LoadedHead
 
-Outputs = tuple[torch.Tensor, torch.Tensor]
-"""Of a forward pass: states [T, H] that the next token is taken from, and states [T, H] that a
-head goes on from. One and the same for most models."""
+ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
+"""Of a forward pass: the states [T, H] that the logits come from, and the recurrent states [T, H]
+that a head reads in its next pass. The same tensor for most models."""
 
-_NEVER = (-1, np.empty(0, np.int64))
+_NO_DRAFT = (-1, np.empty(0, np.int64))
 
 
 class PagedDraftModel:
-    """A `Proposer`: a draft model over vLLM's paged KV. Every rank of the engine runs the same.
+    """A `Proposer`: a draft model over vLLM's paged KV. Every rank runs the same.
 
     Attributes:
-        max_model_len: positions that the draft model knows; rows beyond it get no drafts.
+        max_model_len: the draft model's context length; longer rows get no drafts.
     """
 
-    _shift = 0
-    """How far behind a KV position is the token that the model reads there."""
+    _token_offset = 0
+    """At KV position p the model reads token p + this."""
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
-        self._loaded = self._make(spec, vllm_config, device, runner)
+        self._loaded = self._create_loaded(spec, vllm_config, device, runner)
         self._runner = runner
         self._device = device
-        self._budget: int = self._loaded.max_num_tokens
+        self._max_num_tokens: int = self._loaded.max_num_tokens
         self._vocab_size: int = vllm_config.model_config.get_vocab_size()
+        # Request id -> its committed tokens when it was last drafted for, and the drafts.
         self._drafted: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
         self._ledger: DraftKVLedger | None = None
         self._kv_bytes = 0
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
-    def _make(self, *args: Any) -> LoadedDraft | LoadedHead:
+    def _create_loaded(self, *args: Any) -> LoadedDraft | LoadedHead:
         return LoadedDraft(*args)
 
-    # -- vLLM's set-up, in the order in which it calls ---------------------------------------
+    # -- set-up, in the order in which vLLM calls ---------------------------------------------
 
     def load(self, target: torch.nn.Module) -> None:
         """Loads the weights; `target` is the loaded target model."""
         self._loaded.load_model(target)
 
     def bind_kv_cache(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
-        """Builds the attention groups of the draft's layers and the ledger over the blocks."""
+        """Builds the attention groups of the draft's layers, and the ledger of the blocks."""
         self._loaded.initialize_attn_backend(kv_cache_config, kernel_block_sizes)
         spec = kv_cache_config.kv_cache_groups[self._loaded.kv_cache_gid].kv_cache_spec
         self._ledger = self._new_ledger(kv_cache_config.num_blocks, spec.block_size)
@@ -73,28 +78,28 @@ class PagedDraftModel:
         return DraftKVLedger(num_blocks, block_size)
 
     def set_cudagraph_mode(self, mode: Any) -> None:
-        """Prepares the CUDA-graph keys for the mode that the target resolved to."""
+        """Prepares the CUDA-graph keys for the mode that vLLM chose for the target."""
         self._loaded.initialize_cudagraph_keys(mode)
 
     @property
     def layer_names(self) -> set[str]:
-        """The layers of the KV cache that are its own."""
+        """Its own layers of the KV cache."""
         return self._loaded.layer_names
 
     @property
     def weights_bytes(self) -> int:
-        """What its weights take, in bytes, on this rank."""
+        """Bytes of its weights on this rank."""
         return self._loaded.weights_bytes
 
     @property
     def kv_bytes(self) -> int:
-        """What its layers take of every KV block, in bytes over all blocks, on this rank."""
+        """Bytes of its layers' part of all KV blocks on this rank."""
         return self._kv_bytes
 
     # -- following the blocks ----------------------------------------------------------------
 
     def blocks_changed(self, fresh: list[int], copies: list[tuple[int, int]]) -> None:
-        """Physical blocks were handed out anew, or copied as (source, destination)."""
+        """Follows blocks that were allocated, and blocks copied as (source, destination)."""
         assert self._ledger is not None
         if fresh:
             self._ledger.reset(fresh)
@@ -102,7 +107,7 @@ class PagedDraftModel:
             self._ledger.copy(copies)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """The requests ended or lost their blocks: their drafts' KV is nobody's."""
+        """Drops which draft KV was written for requests that ended or were preempted."""
         for request_id in request_ids:
             self._drafted.pop(request_id, None)
 
@@ -115,83 +120,86 @@ class PagedDraftModel:
         KV that is missing for committed tokens is computed first, so drafts do not depend on
         whether the row was switched, hit the prefix cache or was preempted.
         """
-        stop = self._stop(batch)
-        with self._loaded.parallel():
-            return self._draft(batch, self._blocks(batch.rows, int(stop.max())), stop)
+        stop = self._known_length(batch)
+        with self._loaded.tp_scope():
+            return self._draft(batch, self._block_ids(batch.rows, int(stop.max())), stop)
 
     def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
-        """Reads what is missing of the rows' first `stop` positions, then drafts."""
+        """Computes the missing KV of each row's first `stop` positions, then drafts."""
         assert self._ledger is not None
         missing = self._ledger.first_missing(blocks, stop)
-        # A row that drafts feeds its last position in any case: its output is what is wanted.
-        start = np.minimum(self._read_from(batch, missing), stop - (batch.k > 0))
-        last = self._extend(batch, start, stop)
-        self._ledger.mark(blocks, missing, stop)
+        # A row that drafts always runs its last position, whose output gives the first draft.
+        start = np.minimum(self._first_uncached(batch, missing), stop - (batch.k > 0))
+        last = self._prefill_missing(batch, start, stop)
+        self._ledger.mark_valid(blocks, missing, stop)
         caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
-        return replace(self._go_on(batch, stop, last), catchup_tokens=caught_up)
+        return replace(self._decode_drafts(batch, stop, last), catchup_tokens=caught_up)
 
-    def _stop(self, batch: DraftBatch) -> Ints:
-        """How many positions of each row can be fed: int64 [R]."""
+    def _known_length(self, batch: DraftBatch) -> Ints:
+        """How many positions of each row the model can run: int64 [R]."""
         return batch.num_tokens
 
-    def _read_from(self, batch: DraftBatch, missing: Ints) -> Ints:
-        """The first position of each row to feed: `missing`, or later where drafting was there."""
+    def _first_uncached(self, batch: DraftBatch, missing: Ints) -> Ints:
+        """The first position to run of each row: `missing`, or after accepted drafts with KV."""
         start = missing.copy()
         for i, request_id in enumerate(batch.request_ids):
-            length, drafts = self._drafted.pop(request_id, _NEVER)
+            length, drafts = self._drafted.pop(request_id, _NO_DRAFT)
             if start[i] == length:
-                # Drafting wrote KV for all drafts but the last; it holds where they were kept.
-                kept = batch.context(i)[length : length + len(drafts) - 1]
-                same = kept == drafts[: len(kept)]
-                start[i] += len(kept) if same.all() else int(same.argmin())
+                # Drafting wrote KV for all drafts but the last; accepted drafts' KV is valid.
+                committed = batch.context(i)[length : length + len(drafts) - 1]
+                same = committed == drafts[: len(committed)]
+                start[i] += len(committed) if same.all() else int(same.argmin())
         return start
 
-    def _extend(self, batch: DraftBatch, start: Ints, stop: Ints) -> Outputs:
-        """Feeds [start, stop) of each row, in chunks that fit; the last position's outputs [R]."""
-        if (left := stop - start).all() and left.sum() <= self._budget:
+    def _prefill_missing(self, batch: DraftBatch, start: Ints, stop: Ints) -> ForwardOutputs:
+        """Runs [start, stop) of each row in chunks; the outputs at each row's last position."""
+        if (left := stop - start).all() and left.sum() <= self._max_num_tokens:
             ends = torch.from_numpy(np.cumsum(left) - 1).to(self._device)
-            return _at(self._feed(batch, np.arange(len(left)), start, left), ends)
+            return _gather(self._forward_span(batch, np.arange(len(left)), start, left), ends)
         shape = len(batch.rows), self._loaded.hidden_size
-        output, onward = (
+        output, recurrent = (
             torch.empty(shape, dtype=self._loaded.dtype, device=self._device) for _ in range(2)
         )
         position = start.copy()
         while (left := stop - position).any():
-            room = np.maximum(self._budget - (np.cumsum(left) - left), 0)
-            length = np.minimum(left, room)
+            remaining_budget = np.maximum(self._max_num_tokens - (np.cumsum(left) - left), 0)
+            length = np.minimum(left, remaining_budget)
             rows = np.flatnonzero(length)
-            made = self._feed(batch, rows, position[rows], length[rows])
+            outputs = self._forward_span(batch, rows, position[rows], length[rows])
             ends = torch.from_numpy(np.cumsum(length[rows]) - 1).to(self._device)
-            at = torch.from_numpy(rows).to(self._device)
-            output[at], onward[at] = _at(made, ends)
+            index = torch.from_numpy(rows).to(self._device)
+            output[index], recurrent[index] = _gather(outputs, ends)
             position += length
-        return output, onward
+        return output, recurrent
 
-    def _feed(self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints) -> Outputs:
-        """One forward over [start, start + length) of the given rows."""
-        inputs = self._passes().over(batch.rows[rows], start, length)
-        tokens = batch.token_ids[np.repeat(inputs.rows, length), inputs.position + self._shift]
+    def _forward_span(
+        self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints
+    ) -> ForwardOutputs:
+        """One forward pass over [start, start + length) of the given rows."""
+        inputs = self._input_builder().prefill(batch.rows[rows], start, length)
+        positions = inputs.position + self._token_offset
+        tokens = batch.token_ids[np.repeat(inputs.rows, length), positions]
         return self._forward(torch.from_numpy(tokens).to(self._device), inputs)
 
-    def _go_on(self, batch: DraftBatch, stop: Ints, last: Outputs) -> Drafts:
-        """Drafts k tokens of each row, its last position having been fed."""
-        order = np.argsort(-batch.k, kind="stable")  # who drafts most comes first
+    def _decode_drafts(self, batch: DraftBatch, stop: Ints, last: ForwardOutputs) -> Drafts:
+        """Drafts k tokens of each row from the outputs at its last position."""
+        order = np.argsort(-batch.k, kind="stable")  # rows with more drafts come first
         counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
         drafts: list[list[int]] = [[] for _ in batch.rows]
-        drawn_from: list[torch.Tensor | None] = [None] * len(batch.rows)
+        probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
             return Drafts(drafts)
-        output, states = _at(last, torch.from_numpy(order[: counts[0]]).to(self._device))
+        output, recurrent = _gather(last, torch.from_numpy(order[: counts[0]]).to(self._device))
         shape = counts[0], len(counts)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         sampling, q = batch.sampling, torch.empty(0)
         if sampling is not None:
             q = torch.empty(*shape, self._vocab_size, device=self._device)
-        passes = self._passes().onward(batch.rows[order], stop[order], counts[1:])
+        steps = self._input_builder().decode_steps(batch.rows[order], stop[order], counts[1:])
         for depth, count in enumerate(counts):
             if depth:
-                drafted = tokens[:count, depth - 1]
-                output, states = self._forward(drafted, next(passes), states[:count])
+                newest = tokens[:count, depth - 1]
+                output, recurrent = self._forward(newest, next(steps), recurrent[:count])
             logits = self._logits(output)
             if sampling is None:
                 tokens[:count, depth] = logits.argmax(dim=-1)
@@ -203,23 +211,23 @@ class PagedDraftModel:
             drafted = row[: batch.k[i]]
             drafts[i] = drafted.tolist()
             if sampling is not None:
-                drawn_from[i] = q[at, : len(drafted)]
-            self._remember(batch, i, drafted)
-        return Drafts(drafts, drawn_from if sampling is not None else None)
+                probabilities[i] = q[at, : len(drafted)]
+            self._record_drafted(batch, i, drafted)
+        return Drafts(drafts, probabilities if sampling is not None else None)
 
-    def _remember(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
-        """Notes what the i-th row's drafts were, since their KV is there already."""
+    def _record_drafted(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
+        """Notes the i-th row's drafts, whose KV is written already."""
         self._drafted[batch.request_ids[i]] = (int(batch.num_tokens[i]), drafts)
 
     def _forward(
-        self, tokens: torch.Tensor, inputs: PassInputs, states: torch.Tensor | None = None
-    ) -> Outputs:
-        """The draft model over some rows' next tokens.
+        self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
+    ) -> ForwardOutputs:
+        """Runs the draft model on the next tokens of some rows.
 
         Args:
             tokens: int [T], on the device, row by row.
-            inputs: where they stand.
-            states: [T, H], what a head goes on from; `None` for the target's states.
+            inputs: their positions and KV slots.
+            recurrent: [T, H], a head's own states of the pass before; `None` for the target's.
         """
         loaded, total = self._loaded, len(inputs.position)
         _, by_layer = loaded.build_per_group_and_layer_attn_metadata(inputs.metadata)
@@ -234,13 +242,15 @@ class PagedDraftModel:
             cudagraph_runtime_mode=mode,
             slot_mapping=loaded._get_slot_mapping(padded, inputs.slots),
         ):
-            output, onward = self._run(padded, inputs, states)
+            output, recurrent = self._call_model(padded, inputs, recurrent)
         if padded == total:
-            return output, onward
-        return output[:total], onward[:total]
+            return output, recurrent
+        return output[:total], recurrent[:total]
 
-    def _run(self, padded: int, inputs: PassInputs, states: torch.Tensor | None) -> Outputs:
-        """Calls the model over its input buffers, of which the first `padded` rows count."""
+    def _call_model(
+        self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
+    ) -> ForwardOutputs:
+        """Calls the model on the first `padded` entries of its input buffers."""
         loaded = self._loaded
         hidden: torch.Tensor = loaded.model(
             input_ids=loaded.input_ids[:padded],
@@ -256,17 +266,17 @@ class PagedDraftModel:
         missing = self._vocab_size - logits.shape[1]
         return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
-    def _passes(self) -> Passes:
-        return Passes(self._table, self._device)
+    def _input_builder(self) -> ForwardInputBuilder:
+        return ForwardInputBuilder(self._table, self._device)
 
     @property
     def _table(self) -> Any:
         return self._runner.input_batch.block_table[self._loaded.kv_cache_gid]
 
-    def _blocks(self, rows: npt.NDArray[np.intp], length: int) -> Blocks:
+    def _block_ids(self, rows: npt.NDArray[np.intp], length: int) -> Blocks:
         """The KV manager's ids of the rows' blocks for `length` positions, [R, W].
 
-        They are read from the table of kernel blocks, of which a block has one or more.
+        vLLM's table has the ids of kernel blocks; a block consists of one or more of them.
         """
         assert self._ledger is not None
         table, size = self._table, self._ledger.block_size
@@ -276,8 +286,8 @@ class PagedDraftModel:
         return blocks if ratio == 1 else blocks[:, ::ratio] // ratio
 
 
-def _at(outputs: Outputs, index: torch.Tensor) -> Outputs:
+def _gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
     """The outputs at some positions."""
-    output, onward = outputs
+    output, recurrent = outputs
     taken = output[index]
-    return taken, taken if onward is output else onward[index]
+    return taken, taken if recurrent is output else recurrent[index]

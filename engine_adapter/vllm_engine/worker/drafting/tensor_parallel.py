@@ -1,7 +1,7 @@
-"""Draft models on fewer tensor-parallel ranks than the target: each rank holds and runs it whole.
+"""Draft models on one tensor-parallel rank: every rank of the target holds and runs all of it.
 
-vLLM's layers ask for the tensor-parallel group when they are made and when they run. While a draft
-model of size 1 loads or runs, they are given a group of one rank, so nothing is sent between ranks.
+vLLM's layers read the tensor-parallel group when they are created and when they run. While a draft
+model of size 1 loads or runs, that group is one of a single rank, so nothing is sent between ranks.
 """
 
 from collections.abc import Iterator
@@ -17,22 +17,22 @@ from engine_adapter.vllm_engine.patches.module_names import patch_tp_group
 
 @contextmanager
 def tensor_parallel(size: int) -> Iterator[None]:
-    """Within it, layers are split over `size` ranks: 1, or as many as the target has.
+    """A scope in which layers are split over `size` ranks: 1, or as many as the target has.
 
-    All ranks must enter it for the first time together.
+    All ranks must enter it together the first time.
     """
     state = compat.parallel_state
     if size == state.get_tensor_model_parallel_world_size():
         yield
         return
     assert size == 1
-    with patch_tp_group(_alone()):
+    with patch_tp_group(_single_rank_group()):
         yield
 
 
 @cache
-def _alone() -> Any:
-    """A group of this rank alone. Making it takes all ranks."""
+def _single_rank_group() -> Any:
+    """A group of this rank only. All ranks must create it together."""
     state = compat.parallel_state
     world = state.get_world_group()
     return state.init_model_parallel_group(

@@ -1,8 +1,8 @@
-"""Loading draft models and heads by vLLM's own loaders, several of them in one engine.
+"""Loads draft models and heads with vLLM's own loaders, several of them in one engine.
 
-vLLM names the layers of a draft the same for every draft. Here each has its proposer's name, so
-that their KV keeps apart. What vLLM builds around the model (buffers, attention groups, CUDA-graph
-keys) is used; the drafting itself is in `draft_model` and `draft_head`.
+vLLM gives the layers of every draft model the same names. Here the names contain the proposer's,
+so that each has its own KV. What vLLM builds around the model (buffers, attention groups,
+CUDA-graph keys) is used; the drafting itself is in `paged_model` and `paged_head`.
 """
 
 import copy
@@ -18,9 +18,10 @@ from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_pa
 
 
 class DraftConfig(compat.SpeculativeConfig):
-    """vLLM's configuration of a draft model, for vocabularies that differ by padding too.
+    """vLLM's configuration of a draft model; vocabularies may differ in padding.
 
-    vLLM compares sizes. What matters is the tokenizer, and those were compared before the start.
+    vLLM compares the sizes. Only the tokenizers must agree, and they were compared before the
+    start.
     """
 
     def verify_equal_vocab_size_if_draft_model(self) -> None:
@@ -28,7 +29,7 @@ class DraftConfig(compat.SpeculativeConfig):
 
 
 def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
-    """The target's `VllmConfig` with the proposer's model as its draft model."""
+    """The target's `VllmConfig`, with the proposer's model as its draft model."""
     target = vllm_config.speculative_config
     config = copy.copy(vllm_config)  # shares the registry of layers with the target's
     config.speculative_config = DraftConfig(
@@ -43,12 +44,15 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
 
 
 def layer_prefix(spec: ProposerSpec) -> str:
-    """What a proposer's layers are called. One component, as vLLM reads the numbers among them."""
+    """The prefix of a proposer's layer names.
+
+    It has no dot, since vLLM reads the numbers between dots.
+    """
     return f"draft:{spec.name.replace('.', ':')}"
 
 
-class _Named:
-    """Mixed into vLLM's proposers: layers under the proposer's name, weights that are counted."""
+class _NamedDraft:
+    """Mixed into vLLM's proposers: names the layers after the proposer, and counts the weights."""
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, *device_and_runner: Any) -> None:
         self.prefix = layer_prefix(spec)
@@ -56,18 +60,18 @@ class _Named:
         arguments = (draft_vllm_config(spec, vllm_config), *device_and_runner)
         super().__init__(*arguments)
 
-    def parallel(self) -> AbstractContextManager[None]:
-        """Around whatever makes its layers or runs them."""
+    def tp_scope(self) -> AbstractContextManager[None]:
+        """The tensor-parallel group in which its layers are created and run."""
         return tensor_parallel(self.speculative_config.draft_tensor_parallel_size)
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        """vLLM's."""
-        with self.parallel():
+        """Loads the weights as vLLM does, in the model's own tensor-parallel group."""
+        with self.tp_scope():
             super().load_model(target_model)
 
     @property
     def weights_bytes(self) -> int:
-        """What its own weights take, in bytes, on this rank."""
+        """Bytes of its own weights on this rank."""
         return sum(self._sizes.values())
 
     @property
@@ -81,13 +85,13 @@ class _Named:
         loader = compat.get_model_loader(config.load_config)
         load_weights = loader.load_weights
 
-        def load_and_weigh(model: torch.nn.Module, *args: Any) -> None:
+        def load_and_measure(model: torch.nn.Module, *args: Any) -> None:
             load_weights(model, *args)
-            # Counted here, since on CPU the weights are then packed into buffers out of sight.
+            # Measured here: on CPU, vLLM packs the weights into hidden buffers afterwards.
             for name, weight in model.named_parameters():
                 self._sizes[name] = weight.numel() * weight.element_size()
 
-        loader.load_weights = load_and_weigh
+        loader.load_weights = load_and_measure
         with compat.set_model_tag(self.prefix):
             model: torch.nn.Module = loader.load_model(
                 vllm_config=config,
@@ -97,20 +101,20 @@ class _Named:
         return model
 
 
-class LoadedDraft(_Named, compat.DraftModelProposer):
-    """vLLM's draft model under a name of its own."""
+class LoadedDraft(_NamedDraft, compat.DraftModelProposer):
+    """vLLM's draft model with layers named after its proposer."""
 
     def _raise_if_draft_tp_mismatch(self) -> None:
-        """Another size than the target's is wanted here.
+        """Allows another size than the target's: see `tensor_parallel`.
 
-        vLLM refuses it, as its ranks overwrote each other's compiled code; see `tensor_parallel`.
+        vLLM refuses it because its ranks overwrote each other's compiled code.
         """
 
 
-class LoadedHead(_Named, compat.EagleProposer):
-    """vLLM's EAGLE or EAGLE-3 head under a name of its own.
+class LoadedHead(_NamedDraft, compat.EagleProposer):
+    """vLLM's EAGLE or EAGLE-3 head with layers named after its proposer.
 
-    Embeddings and output layer that the checkpoint lacks are the target's, and are not counted.
+    A checkpoint without embeddings or output layer uses the target's, which are not counted.
     """
 
     def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
@@ -118,20 +122,20 @@ class LoadedHead(_Named, compat.EagleProposer):
         super()._maybe_share_embeddings(target_language_model)
         if (shared := self.model.model.embed_tokens) is not own:
             self.model.model.embed_tokens = _without_lora(shared)
-            self._forget_sizes("model.embed_tokens.")
+            self._drop_sizes("model.embed_tokens.")
 
     def _maybe_share_lm_head(self, target_language_model: torch.nn.Module) -> None:
         own = getattr(self.model, "lm_head", None)
         super()._maybe_share_lm_head(target_language_model)
         if (shared := self.model.lm_head) is not own:
             self.model.lm_head = _without_lora(shared)
-            self._forget_sizes("lm_head.")
+            self._drop_sizes("lm_head.")
 
-    def _forget_sizes(self, prefix: str) -> None:
+    def _drop_sizes(self, prefix: str) -> None:
         self._sizes = {k: size for k, size in self._sizes.items() if not k.startswith(prefix)}
 
 
 def _without_lora(layer: torch.nn.Module) -> torch.nn.Module:
-    """The layer itself, where vLLM has wrapped it for adapters: drafts come from the base."""
+    """The layer inside vLLM's LoRA wrapper, if there is one: a head drafts without LoRA."""
     base: torch.nn.Module = getattr(layer, "base_layer", layer)
     return base

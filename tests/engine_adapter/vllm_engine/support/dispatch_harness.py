@@ -1,8 +1,7 @@
-"""A dispatch on a bench: batches of rows go in, echoing proposers draft for them.
+"""A real dispatch without vLLM: tests give it batches of rows, and echo proposers draft.
 
-The dispatch is the real one. Its proposers draft what tells them and the row's length apart, and
-remember what they were asked and told; the runner and the scheduler's output are stood in for by
-the fields that the dispatch reads.
+The drafts of an echo proposer show its tag and the row's length, and it records its calls. The
+runner and the scheduler's output are replaced by objects with the fields that the dispatch reads.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -16,15 +15,16 @@ import torch
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import Capabilities
 from engine_adapter.types import SpecMethod
-from engine_adapter.vllm_engine.worker.step import TargetStep
+from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.target import TargetStep
 
 CONTEXT = 64
 BLOCK = 4
 VOCABULARY = 1000
 
 
-class Echo:
-    """Drafts `tag` plus the row's length, k times; remembers what it was asked and told."""
+class EchoProposer:
+    """Drafts `tag` plus the row's length, k times; records its calls."""
 
     def __init__(self, tag: int, catchup_tokens: int = 0) -> None:
         self.tag, self.catchup_tokens = tag, catchup_tokens
@@ -43,8 +43,8 @@ class Echo:
         self.forgotten.extend(request_ids)
 
 
-class Kept:
-    """A draft model's place: what the dispatch tells it about blocks and requests."""
+class RecordingDraftModel:
+    """Takes a draft model's place; records the calls about blocks and requests."""
 
     def __init__(self) -> None:
         self.max_model_len = CONTEXT
@@ -64,8 +64,8 @@ class Row:
     """A row of the batch after a step.
 
     Attributes:
-        length: committed tokens, or the whole prompt's in mid-prompt.
-        sampled: tokens that the step emitted; 0 in mid-prompt.
+        length: committed tokens; in the middle of a prompt, all tokens of the prompt.
+        sampled: tokens that the step emitted; 0 in the middle of a prompt.
         scheduled: tokens that the target read in the step.
         computed: tokens that it had read before.
     """
@@ -78,17 +78,17 @@ class Row:
 
 
 def row(length: int, sampled: int = 1, scheduled: int = 1, prompt: int = 2) -> Row:
-    """A decoding row: before the step, all but its newest token was read."""
+    """A decoding row: before the step, all tokens but its newest one were computed."""
     return Row(length, sampled, scheduled, length - sampled - 1, prompt)
 
 
 def prompt_row(length: int, computed: int, scheduled: int) -> Row:
-    """A row that is still in its prompt when the step has ended."""
+    """A row that is still in its prompt after the step."""
     return Row(length, 0, scheduled, computed, length)
 
 
-class Bench:
-    """A dispatch with echoing proposers `a`, `b`, `c` and a draft model's `d`."""
+class DispatchHarness:
+    """A dispatch with echo proposers `a`, `b`, `c`, and `d`, which has a draft model."""
 
     def __init__(self, module: Any) -> None:
         self.dispatch = module.ProposerDispatch(
@@ -97,24 +97,29 @@ class Bench:
                 cache_config=SimpleNamespace(block_size=BLOCK),
             )
         )
-        self.echoes = {name: Echo(100 * (i + 1)) for i, name in enumerate("abcd")}
-        self.kept = Kept()
-        self.dispatch._proposers = dict(self.echoes)
-        self.dispatch._draft_models = {"d": self.kept}
-        self.dispatch._target = SimpleNamespace(vocab_size=VOCABULARY)
-        self.dispatch._capabilities = {
+        self.echoes = {name: EchoProposer(100 * (i + 1)) for i, name in enumerate("abcd")}
+        self.draft_model = RecordingDraftModel()
+        self.runner = SimpleNamespace(max_model_len=CONTEXT, input_batch=None)
+        self.dispatch.bind(self.runner)
+        host = self.dispatch.host
+        host.proposers = dict(self.echoes)
+        host.draft_models = {"d": self.draft_model}
+        host._target = SimpleNamespace(vocab_size=VOCABULARY)
+        host.capabilities = {
             "a": Capabilities(),
             "b": Capabilities(),
             "c": Capabilities(model=True, hidden_states=True),
             "d": Capabilities(model=True, draft_kv=True),
         }
-        self.runner = SimpleNamespace(max_model_len=CONTEXT, input_batch=None)
-        self.dispatch.bind(self.runner)
+        self.report: DraftReport | None = None
 
     def propose(
         self, rows: Mapping[str, Row], plan: Mapping[str, tuple[str, int]]
     ) -> dict[str, list[int]]:
-        """The drafts of each row after a step; `plan` has each row's proposer and k."""
+        """The drafts of each row after a step; `plan` has each row's proposer and k.
+
+        The step's report is in `report` afterwards.
+        """
         every = list(rows.values())
         self.runner.input_batch = SimpleNamespace(
             req_ids=list(rows),
@@ -124,7 +129,7 @@ class Bench:
             num_computed_tokens_cpu=np.array([r.computed for r in every], np.int32),
             token_ids_cpu=np.tile(np.arange(CONTEXT, dtype=np.int32), (len(every), 1)),
         )
-        drafts = self.dispatch.propose(
+        drafts, self.report = self.dispatch.propose(
             {name: SpecMethod(*chosen) for name, chosen in plan.items()},
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},
@@ -144,19 +149,19 @@ class Bench:
 
 
 def output(**fields: Any) -> Any:
-    """A `SchedulerOutput`, as far as it is read."""
-    nothing = {
+    """The fields of a `SchedulerOutput` that the dispatch reads."""
+    empty = {
         "finished_req_ids": set(),
         "scheduled_new_reqs": [],
         "scheduled_cached_reqs": cached(),
         "kv_cache_block_copies": None,
         "specgate_quarantined": frozenset(),
     }
-    return SimpleNamespace(**nothing | fields)
+    return SimpleNamespace(**empty | fields)
 
 
 def cached(*rows: tuple[str, list[int] | None, int], resumed: Set[str] = frozenset()) -> Any:
-    """Requests that were seen before: id, new blocks, computed tokens."""
+    """Requests that were scheduled before: id, new blocks, computed tokens."""
     return SimpleNamespace(
         req_ids=[name for name, _, _ in rows],
         new_block_ids=[None if blocks is None else (blocks,) for _, blocks, _ in rows],
@@ -166,5 +171,5 @@ def cached(*rows: tuple[str, list[int] | None, int], resumed: Set[str] = frozens
 
 
 def new(blocks: list[int], computed: int) -> Any:
-    """A request that was never seen before."""
+    """A request that is scheduled for the first time."""
     return SimpleNamespace(block_ids=(blocks,), num_computed_tokens=computed)

@@ -1,8 +1,8 @@
 """A small serving world around the dispatch: scheduler, block pool, prefix cache, toy models.
 
-Everything of Specgate's between the scheduler's output and the drafts is real. Simulated are
-vLLM around it, in `toy_scheduler` and `block_pool`, and the forward passes, whose toys are in
-`toy_models`. `step_checks` says what each step must have done.
+All code of Specgate between the scheduler's output and the drafts is real. vLLM around it is
+simulated in `toy_scheduler` and `block_pool`, the forward passes in `toy_models`. `step_checks`
+checks each step.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ import torch
 
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import NONE, SpecMethod
-from engine_adapter.vllm_engine.wire import SpecgateConfig
-from engine_adapter.vllm_engine.worker import dispatch as dispatch_module
+from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig
+from engine_adapter.vllm_engine.worker import proposer_host as host_module
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
-from engine_adapter.vllm_engine.worker.step import TargetStep
+from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
 from tests.engine_adapter.vllm_engine.support.toy_models import (
@@ -45,18 +45,18 @@ HEADS = (
     {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
     {"name": "ngram", "prompt_lookup_min": 1},
 )
-"""Heads under the names of the draft models, so that they can stand in their place."""
+"""Heads with the names of the draft models, so that they can replace them."""
 
 
 class World:
     """Requests, their blocks, and the dispatch that drafts for them.
 
     Args:
-        monkeypatch: puts the toy model in the place of vLLM's.
-        chunk: prompt tokens that one request reads in a step.
+        monkeypatch: replaces vLLM's models by toy models.
+        chunk: the most tokens of a prompt that one request computes in a step.
         budget: tokens of one forward pass of a draft model.
-        kernel_size: tokens per kernel block, a divisor of `block_size`.
-        draft_contexts: positions that a draft model knows, where fewer than the target's.
+        kernel_size: tokens per kernel block; it divides `block_size`.
+        draft_contexts: proposer -> its context length, where it is less than the target's.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class World:
     ) -> None:
         monkeypatch.setattr(draft_module, "LoadedDraft", ToyLoaded)
         monkeypatch.setattr(head_module, "LoadedHead", ToyLoaded)
-        monkeypatch.setattr(dispatch_module, "PagedDraftModel", ToyDraft)
-        monkeypatch.setattr(dispatch_module, "PagedHead", ToyHead)
+        monkeypatch.setattr(host_module, "PagedDraftModel", ToyDraft)
+        monkeypatch.setattr(host_module, "PagedHead", ToyHead)
         self.num_blocks, self.block_size, self.kernel_size = num_blocks, block_size, kernel_size
         self.max_model_len, self.budget = max_model_len, budget
         self.draft_contexts = draft_contexts or {}
@@ -87,7 +87,7 @@ class World:
         self.requests, self.waiting = self.scheduler.requests, self.scheduler.waiting
         self.batch: Any = None
         self.dispatch = self._start_dispatch(proposers)
-        toys = {name: self.toy(name) for name in self.dispatch.draft_models}
+        toys = {name: self.toy(name) for name in self.dispatch.host.draft_models}
         self.checks = StepChecks(toys, self.requests, block_size)
 
     def _start_dispatch(self, proposers: Sequence[Mapping[str, Any]]) -> ProposerDispatch:
@@ -97,10 +97,10 @@ class World:
             max_model_len=self.max_model_len,
             input_batch=None,
         )
-        extension = SpecgateConfig(parse_specs(proposers))
-        made = ProposerDispatch(
+        config = SpecgateConfig(parse_specs(proposers))
+        dispatch = ProposerDispatch(
             SimpleNamespace(
-                additional_config=extension.to_additional_config(),
+                additional_config=config.to_additional_config(),
                 cache_config=SimpleNamespace(block_size=self.block_size),
                 compilation_config=SimpleNamespace(static_forward_context={}),
                 model_config=SimpleNamespace(
@@ -108,25 +108,25 @@ class World:
                 ),
             )
         )
-        made.bind(self.runner)
-        made.load_model(None)  # type: ignore[arg-type]
+        dispatch.bind(self.runner)
+        dispatch.load_model(None)  # type: ignore[arg-type]
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block_size))
         kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=[group])
-        for model in made.draft_models.values():
+        for model in dispatch.host.draft_models.values():
             model.bind_kv_cache(kv_cache, [self.kernel_size])
             if isinstance(model, ToyHead):
                 blocks = self.num_blocks * self.block_size // self.kernel_size
                 shape = (blocks, 1, self.kernel_size, 1)
                 model._states.bind_kv_cache(torch.full(shape, -1.0, dtype=torch.float64))
-        return made
+        return dispatch
 
     def toy(self, name: str) -> ToyDraft | ToyHead:
-        model = self.dispatch.draft_models[name]
+        model = self.dispatch.host.draft_models[name]
         assert isinstance(model, ToyDraft | ToyHead)
         return model
 
-    def anything_goes(self, methods: Sequence[SpecMethod], seed: int) -> Counter[str]:
-        """220 steps of requests that come, switch and end at random; what happened, counted."""
+    def run_random(self, methods: Sequence[SpecMethod], seed: int) -> Counter[str]:
+        """220 steps of requests that come, switch and end at random; counts of what happened."""
         rng = np.random.default_rng(seed)
         stems = [rng.integers(0, VOCAB, 30).tolist() for _ in range(3)]
         counts: Counter[str] = Counter()
@@ -151,7 +151,7 @@ class World:
             counts["hits"] += sum(result.hits.values())
             counts["drafted"] += sum(map(len, result.drafts.values()))
             counts["accepted"] += sum(max(count - 1, 0) for count in result.emitted.values())
-            counts["caught up"] += sum(result.report.catchup.values()) if result.report else 0
+            counts["caught up"] += sum(result.report.catchup.values())
         return counts
 
     # -- requests ----------------------------------------------------------------------------
@@ -174,22 +174,22 @@ class World:
     # -- a step ------------------------------------------------------------------------------
 
     def step(self) -> StepResult:
-        """Schedules, lets the target read and emit, drafts, and checks every draft."""
+        """Schedules, runs the target, drafts, and checks every draft."""
         schedule, output = self.scheduler.schedule()
         scheduled = schedule.counts
         self.dispatch.observe(output)
         before = {name: self.requests[name].computed for name in scheduled}
         plan = self.scheduler.plan(scheduled)
         for name, count in scheduled.items():
-            self._keep_states(self.requests[name], count)
+            self._store_states(self.requests[name], count)
         sampled = {name: self._run_target(name, count) for name, count in scheduled.items()}
         self._fill_batch(before)
-        drafts = self._draft(plan, scheduled, sampled)
+        drafts, report = self._draft(plan, scheduled, sampled)
         result = StepResult(
             drafts=drafts,
             emitted={name: len(tokens) for name, tokens in sampled.items()},
             fed=self.checks.fed(),
-            report=self.dispatch.take_report(),
+            report=report,
             preempted=schedule.preempted,
             hits=schedule.hits,
         )
@@ -206,16 +206,17 @@ class World:
         plan: Mapping[str, SpecMethod],
         scheduled: dict[str, int],
         sampled: Mapping[str, list[int]],
-    ) -> dict[str, list[int]]:
-        for name in self.dispatch.draft_models:
+    ) -> tuple[dict[str, list[int]], DraftReport]:
+        for name in self.dispatch.host.draft_models:
             self.toy(name).fed.clear()
         emitted = [sampled[name] for name in self.batch.req_ids]
         nothing = torch.empty(0, 1)
         step = TargetStep(scheduled, emitted, [0] * len(emitted), nothing)
-        return dict(zip(self.batch.req_ids, self.dispatch.propose(plan, step), strict=True))
+        drafts, report = self.dispatch.propose(plan, step)
+        return dict(zip(self.batch.req_ids, drafts, strict=True)), report
 
-    def _keep_states(self, request: Request, count: int) -> None:
-        """What the target says of every token that it reads, rejected drafts among them."""
+    def _store_states(self, request: Request, count: int) -> None:
+        """Stores the target's state of every token that it reads, rejected drafts included."""
         positions = np.arange(request.computed, request.computed + count)
         read = (request.tokens + request.pending)[: request.computed + count]
         blocks = np.array(request.blocks)[positions // self.block_size]
@@ -224,11 +225,11 @@ class World:
         def after(layer: int) -> torch.Tensor:
             return torch.tensor(target_states(read, layer), dtype=torch.float64)[positions, None]
 
-        auxiliary = [after(layer) for layer in self.dispatch.aux_layers]
-        self.dispatch.keep_states(slots, after(0), auxiliary)
+        auxiliary = [after(layer) for layer in self.dispatch.host.aux_layers]
+        self.dispatch.store_states(slots, after(0), auxiliary)
 
     def _run_target(self, name: str, count: int) -> list[int]:
-        """Verifies what was drafted; the tokens emitted, none in the middle of a prompt."""
+        """Verifies the pending drafts; the tokens emitted, none in the middle of a prompt."""
         request = self.requests[name]
         if request.computed + count < len(request.tokens):
             request.computed += count
@@ -243,7 +244,7 @@ class World:
         return emitted
 
     def _fill_batch(self, before: Mapping[str, int]) -> None:
-        """The runner's batch after the step: rows in any order, junk wherever nobody may look."""
+        """The runner's batch after the step: rows in any order, junk where reading is an error."""
         names = list(before)
         self.rng.shuffle(names)
         ratio = self.block_size // self.kernel_size

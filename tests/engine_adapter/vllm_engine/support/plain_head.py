@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 
 class PlainHead:
-    """A head of one layer on a Llama target; every draft is worked out from the first token on.
+    """A head of one layer on a Llama target; every draft is computed from the first token on.
 
     Args:
         target: the folder of the target.
@@ -38,20 +38,20 @@ class PlainHead:
     def drafts(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         """The k tokens that follow `tokens`, greedily."""
         ids = torch.tensor(tokens)
-        said = self._target.model(ids[None, :-1], output_hidden_states=True)
+        outputs = self._target.model(ids[None, :-1], output_hidden_states=True)
         if self._layers:
-            # Entry i is what layer i reads, so the output of i layers.
-            joined = torch.cat([said.hidden_states[i][0] for i in self._layers], dim=-1)
+            # Entry i is the input of layer i, so the output of the first i layers.
+            joined = torch.cat([outputs.hidden_states[i][0] for i in self._layers], dim=-1)
             states = joined @ self._w["fc"].T
         else:
-            states = said.last_hidden_state[0]
+            states = outputs.last_hidden_state[0]
         following, drafted = ids[1:], []
         for _ in range(k):
             embedded = self._target.model.embed_tokens(following)
-            output, onward = self._layer(embedded, states)
+            output, recurrent = self._layer(embedded, states)
             drafted.append(self._best(output[-1]))
             following = torch.cat([following, torch.tensor(drafted[-1:])])
-            states = torch.cat([states, onward[-1:]])
+            states = torch.cat([states, recurrent[-1:]])
         return tuple(drafted)
 
     def _best(self, output: torch.Tensor) -> int:
@@ -63,7 +63,7 @@ class PlainHead:
     def _layer(
         self, embedded: torch.Tensor, states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What tokens are taken from, and the states to go on from."""
+        """The states that the logits come from, and the recurrent states."""
         if self._layers:
             normed = self._norm(states, "layers.0.hidden_norm")
             read = torch.cat([self._norm(embedded, "layers.0.input_layernorm"), normed], dim=-1)

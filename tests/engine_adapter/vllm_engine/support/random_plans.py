@@ -1,4 +1,4 @@
-"""A scheduler whose plans are drawn: another proposer and another k for each row in each step."""
+"""A scheduler with random plans: another proposer and another k for each row in each step."""
 
 import random
 from typing import Any
@@ -10,7 +10,7 @@ from engine_adapter.vllm_engine.wire import SpecgateConfig
 
 
 class RandomPolicy:
-    """Draws from all proposers, and plain decoding; the same draws for the same steps.
+    """Plans a random proposer or plain decoding for each row; the same for the same steps.
 
     Args:
         choices: proposer -> its k.
@@ -32,7 +32,7 @@ class RandomPolicy:
 
 
 class RandomPlanScheduler(SpecgateScheduler):
-    """Plans at random for every request that does not decode plainly."""
+    """Plans at random for every request with a spec method other than plain decoding."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)

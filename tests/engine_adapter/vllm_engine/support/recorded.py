@@ -1,7 +1,7 @@
-"""A real engine in a process of its own, stepped by hand, with every draft on record.
+"""A real engine in a process of its own, stepped by hand; every draft is recorded.
 
-What an engine drafted is not among its outputs. Here its core is in reach, so that a run under
-switches can be compared with one that never switched, draft by draft.
+An engine's outputs do not contain its drafts. This one's core is accessible, so that a run with
+switches can be compared with a run without, draft by draft.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
 Drafted = dict[int, tuple[str, tuple[int, ...]]]
-"""Committed tokens at the time -> who drafted, and what."""
+"""Number of committed tokens -> the proposer, and its drafts."""
 
 Prompt = tuple[int, ...]
 
 _TIMEOUT_S = 400
-"""For the engine to start, or for a run."""
+"""For the start of the engine, or for a run."""
 
 
 @dataclass(frozen=True)
-class Ask:
+class RecordedRequest:
     """A request.
 
     Attributes:
-        method: who drafts; pinned, unless the run has switches.
+        method: its proposer and k; pinned, unless the run has switches.
         at: the step before which it is added.
     """
 
@@ -39,7 +39,7 @@ class Ask:
 
 @dataclass
 class Recording:
-    """What a run did, by request."""
+    """The drafts and outputs of a run, by request."""
 
     drafts: list[Drafted]
     outputs: list[tuple[int, ...]]
@@ -53,8 +53,8 @@ class Recording:
 
 
 @dataclass
-class _Tape:
-    """Notes what the dispatch of the engine in this process does."""
+class _DraftRecorder:
+    """Records the drafts of the dispatch of the engine in this process."""
 
     drafts: dict[str, Drafted] = field(default_factory=dict)
     catchup: dict[str, int] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class _Tape:
     def attach(self, dispatch: Any) -> None:
         propose = dispatch.propose
 
-        def noting(plan: Mapping[str, SpecMethod], step: Any) -> list[list[int]]:
-            merged: list[list[int]] = propose(plan, step)
+        def recording(plan: Mapping[str, SpecMethod], step: Any) -> Any:
+            merged, report = propose(plan, step)
             batch = dispatch._runner.input_batch
             for row, tokens in enumerate(merged):
                 if tokens:
@@ -71,20 +71,19 @@ class _Tape:
                     by_length = self.drafts.setdefault(request_id, {})
                     length = int(batch.num_tokens_no_spec[row])
                     by_length[length] = plan[request_id].proposer, tuple(tokens)
-            report = dispatch._report
             assert not report.faults, report.faults
             for name, count in report.catchup.items():
                 self.catchup[name] = self.catchup.get(name, 0) + count
-            return merged
+            return merged, report
 
-        dispatch.propose = noting
+        dispatch.propose = recording
 
 
 class RecordedEngine:
     """Runs requests in the engine of another process.
 
     Args:
-        config: as the adapter gets it.
+        config: the engine's configuration.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -93,20 +92,22 @@ class RecordedEngine:
         )
 
     def run(
-        self, asks: Sequence[Ask], switches: Mapping[int, SpecMethod] | None = None
+        self, requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None = None
     ) -> Recording:
         """Runs the requests to their end.
 
         Args:
-            switches: step -> the method that all requests get before it. Without, each keeps
-                its own.
+            switches: step -> the method that all requests get before it. Without switches
+                each request keeps its own method.
         """
-        recording: Recording = self._pool.submit(_run, asks, switches).result(timeout=_TIMEOUT_S)
+        recording: Recording = self._pool.submit(_run, requests, switches).result(
+            timeout=_TIMEOUT_S
+        )
         return recording
 
-    def forget_prefixes(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Empties the prefix cache."""
-        self._pool.submit(_forget_prefixes).result(timeout=_TIMEOUT_S)
+        self._pool.submit(_reset_prefix_cache).result(timeout=_TIMEOUT_S)
 
     def stop(self) -> None:
         """Ends the process."""
@@ -132,28 +133,30 @@ def _start(config: EngineConfig) -> None:
     _engine = LLMEngine.from_vllm_config(args.create_engine_config())
 
 
-def _forget_prefixes() -> None:
+def _reset_prefix_cache() -> None:
     assert _engine.reset_prefix_cache()
 
 
-def _run(asks: Sequence[Ask], switches: Mapping[int, SpecMethod] | None) -> Recording:
+def _run(
+    requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
+) -> Recording:
     global _count
     core = _engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
-    tape = _Tape()
-    tape.attach(runner.drafter)
-    first, _count = _count, _count + len(asks)
-    ids = [f"r{first + i}" for i in range(len(asks))]
+    recorder = _DraftRecorder()
+    recorder.attach(runner.drafter)
+    first, _count = _count, _count + len(requests)
+    ids = [f"r{first + i}" for i in range(len(requests))]
     outputs: dict[str, Any] = {}
     added = step = 0
     preempted = 0
     scheduler = core.scheduler
     try:
-        while added < len(asks) or _engine.has_unfinished_requests():
+        while added < len(requests) or _engine.has_unfinished_requests():
             if switches and step in switches:
                 scheduler.switch(Switch(switches[step], step + 1))
-            while added < len(asks) and asks[added].at <= step:
-                _add(ids[added], asks[added], pinned=not switches)
+            while added < len(requests) and requests[added].at <= step:
+                _add(ids[added], requests[added], pinned=not switches)
                 added += 1
             for output in _engine.step():
                 outputs[output.request_id] = output
@@ -163,30 +166,30 @@ def _run(asks: Sequence[Ask], switches: Mapping[int, SpecMethod] | None) -> Reco
         del runner.drafter.propose
     made = [outputs[request_id] for request_id in ids]
     return Recording(
-        drafts=[_drafts_of(tape, request_id) for request_id in ids],
+        drafts=[_drafts_of(recorder, request_id) for request_id in ids],
         outputs=[tuple(output.outputs[0].token_ids) for output in made],
         cached=[output.num_cached_tokens or 0 for output in made],
         preemptions=preempted,
-        catchup=tape.catchup,
+        catchup=recorder.catchup,
     )
 
 
-def _drafts_of(tape: _Tape, request_id: str) -> Drafted:
+def _drafts_of(recorder: _DraftRecorder, request_id: str) -> Drafted:
     # vLLM appends a random part to the ids of its requests.
-    found = [d for name, d in tape.drafts.items() if name.startswith(f"{request_id}-")]
-    return found[0] if found else tape.drafts.get(request_id, {})
+    found = [d for name, d in recorder.drafts.items() if name.startswith(f"{request_id}-")]
+    return found[0] if found else recorder.drafts.get(request_id, {})
 
 
-def _add(request_id: str, ask: Ask, *, pinned: bool) -> None:
+def _add(request_id: str, request: RecordedRequest, *, pinned: bool) -> None:
     from vllm import SamplingParams
 
     from engine_adapter.vllm_engine.wire import to_extra_args
 
-    spec = SpecDecodeParams(ask.method, pinned=pinned)
+    spec = SpecDecodeParams(request.method, pinned=pinned)
     params = SamplingParams(
         temperature=0,
-        max_tokens=ask.max_tokens,
+        max_tokens=request.max_tokens,
         ignore_eos=True,
         extra_args=to_extra_args(spec),
     )
-    _engine.add_request(request_id, {"prompt_token_ids": list(ask.prompt)}, params)
+    _engine.add_request(request_id, {"prompt_token_ids": list(request.prompt)}, params)

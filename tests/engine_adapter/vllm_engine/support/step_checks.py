@@ -1,4 +1,4 @@
-"""What a step of the paged world did, and whether every proposer did it right."""
+"""The result of a step of the paged world, and the checks that it must pass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from tests.engine_adapter.vllm_engine.support.toy_scheduler import Request
 
 @dataclass
 class StepResult:
-    """What one step did."""
+    """The result of one step."""
 
     drafts: Mapping[str, list[int]]
     emitted: Mapping[str, int]
     fed: Mapping[str, Mapping[str, list[int]]]
-    """Proposer -> request -> committed positions that it read."""
-    report: DraftReport | None
+    """Proposer -> request -> the committed positions that it ran."""
+    report: DraftReport
     preempted: list[str]
     hits: Mapping[str, int]
 
 
 class StepChecks:
-    """Compares what toy models did in a step with what they must do, row by row."""
+    """Checks the toy models' work of a step, row by row."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class StepChecks:
         self._toys, self._requests, self._block_size = toys, requests, block_size
 
     def fed(self) -> dict[str, dict[str, list[int]]]:
-        """Proposer -> request -> committed positions that it read; their tokens are right."""
+        """Proposer -> request -> the committed positions that it ran, with checked tokens."""
         return {name: self._fed(toy) for name, toy in self._toys.items()}
 
     def _fed(self, toy: ToyDraft | ToyHead) -> dict[str, list[int]]:
         fed: dict[str, list[int]] = {}
         for request_id, position, token in toy.fed:
-            committed = self._requests[request_id].tokens[toy._shift :]
+            committed = self._requests[request_id].tokens[toy._token_offset :]
             if position < len(committed):
                 assert token == committed[position]
                 fed.setdefault(request_id, []).append(position)
@@ -49,18 +49,18 @@ class StepChecks:
     def check(
         self, plan: Mapping[str, SpecMethod], before: Mapping[str, int], result: StepResult
     ) -> None:
-        """Checks every draft, what was read for it, and the catch-up that is reported.
+        """Checks every draft, the positions that were run for it, and the reported catch-up.
 
         Args:
             before: request -> tokens that the target had read before the step.
         """
-        assert not (result.report and result.report.faults)
+        assert not result.report.faults
         for name in result.emitted:
             self._check_row(name, plan.get(name, SpecMethod()), result)
         for proposer, fed in result.fed.items():
             lag = sum(p < before[name] for name, positions in fed.items() for p in positions)
-            reported = result.report.catchup.get(proposer, 0) if result.report else 0
-            assert reported == lag, "the catch-up counted is the lag that was read"
+            reported = result.report.catchup.get(proposer, 0)
+            assert reported == lag, "the reported catch-up is the lag that was removed"
 
     def _check_row(self, name: str, chosen: SpecMethod, result: StepResult) -> None:
         if chosen.proposer not in self._toys:
@@ -69,12 +69,14 @@ class StepChecks:
             return
         toy, request = self._toys[chosen.proposer], self._requests[name]
         emitted = result.emitted[name]
-        room = toy.max_model_len - len(request.tokens)
-        k = min(chosen.num_speculative_tokens, room) if emitted else 0
+        remaining = toy.max_model_len - len(request.tokens)
+        k = min(chosen.num_speculative_tokens, remaining) if emitted else 0
         reference = toy.continuation(request.tokens, max(k, 0))
-        assert result.drafts[name] == reference, f"{name} drafts other than if never away"
+        assert result.drafts[name] == reference, (
+            f"{name}: other drafts than in a run without switches"
+        )
         fed = result.fed[chosen.proposer].get(name, [])
-        assert fed == sorted(set(fed)), "each position is read once, in order"
+        assert fed == sorted(set(fed)), "each position is run once, in order"
         if request.drafted_by == chosen.proposer and k > 0:
             self._check_steady_state(toy, request, emitted, fed)
 
@@ -82,9 +84,9 @@ class StepChecks:
         self, toy: ToyDraft | ToyHead, request: Request, emitted: int, fed: list[int]
     ) -> None:
         if isinstance(toy, ToyDraft):
-            assert 1 <= len(fed) <= 2, "a draft model reads one or two tokens a row"
+            assert 1 <= len(fed) <= 2, "a draft model runs one or two tokens a row"
             return
         stop = len(request.tokens) - 1
-        assert fed[-emitted:] == list(range(stop - emitted, stop)), "a head reads what is new"
+        assert fed[-emitted:] == list(range(stop - emitted, stop)), "a head runs the new positions"
         ends = [(position + 1) % self._block_size == 0 for position in fed[:-emitted]]
-        assert all(ends), "and ends of blocks that another row took"
+        assert all(ends), "and the ends of blocks that another row rewrote"

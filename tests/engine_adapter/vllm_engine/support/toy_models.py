@@ -1,9 +1,9 @@
-"""Toy draft models and heads: the real paged code but for the weights and the forward pass.
+"""Toy draft models and heads: the real paged code, without weights and forward pass.
 
-A forward writes what it is given into the KV slots that the attention metadata name, and what it
-predicts depends on all that it reads back from them, so that KV which is missing or stale changes
-the drafts, or is caught where it is read. A model is named `toy/SEED`, a head that combines
-layers of the target `toy/SEED/LAYER,LAYER`.
+A forward pass writes its inputs into the KV slots of the attention metadata, and its predictions
+depend on everything that it reads from them. Missing or stale KV therefore changes the drafts, or
+fails an assertion when it is read. A model is named `toy/SEED`, a head that combines layers of the
+target `toy/SEED/LAYER,LAYER`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_adapter.vllm_engine.worker.drafting.forward_inputs import PassInputs
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 
@@ -41,7 +41,7 @@ def states(tokens: Sequence[int], seed: int) -> list[int]:
 
 
 def predictions(tokens: Sequence[int], seed: int) -> list[int]:
-    """What follows each prefix of `tokens`."""
+    """The token after each prefix of `tokens`."""
     return [(state >> 8) % VOCAB for state in states(tokens, seed)]
 
 
@@ -53,7 +53,7 @@ def target_next(tokens: Sequence[int]) -> int:
 
 
 def target_states(tokens: Sequence[int], layer: int = 0) -> list[float]:
-    """The target's hidden state of each position after a layer; after the last one it is 0's."""
+    """The target's hidden state of each position after a layer; layer 0 means the last one."""
     return [float(state + layer) for state in states(tokens, TWIN_SEED)]
 
 
@@ -62,8 +62,8 @@ def head_outputs(
 ) -> list[tuple[int, float]]:
     """A head's next token and its own state after each of its (token, state) pairs.
 
-    The token is mostly the twin's, if the last state is the target's; now and then it is a hash
-    of all pairs. Its own states are not the target's.
+    The token is mostly the twin's if the last state is the target's; otherwise it is a hash of all
+    pairs. The head's own states differ from the target's.
     """
     folded, out = seed, []
     for token, state in pairs:
@@ -76,7 +76,7 @@ def head_outputs(
 
 
 class _ToyForward(ABC):
-    """Mixed into the real classes in the place of the forward pass."""
+    """Mixed into the real classes; replaces their forward pass."""
 
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         super().__init__(spec, vllm_config, device, runner)  # type: ignore[call-arg]
@@ -90,33 +90,35 @@ class _ToyForward(ABC):
 
     @abstractmethod
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
-        """What it drafts if it was never away: the reference for all drafts."""
+        """Its drafts in a run without switches: the reference for all drafts."""
 
     @abstractmethod
-    def _read_in(self, slots: torch.Tensor, own: torch.Tensor | None) -> np.ndarray:
-        """What a position's KV holds besides the token, [T]."""
+    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
+        """The content of a position's KV besides the token, [T]."""
 
     @abstractmethod
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
-        """What the KV of a row's committed positions must hold, [N, 2]."""
+        """The correct KV of a row's committed positions, [N, 2]."""
 
     @abstractmethod
     def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
         """Next token and own state after each position."""
 
     def _forward(
-        self, tokens: torch.Tensor, inputs: PassInputs, states: torch.Tensor | None = None
+        self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total, metadata, slots = len(tokens), inputs.metadata, inputs.slots
         position = inputs.positions.numpy()
-        assert 0 < total <= self._budget
-        assert (position < self.max_model_len).all(), "the draft model does not know the position"
+        assert 0 < total <= self._max_num_tokens
+        assert (position < self.max_model_len).all(), (
+            "the position is outside the draft model's context"
+        )
         assert metadata.num_actual_tokens == total == len(position) == len(slots)
         assert metadata.max_seq_len == metadata.seq_lens.max()
         assert inputs.position.tolist() == position.tolist()
         assert metadata.max_query_len == metadata.query_start_loc.diff().max()
         self.store[slots.numpy(), 0] = tokens.numpy()
-        self.store[slots.numpy(), 1] = self._read_in(slots, states)
+        self.store[slots.numpy(), 1] = self._read_in(slots, recurrent)
         self.passes += 1
         outputs = np.zeros((total, 2))
         starts, table = metadata.query_start_loc.numpy(), metadata.block_table_tensor.numpy()
@@ -131,8 +133,8 @@ class _ToyForward(ABC):
             outputs[begin:end] = self._outputs(known)[seq_len - (end - begin) :]
             assert position[begin:end].tolist() == list(range(seq_len - (end - begin), seq_len))
             self.fed += [(request_id, int(position[t]), int(tokens[t])) for t in range(begin, end)]
-        made = torch.from_numpy(outputs)
-        return made[:, :1], made[:, 1:]
+        result = torch.from_numpy(outputs)
+        return result[:, :1], result[:, 1:]
 
     def _read(self, table: np.ndarray, seq_len: int) -> np.ndarray:
         positions = np.arange(seq_len)
@@ -150,7 +152,7 @@ class ToyDraft(_ToyForward, PagedDraftModel):
             row.append(predictions(row, self.seed)[-1])
         return row[len(tokens) :]
 
-    def _read_in(self, slots: torch.Tensor, own: torch.Tensor | None) -> np.ndarray:
+    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
         return np.zeros(len(slots))
 
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
@@ -172,10 +174,10 @@ class ToyHead(_ToyForward, PagedHead):
             pairs.append((token, own))
         return drafts
 
-    def _read_in(self, slots: torch.Tensor, own: torch.Tensor | None) -> np.ndarray:
+    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
         assert self._states is not None
-        given = self._states.read(slots) if own is None else own
-        read: np.ndarray = given[:, 0].numpy()
+        states = self._states.read(slots) if recurrent is None else recurrent
+        read: np.ndarray = states[:, 0].numpy()
         return read
 
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
@@ -187,7 +189,7 @@ class ToyHead(_ToyForward, PagedHead):
 
 
 class ToyLoaded:
-    """Stands where vLLM's loaders of draft models and heads do."""
+    """Replaces `LoadedDraft` and `LoadedHead`."""
 
     kv_cache_gid = 0
     hidden_size = 1
@@ -216,7 +218,7 @@ class ToyLoaded:
     def load_model(self, target: Any) -> None:
         """There are no weights."""
 
-    def parallel(self) -> AbstractContextManager[None]:
+    def tp_scope(self) -> AbstractContextManager[None]:
         """There is one rank."""
         return nullcontext()
 

@@ -146,7 +146,7 @@ class ToyScheduler:
         """Full blocks of computed tokens go into the prefix cache; complete requests end."""
         for name in counts:
             request = self.requests[name]
-            self._pool.remember(request.tokens[: request.computed], request.blocks)
+            self._pool.cache(request.tokens[: request.computed], request.blocks)
         for name in counts:
             request = self.requests[name]
             if request.finished or len(request.tokens) >= self._max_model_len:
@@ -165,7 +165,7 @@ class ToyScheduler:
 
     def _start(self, request: Request, schedule: Schedule) -> bool:
         """Starts the first waiting request; false if there are too few blocks for it."""
-        request.blocks = self._pool.take_prefix(request.tokens)
+        request.blocks = self._pool.reference_prefix(request.tokens)
         request.computed = len(request.blocks) * self._pool.block_size
         schedule.hits[request.request_id] = request.computed
         count = self._to_read(request)

@@ -1,7 +1,7 @@
-"""Pairs of tokens from the verifier, many at once, drafted as proposers draft.
+"""Many pairs of tokens from the verifier, drafted as proposers draft.
 
-The world is four tokens and a target whose logits depend on the tokens before. A row is drafted
-two tokens; if the first is not kept, one more step drafts and verifies the second.
+The vocabulary has four tokens; the target's logits depend on the tokens before. Each row gets two
+drafts. If the first is rejected, one more step drafts and verifies the second token.
 """
 
 import gc
@@ -16,42 +16,42 @@ import torch
 
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
+from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 from tests.engine_adapter.vllm_engine.support.exact import Floats, Sampling, distribution
 
 V = 4
 PROMPT = 2
-"""The one token of the prompt."""
+"""The only token of the prompt."""
 
 CPU = torch.device("cpu")
 
 _RNG = np.random.default_rng(11)
 TARGET = [_RNG.normal(0, 1.2, (V,) * n) for n in (1, 2, 3)]
-"""Logits of the first, second and third token, each after those before it."""
+"""Logits of the first, second and third token, given the tokens before."""
 
 DRAFT = [torch.from_numpy(_RNG.normal(0, 1.0, (V,) * n)).softmax(-1) for n in (1, 2)]
-"""What sampled drafts are drawn from: the first, and the second after each first."""
+"""q: the distribution of the first draft, and of the second after each first."""
 
 RULES = ("one-hot", "token", "block")
 
 
 @dataclass
 class World:
-    """How drafts are made; the true one by default. A field set otherwise is a mistake.
+    """How drafts are made; correct by default. Each field can introduce a mistake or a condition.
 
     Attributes:
-        drawn_from: what sampled drafts are drawn from.
-        told_of: what is said of it, where that is not true.
-        allowed: what a grammar allows as the second token after each first, bool [V, V].
-        judges_dropped: whether the draft at which a grammar cut a row is verified.
+        q: what drafts are sampled from.
+        stated: the distributions that the verifier gets, if not `q`.
+        allowed: the second tokens that a grammar allows after each first, bool [V, V].
+        verifies_dropped: whether the first dropped draft of a row is verified.
         shifts_rows: whether each row gets its neighbour's drafts.
-        drops: the first draft at which a proposer leaves a row undrafted.
+        drops: a first draft whose row is then verified without drafts.
     """
 
-    drawn_from: Sequence[torch.Tensor] = tuple(DRAFT)
-    told_of: Sequence[torch.Tensor] | None = None
+    q: Sequence[torch.Tensor] = tuple(DRAFT)
+    stated: Sequence[torch.Tensor] | None = None
     allowed: npt.NDArray[np.bool_] | None = None
-    judges_dropped: bool = True
+    verifies_dropped: bool = True
     shifts_rows: bool = False
     drops: int | None = None
 
@@ -71,11 +71,11 @@ def expected(sampling: Sampling, allowed: npt.NDArray[np.bool_] | None = None) -
 def observed(
     rules: Sequence[str], sampling: Sampling, samples: int, world: World | None = None
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """How often each pair came out, [V, V], by rule; a row for each rule in turn."""
+    """How often each pair was emitted, [V, V], by rule; the rows take the rules in turn."""
     world = world or World()
     rows = samples * len(rules)
     rule = [rules[i % len(rules)] for i in range(rows)]
-    gc.disable()  # a million small objects that refer to nothing
+    gc.disable()  # a million small objects without references
     try:
         with torch.inference_mode():
             pairs = _pairs(rule, sampling, world)
@@ -91,8 +91,8 @@ def observed(
 def _pairs(rule: list[str], sampling: Sampling, world: World) -> npt.NDArray[np.int64]:
     rows = len(rule)
     verifier = Verifier(_sampler())
-    nothing = torch.empty(rows, 0, dtype=torch.long)
-    emitted = _step(verifier, rule, nothing, sampling, world)
+    history = torch.empty(rows, 0, dtype=torch.long)
+    emitted = _step(verifier, rule, history, sampling, world)
     first = emitted[:, :1].long()
     pairs = torch.cat([first, emitted[:, 1:2].long()], dim=1)
     left = (pairs[:, 1] < 0).nonzero().squeeze(1)
@@ -104,7 +104,7 @@ def _pairs(rule: list[str], sampling: Sampling, world: World) -> npt.NDArray[np.
 def _step(
     verifier: Verifier, rule: list[str], history: torch.Tensor, sampling: Sampling, world: World
 ) -> torch.Tensor:
-    """Drafts up to the second token and verifies; what each row emits, int32 [B, width]."""
+    """Drafts up to the second token and verifies; the emitted tokens, int32 [B, width]."""
     drafts = _drafts(rule, history, world)
     text = torch.cat([history, drafts], dim=1)
     begun = history.shape[1]
@@ -115,18 +115,20 @@ def _step(
     if world.drops is not None and not begun:
         lengths[drafts[:, 0] == world.drops] = 0
     logits = _logits(text, begun, lengths, world)
-    kept = torch.arange(2 - begun) < lengths[:, None]
+    scheduled = torch.arange(2 - begun) < lengths[:, None]
     given = drafts.roll(1, 0) if world.shifts_rows else drafts
-    judged = (lengths + world.judges_dropped).clamp(max=2 - begun).tolist()
+    verified = (lengths + world.verifies_dropped).clamp(max=2 - begun).tolist()
     known = {name: _sampled(begun, name == "block", world) for name in ("token", "block")}
-    places = zip(rule, torch.cat([history, given], dim=1).tolist(), judged, strict=True)
+    places = zip(rule, torch.cat([history, given], dim=1).tolist(), verified, strict=True)
     sampled = {
         row: known[name][first, second, length]
         for row, (name, (first, second), length) in enumerate(places)
         if name != "one-hot" and length
     }
-    metadata = SimpleNamespace(num_draft_tokens=lengths.tolist(), draft_token_ids=given[kept].int())
-    output = verifier(metadata, sampled, logits, _metadata(sampling, history))
+    metadata = SimpleNamespace(
+        num_draft_tokens=lengths.tolist(), draft_token_ids=given[scheduled].int()
+    )
+    output = verifier(metadata, VerifyInputs(sampled), logits, _metadata(sampling, history))
     emitted: torch.Tensor = output.sampled_token_ids
     if emitted.shape[1] < 2:
         emitted = torch.nn.functional.pad(emitted, (0, 1), value=-1)
@@ -139,8 +141,8 @@ def _drafts(rule: list[str], history: torch.Tensor, world: World) -> torch.Tenso
     text = history
     while text.shape[1] < 2:
         at = tuple(text.unbind(1))
-        q = world.drawn_from[len(at)][at].expand(len(rule), V)
-        # A draft that is no sample may be anything, so long as it was chosen beforehand.
+        q = world.q[len(at)][at].expand(len(rule), V)
+        # A one-hot draft may be any token, if it is chosen before the target is sampled.
         chosen = (text.sum(1) + torch.arange(len(rule)) // len(RULES)) % V
         token = torch.where(one_hot, chosen, torch.multinomial(q, 1).squeeze(1))
         text = torch.cat([text, token[:, None]], dim=1)
@@ -148,15 +150,15 @@ def _drafts(rule: list[str], history: torch.Tensor, world: World) -> torch.Tenso
 
 
 def _sampled(begun: int, block: bool, world: World) -> dict[tuple[int, int, int], SampledDraft]:
-    """What is said of the first n drafts after `begun` tokens, for every pair of tokens, and n."""
-    first, second = world.told_of or world.drawn_from
-    said = {}
+    """(first token, second token, n) -> the first n drafts after `begun` tokens, with their q."""
+    first, second = world.stated or world.q
+    drafts = {}
     for i, j in np.ndindex(V, V):
         tokens = torch.tensor([i, j][begun:])
         q = torch.stack([first, second[i]][begun:]).float()
         whole = SampledDraft(tokens, q, block)
-        said |= {(i, j, n): whole.upto(n) for n in range(1, len(tokens) + 1)}
-    return said
+        drafts |= {(i, j, n): whole.truncated(n) for n in range(1, len(tokens) + 1)}
+    return drafts
 
 
 def _logits(text: torch.Tensor, begun: int, lengths: torch.Tensor, world: World) -> torch.Tensor:
@@ -179,7 +181,7 @@ def _sampler() -> Any:
 
 
 def _metadata(sampling: Sampling, history: torch.Tensor) -> Any:
-    """vLLM's sampling metadata of rows that all ask for the same."""
+    """vLLM's sampling metadata of rows with the same parameters."""
     from vllm import SamplingParams
     from vllm.v1.sample.logits_processor import BatchUpdate
     from vllm.v1.sample.metadata import SamplingMetadata

@@ -1,4 +1,4 @@
-"""A proposer that is created in a thread: how far it is, and what it leaves behind."""
+"""A proposer that is created in a thread: its states, and its effects on the process."""
 
 import threading
 import time
@@ -10,13 +10,13 @@ import torch
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine.wire import LoadState
-from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, return_memory
+from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, trim_memory
 
 SPEC = parse_spec({"name": "ngram"})
 
 
 def ended(load: BackgroundLoad) -> tuple[str, str]:
-    """The state in which it ends."""
+    """The last state of the load."""
     deadline = time.monotonic() + 60
     while load.state[0] == LoadState.READING:
         assert time.monotonic() < deadline
@@ -24,7 +24,7 @@ def ended(load: BackgroundLoad) -> tuple[str, str]:
     return load.state
 
 
-def test_it_says_how_far_it_is_and_hands_over_what_it_made() -> None:
+def test_the_load_shows_its_state_and_returns_the_proposer() -> None:
     gate, made = threading.Event(), object()
 
     def create(spec: ProposerSpec) -> Any:
@@ -48,7 +48,7 @@ def test_it_says_how_far_it_is_and_hands_over_what_it_made() -> None:
         (MemoryError(), LoadState.FAILED),
     ],
 )
-def test_what_ends_it_is_told(error: Exception, state: str) -> None:
+def test_the_state_gives_the_reason_of_a_failure(error: Exception, state: str) -> None:
     def create(spec: ProposerSpec) -> Any:
         raise error
 
@@ -57,7 +57,7 @@ def test_what_ends_it_is_told(error: Exception, state: str) -> None:
     assert str(error) in why
 
 
-def test_it_computes_on_one_core_and_leaves_the_others_their_number() -> None:
+def test_the_load_uses_one_core_and_later_threads_use_all() -> None:
     threads: list[int] = []
 
     def count(spec: ProposerSpec | None = None) -> Any:
@@ -73,9 +73,9 @@ def test_it_computes_on_one_core_and_leaves_the_others_their_number() -> None:
     assert threads[1] == torch.get_num_threads() == before
 
 
-def test_memory_is_returned_without_a_wait() -> None:
+def test_trimming_memory_does_not_block() -> None:
     began = time.perf_counter()
-    return_memory()
+    trim_memory()
     assert time.perf_counter() - began < 5
     for thread in threading.enumerate():
         if thread.name == "malloc-trim":

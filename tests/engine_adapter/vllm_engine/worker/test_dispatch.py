@@ -1,4 +1,4 @@
-"""Rows to proposers and back: who is asked for what, and what is noted of it."""
+"""The dispatch: the batch of each proposer, the merged drafts, the report and the blocks."""
 
 from importlib import import_module
 
@@ -8,7 +8,7 @@ import pytest
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import (
     BLOCK,
     CONTEXT,
-    Bench,
+    DispatchHarness,
     cached,
     new,
     output,
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.vllm
 # -- drafting --------------------------------------------------------------------------------
 
 
-def test_each_of_five_rows_is_drafted_for_by_its_own_choice(bench: Bench) -> None:
+def test_each_of_five_rows_gets_drafts_from_its_own_proposer(harness: DispatchHarness) -> None:
     rows = {name: row(10 + i) for i, name in enumerate(("r0", "r1", "r2", "r3", "r4"))}
     plan = {"r3": ("c", 2), "r0": ("a", 3), "r4": ("a", 1), "r1": ("b", 4)}
-    assert bench.propose(rows, plan) == {
+    assert harness.propose(rows, plan) == {
         "r0": [110] * 3,
         "r1": [211] * 4,
         "r2": [],
@@ -34,10 +34,10 @@ def test_each_of_five_rows_is_drafted_for_by_its_own_choice(bench: Bench) -> Non
     }
 
 
-def test_each_proposer_is_asked_once_with_its_own_rows(bench: Bench) -> None:
+def test_each_proposer_is_called_once_with_its_own_rows(harness: DispatchHarness) -> None:
     rows = {f"r{i}": row(10 + i, prompt=3 + i) for i in range(4)}
-    bench.propose(rows, {"r0": ("a", 3), "r1": ("b", 2), "r2": ("a", 1), "r3": ("a", 2)})
-    (batch,) = bench.echoes["a"].batches
+    harness.propose(rows, {"r0": ("a", 3), "r1": ("b", 2), "r2": ("a", 1), "r3": ("a", 2)})
+    (batch,) = harness.echoes["a"].batches
     assert list(batch.request_ids) == ["r0", "r2", "r3"]
     assert batch.rows.tolist() == [0, 2, 3]
     assert batch.k.tolist() == [3, 1, 2]
@@ -45,132 +45,133 @@ def test_each_proposer_is_asked_once_with_its_own_rows(bench: Bench) -> None:
     assert batch.num_prompt_tokens.tolist() == [3, 5, 6]
     assert batch.num_computed.tolist() == [8, 10, 11]
     assert batch.context(1).tolist() == list(range(12))
-    assert len(bench.echoes["b"].batches) == 1
-    assert not bench.echoes["c"].batches
+    assert len(harness.echoes["b"].batches) == 1
+    assert not harness.echoes["c"].batches
 
 
-def test_what_the_proposer_reads_has_the_promised_types(bench: Bench) -> None:
-    bench.propose({"r": row(9)}, {"r": ("a", 3)})
-    (batch,) = bench.echoes["a"].batches
+def test_the_arrays_of_a_batch_have_the_documented_types(harness: DispatchHarness) -> None:
+    harness.propose({"r": row(9)}, {"r": ("a", 3)})
+    (batch,) = harness.echoes["a"].batches
     for name in ("num_tokens", "num_prompt_tokens", "num_computed", "k"):
         assert getattr(batch, name).dtype == np.int64
     assert batch.token_ids.dtype == np.int32
     assert np.issubdtype(batch.rows.dtype, np.integer)
 
 
-def test_the_computed_tokens_are_those_before_the_step(bench: Bench) -> None:
-    # 4 drafts were verified of which 2 were kept: 3 tokens emitted, 5 read.
-    bench.propose({"r": row(20, sampled=3, scheduled=5)}, {"r": ("a", 2)})
-    (batch,) = bench.echoes["a"].batches
+def test_the_computed_tokens_are_those_before_the_step(harness: DispatchHarness) -> None:
+    # 4 drafts were verified and 2 accepted: 3 tokens emitted, 5 computed.
+    harness.propose({"r": row(20, sampled=3, scheduled=5)}, {"r": ("a", 2)})
+    (batch,) = harness.echoes["a"].batches
     assert (batch.num_tokens.tolist(), batch.num_computed.tolist()) == ([20], [16])
 
 
-def test_a_row_in_mid_prompt_is_only_read_and_only_by_those_with_kv(bench: Bench) -> None:
-    rows = {name: prompt_row(30, computed=16, scheduled=8) for name in ("kv", "kv0", "plain")}
-    drafts = bench.propose(rows, {"kv": ("d", 4), "kv0": ("d", 0), "plain": ("a", 4)})
-    assert drafts == {"kv": [], "kv0": [], "plain": []}
-    (batch,) = bench.echoes["d"].batches
-    assert batch.k.tolist() == [0, 0]
-    assert batch.num_tokens.tolist() == [24, 24], "what was read so far, not the whole prompt"
-    assert not bench.echoes["a"].batches
-
-
-def test_a_row_that_emitted_but_is_only_to_be_read_ends_at_its_committed_tokens(
-    bench: Bench,
+def test_a_row_in_mid_prompt_goes_only_to_proposers_with_kv_and_with_k_0(
+    harness: DispatchHarness,
 ) -> None:
-    """A policy may pause drafting with k = 0: the rejected drafts were read, not committed."""
-    bench.propose({"r": row(20, sampled=1, scheduled=5)}, {"r": ("d", 0)})
-    (batch,) = bench.echoes["d"].batches
+    rows = {name: prompt_row(30, computed=16, scheduled=8) for name in ("kv", "kv0", "plain")}
+    drafts = harness.propose(rows, {"kv": ("d", 4), "kv0": ("d", 0), "plain": ("a", 4)})
+    assert drafts == {"kv": [], "kv0": [], "plain": []}
+    (batch,) = harness.echoes["d"].batches
+    assert batch.k.tolist() == [0, 0]
+    assert batch.num_tokens.tolist() == [24, 24], "the tokens computed so far, not the whole prompt"
+    assert not harness.echoes["a"].batches
+
+
+def test_a_row_with_k_0_that_emitted_ends_at_its_committed_tokens(
+    harness: DispatchHarness,
+) -> None:
+    """A policy may pause drafting with k = 0: rejected drafts were computed, not committed."""
+    harness.propose({"r": row(20, sampled=1, scheduled=5)}, {"r": ("d", 0)})
+    (batch,) = harness.echoes["d"].batches
     assert (batch.k.tolist(), batch.num_tokens.tolist()) == ([0], [20])
 
 
-def test_a_proposer_without_kv_is_not_asked_for_nothing(bench: Bench) -> None:
-    assert bench.propose({"r": row(9)}, {"r": ("a", 0)}) == {"r": []}
-    assert not bench.echoes["a"].batches
+def test_a_proposer_without_kv_is_not_called_for_rows_with_k_0(harness: DispatchHarness) -> None:
+    assert harness.propose({"r": row(9)}, {"r": ("a", 0)}) == {"r": []}
+    assert not harness.echoes["a"].batches
 
 
 @pytest.mark.parametrize("name", ["a", "d"])
 @pytest.mark.parametrize(
     ("length", "k"), [(CONTEXT - 5, 4), (CONTEXT - 3, 3), (CONTEXT - 1, 1), (CONTEXT, 0)]
 )
-def test_near_the_context_limit_k_shrinks_for_that_row_alone(
-    bench: Bench, name: str, length: int, k: int
+def test_near_the_context_limit_k_shrinks_for_that_row_only(
+    harness: DispatchHarness, name: str, length: int, k: int
 ) -> None:
     rows = {"before": row(10), "near": row(length), "after": row(11)}
-    drafts = bench.propose(rows, dict.fromkeys(rows, (name, 4)))
+    drafts = harness.propose(rows, dict.fromkeys(rows, (name, 4)))
     assert [len(drafts[r]) for r in rows] == [4, k, 4]
-    alone = Bench(import_module("engine_adapter.vllm_engine.worker.dispatch"))
+    without = DispatchHarness(import_module("engine_adapter.vllm_engine.worker.dispatch"))
     del rows["near"]
-    neighbours = alone.propose(rows, dict.fromkeys(rows, (name, 4)))
+    neighbours = without.propose(rows, dict.fromkeys(rows, (name, 4)))
     assert neighbours == {r: drafts[r] for r in rows}
 
 
-def test_a_draft_models_own_context_bounds_only_its_rows(bench: Bench) -> None:
-    bench.kept.max_model_len = 20
+def test_a_draft_models_context_length_limits_only_its_own_rows(harness: DispatchHarness) -> None:
+    harness.draft_model.max_model_len = 20
     rows = {"in": row(18), "at": row(20), "over": row(30), "other": row(30)}
     plan = {"in": ("d", 4), "at": ("d", 4), "over": ("d", 4), "other": ("a", 4)}
-    drafts = bench.propose(rows, plan)
+    drafts = harness.propose(rows, plan)
     assert [len(drafts[r]) for r in rows] == [2, 0, 0, 4]
 
 
-def test_a_prompt_longer_than_the_draft_models_context_is_not_read_beyond_it(bench: Bench) -> None:
-    bench.kept.max_model_len = 20
+def test_a_draft_model_does_not_get_a_prompt_beyond_its_context(
+    harness: DispatchHarness,
+) -> None:
+    harness.draft_model.max_model_len = 20
     rows = {"fits": prompt_row(40, 16, 4), "beyond": prompt_row(40, 16, 5)}
-    bench.propose(rows, dict.fromkeys(rows, ("d", 4)))
-    (batch,) = bench.echoes["d"].batches
+    harness.propose(rows, dict.fromkeys(rows, ("d", 4)))
+    (batch,) = harness.echoes["d"].batches
     assert list(batch.request_ids) == ["fits"]
 
 
-def test_a_proposer_whose_rows_are_all_too_long_is_not_called(bench: Bench) -> None:
-    assert bench.propose({"r": row(CONTEXT)}, {"r": ("a", 4)}) == {"r": []}
-    assert not bench.echoes["a"].batches
+def test_a_proposer_whose_rows_are_all_too_long_is_not_called(harness: DispatchHarness) -> None:
+    assert harness.propose({"r": row(CONTEXT)}, {"r": ("a", 4)}) == {"r": []}
+    assert not harness.echoes["a"].batches
 
 
-def test_drafts_are_lists_of_their_own(bench: Bench) -> None:
-    drafts = bench.propose({"r": row(9), "s": row(9)}, {"r": ("a", 2)})
+def test_drafts_are_lists_of_their_own(harness: DispatchHarness) -> None:
+    drafts = harness.propose({"r": row(9), "s": row(9)}, {"r": ("a", 2)})
     drafts["s"].append(1)
     assert drafts["r"] == [109, 109]
-    assert bench.propose({"r": row(9)}, {}) == {"r": []}
+    assert harness.propose({"r": row(9)}, {}) == {"r": []}
 
 
-def test_only_heads_are_given_the_hidden_state_of_each_rows_newest_token(bench: Bench) -> None:
+def test_only_heads_get_the_hidden_state_of_each_rows_newest_token(
+    harness: DispatchHarness,
+) -> None:
     rows = {"r": row(9), "s": row(12, sampled=3), "t": row(9), "u": prompt_row(9, 0, 4)}
-    bench.propose(rows, {"r": ("a", 2), "s": ("c", 2), "t": ("c", 1), "u": ("c", 0)})
-    assert bench.echoes["a"].batches[0].hidden is None
-    assert bench.echoes["c"].batches[0].hidden.tolist() == [[12.0, 1.0], [20.0, 2.0]]
+    harness.propose(rows, {"r": ("a", 2), "s": ("c", 2), "t": ("c", 1), "u": ("c", 0)})
+    assert harness.echoes["a"].batches[0].hidden is None
+    assert harness.echoes["c"].batches[0].hidden.tolist() == [[12.0, 1.0], [20.0, 2.0]]
 
 
-def test_a_plan_for_who_is_not_there_is_a_plan_for_nobody(bench: Bench) -> None:
-    drafts = bench.propose({"r": row(9), "s": row(9)}, {"r": ("gone", 2), "s": ("b", 2)})
+def test_a_plan_for_an_unloaded_proposer_is_ignored(harness: DispatchHarness) -> None:
+    drafts = harness.propose({"r": row(9), "s": row(9)}, {"r": ("gone", 2), "s": ("b", 2)})
     assert drafts == {"r": [], "s": [209, 209]}
 
 
 # -- the report ------------------------------------------------------------------------------
 
 
-def test_the_report_says_who_drafted_how_much_and_how_long_it_took(bench: Bench) -> None:
-    bench.echoes["b"].catchup_tokens = 17
-    bench.propose(
+def test_the_report_has_drafts_catch_up_and_time_of_each_proposer(
+    harness: DispatchHarness,
+) -> None:
+    harness.echoes["b"].catchup_tokens = 17
+    harness.propose(
         {"r": row(9), "s": row(9), "t": row(9)}, {"r": ("a", 3), "s": ("b", 2), "t": ("a", 1)}
     )
-    report = bench.dispatch.take_report()
+    report = harness.report
     assert report.drafted == {"a": 4, "b": 2}
     assert report.catchup == {"b": 17}
     assert set(report.seconds) == {"a", "b"}
     assert all(0 <= seconds < 5 for seconds in report.seconds.values())
 
 
-def test_the_report_is_taken_once(bench: Bench) -> None:
-    assert bench.dispatch.take_report() is None
-    bench.propose({"r": row(9)}, {"r": ("a", 3)})
-    assert bench.dispatch.take_report() is not None
-    assert bench.dispatch.take_report() is None
-
-
-def test_a_step_does_not_report_what_the_one_before_did(bench: Bench) -> None:
-    bench.propose({"r": row(9)}, {"r": ("a", 3)})
-    bench.propose({"r": row(9)}, {"r": ("b", 3)})
-    assert set(bench.dispatch.take_report().drafted) == {"b"}
+def test_a_report_covers_one_step_only(harness: DispatchHarness) -> None:
+    harness.propose({"r": row(9)}, {"r": ("a", 3)})
+    harness.propose({"r": row(9)}, {"r": ("b", 3)})
+    assert set(harness.report.drafted) == {"b"}
 
 
 # -- following the batch ---------------------------------------------------------------------
@@ -179,43 +180,45 @@ def test_a_step_does_not_report_what_the_one_before_did(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("computed", "fresh"), [(0, [7, 8, 9]), (BLOCK, [8, 9]), (2 * BLOCK, [9]), (2 * BLOCK + 1, [])]
 )
-def test_a_new_request_brings_fresh_blocks_behind_its_prefix_hit(
-    bench: Bench, computed: int, fresh: list[int]
+def test_a_new_request_has_fresh_blocks_after_its_prefix_hit(
+    harness: DispatchHarness, computed: int, fresh: list[int]
 ) -> None:
-    bench.dispatch.observe(output(scheduled_new_reqs=[new([7, 8, 9], computed)]))
-    assert bench.kept.fresh == fresh
+    harness.dispatch.observe(output(scheduled_new_reqs=[new([7, 8, 9], computed)]))
+    assert harness.draft_model.fresh == fresh
 
 
-def test_a_running_request_brings_every_new_block_as_fresh(bench: Bench) -> None:
+def test_every_new_block_of_a_running_request_is_fresh(harness: DispatchHarness) -> None:
     rows = cached(("r", [5], 32), ("s", None, 8), ("t", [6, 3], 16))
-    bench.dispatch.observe(output(scheduled_cached_reqs=rows))
-    assert bench.kept.fresh == [5, 6, 3]
-    assert bench.kept.forgotten == []
+    harness.dispatch.observe(output(scheduled_cached_reqs=rows))
+    assert harness.draft_model.fresh == [5, 6, 3]
+    assert harness.draft_model.forgotten == []
 
 
-def test_a_resumed_request_brings_all_its_blocks_and_loses_its_drafts(bench: Bench) -> None:
+def test_a_resumed_request_has_fresh_blocks_and_loses_its_drafts(
+    harness: DispatchHarness,
+) -> None:
     rows = cached(("r", [1, 2, 3, 4], 2 * BLOCK), ("s", [9], 8), resumed={"r"})
-    bench.dispatch.observe(output(scheduled_cached_reqs=rows))
-    assert bench.kept.fresh == [3, 4, 9]
-    assert bench.kept.forgotten == ["r"]
-    assert bench.echoes["a"].forgotten == [], "it goes on; only its KV is gone"
+    harness.dispatch.observe(output(scheduled_cached_reqs=rows))
+    assert harness.draft_model.fresh == [3, 4, 9]
+    assert harness.draft_model.forgotten == ["r"]
+    assert harness.echoes["a"].forgotten == [], "it continues; only its KV is gone"
 
 
-def test_copies_are_passed_on_even_without_fresh_blocks(bench: Bench) -> None:
-    bench.dispatch.observe(output(kv_cache_block_copies=[(3, 4)]))
-    assert (bench.kept.fresh, bench.kept.copies) == ([], [(3, 4)])
+def test_copies_are_passed_on_without_fresh_blocks_too(harness: DispatchHarness) -> None:
+    harness.dispatch.observe(output(kv_cache_block_copies=[(3, 4)]))
+    assert (harness.draft_model.fresh, harness.draft_model.copies) == ([], [(3, 4)])
 
 
-def test_ended_requests_are_forgotten_by_every_proposer(bench: Bench) -> None:
-    bench.dispatch.observe(output(finished_req_ids={"r"}))
-    assert all(echo.forgotten == ["r"] for echo in bench.echoes.values())
-    assert bench.kept.forgotten == ["r"]
+def test_ended_requests_are_forgotten_by_every_proposer(harness: DispatchHarness) -> None:
+    harness.dispatch.observe(output(finished_req_ids={"r"}))
+    assert all(echo.forgotten == ["r"] for echo in harness.echoes.values())
+    assert harness.draft_model.forgotten == ["r"]
 
 
-def test_without_draft_models_blocks_are_nobodys_business(bench: Bench) -> None:
-    bench.dispatch._draft_models = {}
-    bench.dispatch.observe(output(finished_req_ids={"r"}, scheduled_new_reqs=[None]))
-    assert bench.echoes["a"].forgotten == ["r"]
+def test_without_draft_models_blocks_are_not_followed(harness: DispatchHarness) -> None:
+    harness.dispatch.host.draft_models = {}
+    harness.dispatch.observe(output(finished_req_ids={"r"}, scheduled_new_reqs=[None]))
+    assert harness.echoes["a"].forgotten == ["r"]
 
 
 # -- loading ---------------------------------------------------------------------------------
@@ -226,6 +229,6 @@ def test_every_configured_proposer_is_created_by_its_method(
 ) -> None:
     paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
     world = paged.World(monkeypatch)
-    assert list(world.dispatch._proposers) == ["twin", "stranger", "ngram"]
-    assert list(world.dispatch.draft_models) == ["twin", "stranger"]
+    assert list(world.dispatch.host.proposers) == ["twin", "stranger", "ngram"]
+    assert list(world.dispatch.host.draft_models) == ["twin", "stranger"]
     assert world.toy("twin").seed != world.toy("stranger").seed

@@ -1,4 +1,4 @@
-"""Sampled drafts: drawn from what is said of them, in step with a seed, kept until verified."""
+"""Sampled drafts: sampled from their stated distributions, seeded, stored until verified."""
 
 from types import SimpleNamespace
 
@@ -10,8 +10,8 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
-from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDrafts
-from engine_adapter.vllm_engine.worker.verification.layout import noise_key
+from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
+from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
 
 V = 8
@@ -37,19 +37,19 @@ def row_sampler(rows: int, sampling: Sampling, seeds: list[int | None] | None = 
     [Sampling(), Sampling(temperature=0.7), Sampling(top_k=3), Sampling(top_p=0.8)],
     ids=str,
 )
-def test_drafts_are_drawn_from_what_is_said_of_them(sampling: Sampling) -> None:
+def test_drafts_are_sampled_from_their_stated_distributions(sampling: Sampling) -> None:
     torch.manual_seed(3)
     rows = 75_000
     logits = torch.from_numpy(LOGITS).float().expand(rows, V)
-    tokens, said = row_sampler(rows, sampling).draw(logits, np.arange(rows), 0)
+    tokens, stated = row_sampler(rows, sampling).draw(logits, np.arange(rows), 0)
     exact = distribution(LOGITS, sampling)
-    assert said[0].numpy() == pytest.approx(exact, abs=1e-6)
+    assert stated[0].numpy() == pytest.approx(exact, abs=1e-6)
     assert p_value(np.bincount(tokens, minlength=V), exact) > ALPHA
     assert p_value(np.bincount(tokens, minlength=V), distribution(LOGITS, Sampling(0.85))) < ALPHA
 
 
 @pytest.mark.vllm
-def test_a_greedy_row_takes_the_likeliest_token_beside_sampled_ones() -> None:
+def test_a_greedy_row_beside_sampled_ones_takes_the_likeliest_token() -> None:
     sampler = row_sampler(3, Sampling())
     sampler.temperature[1] = 0.0
     logits = torch.from_numpy(LOGITS).float().expand(200, V)
@@ -60,8 +60,8 @@ def test_a_greedy_row_takes_the_likeliest_token_beside_sampled_ones() -> None:
 
 
 @pytest.mark.vllm
-def test_a_seeded_row_draws_with_the_noise_that_the_target_uses_there() -> None:
-    """So what the target drafts for itself is what it emits, at any temperature."""
+def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
+    """So the target as its own draft model emits its drafts, at any temperature."""
     from vllm.v1.sample.sampler import Sampler
 
     rows, depth = 50, 2
@@ -69,14 +69,14 @@ def test_a_seeded_row_draws_with_the_noise_that_the_target_uses_there() -> None:
     sampler = row_sampler(rows, Sampling(temperature=0.8), [*range(rows)])
     tokens, _ = sampler.draw(logits, np.arange(rows), depth)
     generators = {
-        i: torch.Generator().manual_seed(noise_key(i, 100 + i + depth)) for i in range(rows)
+        i: torch.Generator().manual_seed(position_seed(i, 100 + i + depth)) for i in range(rows)
     }
     target, _ = Sampler().topk_topp_sampler(logits / 0.8, generators, None, None)
     assert tokens.tolist() == target.tolist()
     assert tokens.tolist() != sampler.draw(logits, np.arange(rows), depth + 1)[0].tolist()
 
 
-# -- what is kept --------------------------------------------------------------------------------
+# -- what is stored --------------------------------------------------------------------------
 
 
 def proposer(name: str, **options: str) -> ProposerSpec:
@@ -89,7 +89,7 @@ BLOCK = proposer("block", draft_sampling="probabilistic", verification="block")
 
 
 class Runner:
-    """What is read of vLLM's runner: three rows, of which one is seeded and one greedy."""
+    """The used fields of vLLM's runner: three rows, of which one is seeded and one greedy."""
 
     sampler = None
 
@@ -121,64 +121,65 @@ def batch(rows: list[int]) -> DraftBatch:
     )
 
 
-def kept_by(runner: Runner) -> SampledDrafts:
-    return SampledDrafts(runner, [GREEDY, TOKEN, BLOCK])
+def new_store(runner: Runner) -> SampledDraftStore:
+    return SampledDraftStore(runner, [GREEDY, TOKEN, BLOCK])
 
 
-def drafted(sampled: SampledDrafts, name: str = "token") -> SampledDrafts:
-    asked = sampled.ask(name, batch([0, 1, 2]))
+def filled(store: SampledDraftStore, name: str = "token") -> SampledDraftStore:
+    """The store after a step in which all three rows were drafted for."""
+    sampling = store.with_sampler(name, batch([0, 1, 2]))
     q = list(torch.full((3, 3, V), 1 / V).unbind(0))
-    sampled.keep(name, asked, Drafts([[1, 2, 3], [4, 5, 6], [7, 0, 1]], q))
-    return sampled
+    store.store(name, sampling, Drafts([[1, 2, 3], [4, 5, 6], [7, 0, 1]], q))
+    return store
 
 
-def test_only_rows_that_are_sampled_without_a_seed_are_kept() -> None:
-    taken = drafted(kept_by(Runner())).take([3, 3, 3])
+def test_only_drafts_of_sampled_rows_without_a_seed_are_stored() -> None:
+    taken = filled(new_store(Runner())).pop_for_verification([3, 3, 3])
     assert {row: draft.tokens.tolist() for row, draft in taken.items()} == {0: [1, 2, 3]}
     assert taken[0].probabilities.shape == (3, V)
     assert not taken[0].block
 
 
-def test_the_first_dropped_draft_is_among_those_that_are_verified() -> None:
-    for scheduled, judged in ((0, 1), (1, 2), (2, 3), (3, 3)):
-        taken = drafted(kept_by(Runner())).take([scheduled, 0, 0])
-        assert len(taken[0].tokens) == len(taken[0].probabilities) == judged
-    assert len(drafted(kept_by(Runner())).take(None)[0].tokens) == 1
+def test_the_first_dropped_draft_is_verified_too() -> None:
+    for scheduled, verified in ((0, 1), (1, 2), (2, 3), (3, 3)):
+        taken = filled(new_store(Runner())).pop_for_verification([scheduled, 0, 0])
+        assert len(taken[0].tokens) == len(taken[0].probabilities) == verified
+    assert len(filled(new_store(Runner())).pop_for_verification(None)[0].tokens) == 1
 
 
-def test_drafts_are_verified_once_where_they_were_made_and_by_their_request() -> None:
+def test_drafts_are_verified_once_at_their_position_by_their_request() -> None:
     runner = Runner()
-    sampled = drafted(kept_by(runner))
-    assert sampled.take([3, 3, 3])
-    assert not sampled.take([3, 3, 3])
-    drafted(sampled)
+    store = filled(new_store(runner))
+    assert store.pop_for_verification([3, 3, 3])
+    assert not store.pop_for_verification([3, 3, 3])
+    filled(store)
     runner.input_batch.num_tokens_no_spec[0] += 1
-    assert not sampled.take([3, 3, 3])
-    drafted(sampled).forget(["free"])
-    assert not sampled.take([3, 3, 3])
-    drafted(sampled)
+    assert not store.pop_for_verification([3, 3, 3])
+    filled(store).forget(["free"])
+    assert not store.pop_for_verification([3, 3, 3])
+    filled(store)
     runner.input_batch.req_ids = ["greedy", "other", "free"]
     runner.input_batch.num_tokens_no_spec[2] = 10
-    assert list(sampled.take([3, 3, 3])) == [2]
+    assert list(store.pop_for_verification([3, 3, 3])) == [2]
 
 
-def test_drafts_of_a_request_that_is_not_in_this_step_wait() -> None:
+def test_drafts_of_a_request_that_is_not_in_this_step_stay_stored() -> None:
     runner = Runner()
-    sampled = drafted(kept_by(runner))
+    store = filled(new_store(runner))
     everyone, runner.input_batch.req_ids = runner.input_batch.req_ids, ["other"]
-    assert not sampled.take([1])
+    assert not store.pop_for_verification([1])
     runner.input_batch.req_ids = everyone
-    assert list(sampled.take([3, 3, 3])) == [0]
+    assert list(store.pop_for_verification([3, 3, 3])) == [0]
 
 
-def test_a_batch_is_drafted_greedily_unless_the_proposer_samples_and_a_row_does() -> None:
-    sampled = kept_by(Runner())
-    assert sampled.ask("greedy", batch([0, 1])).sampling is None
-    assert sampled.ask("token", batch([2])).sampling is None
-    asked = sampled.ask("token", batch([0, 1, 2])).select(np.array([2, 1]))
-    assert isinstance(asked.sampling, RowSampler)
-    assert asked.sampling.seeds == [None, 7]
-    assert asked.sampling.temperature.tolist() == [0.0, 1.0]
+def test_a_batch_gets_a_sampler_if_the_proposer_and_a_row_sample() -> None:
+    store = new_store(Runner())
+    assert store.with_sampler("greedy", batch([0, 1])).sampling is None
+    assert store.with_sampler("token", batch([2])).sampling is None
+    sampling = store.with_sampler("token", batch([0, 1, 2])).select(np.array([2, 1]))
+    assert isinstance(sampling.sampling, RowSampler)
+    assert sampling.sampling.seeds == [None, 7]
+    assert sampling.sampling.temperature.tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -189,10 +190,10 @@ def test_a_batch_is_drafted_greedily_unless_the_proposer_samples_and_a_row_does(
         ({"verification": "block"}, 'it needs draft_sampling "probabilistic"'),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(EngineConfigError, match=message):
         proposer("d", **options)
 
 
-def test_the_block_rule_goes_with_the_drafts_of_the_proposer_that_asks_for_it() -> None:
-    assert drafted(kept_by(Runner()), "block").take([3, 3, 3])[0].block
+def test_drafts_of_a_proposer_with_the_block_rule_are_marked() -> None:
+    assert filled(new_store(Runner()), "block").pop_for_verification([3, 3, 3])[0].block

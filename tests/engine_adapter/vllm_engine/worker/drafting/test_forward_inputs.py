@@ -1,4 +1,4 @@
-"""What forward passes are told, against positions and slots counted one by one."""
+"""Inputs of forward passes, compared with positions and slots counted one by one."""
 
 from types import SimpleNamespace
 
@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Passes, PassInputs
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
+    ForwardInputBuilder,
+    ForwardInputs,
+)
 
 SIZE = 4
 TABLE = np.array([[7, 3, 9], [2, 5, 0], [8, 1, 6]], np.int32)
 
 
 @pytest.fixture
-def passes() -> Passes:
+def builder() -> ForwardInputBuilder:
     table = SimpleNamespace(block_size=SIZE, get_numpy_array=lambda: TABLE)
-    return Passes(table, torch.device("cpu"))
+    return ForwardInputBuilder(table, torch.device("cpu"))
 
 
-def told(inputs: PassInputs) -> list[tuple[int, list[int], list[int]]]:
-    """Of each row its index, positions and slots, as the metadata cut them."""
+def by_row(inputs: ForwardInputs) -> list[tuple[int, list[int], list[int]]]:
+    """The index, positions and slots of each row, as the metadata divides them."""
     starts = inputs.metadata.query_start_loc.tolist()
     return [
         (int(row), inputs.positions[a:b].tolist(), inputs.slots[a:b].tolist())
@@ -35,9 +38,9 @@ def expected(row: int, positions: range) -> tuple[int, list[int], list[int]]:
     return row, list(positions), [slot(row, position) for position in positions]
 
 
-def test_one_pass_over_several_tokens_of_some_rows(passes: Passes) -> None:
-    inputs = passes.over(np.array([2, 0]), np.array([3, 0]), np.array([6, 1]))
-    assert told(inputs) == [expected(2, range(3, 9)), expected(0, range(1))]
+def test_prefill_covers_several_tokens_of_some_rows(builder: ForwardInputBuilder) -> None:
+    inputs = builder.prefill(np.array([2, 0]), np.array([3, 0]), np.array([6, 1]))
+    assert by_row(inputs) == [expected(2, range(3, 9)), expected(0, range(1))]
     metadata = inputs.metadata
     assert metadata.seq_lens.tolist() == [9, 1]
     assert (metadata.max_query_len, metadata.max_seq_len) == (6, 9)
@@ -46,29 +49,33 @@ def test_one_pass_over_several_tokens_of_some_rows(passes: Passes) -> None:
     assert metadata.slot_mapping is inputs.slots
 
 
-def test_onward_every_pass_is_one_position_further_and_loses_the_last_rows(passes: Passes) -> None:
-    made = list(passes.onward(np.array([1, 2, 0]), np.array([2, 7, 3]), [2, 2, 1]))
-    assert [told(inputs) for inputs in made] == [
+def test_each_decode_step_is_one_position_further_and_drops_rows(
+    builder: ForwardInputBuilder,
+) -> None:
+    steps = list(builder.decode_steps(np.array([1, 2, 0]), np.array([2, 7, 3]), [2, 2, 1]))
+    assert [by_row(inputs) for inputs in steps] == [
         [expected(1, range(2, 3)), expected(2, range(7, 8))],
         [expected(1, range(3, 4)), expected(2, range(8, 9))],
         [expected(1, range(4, 5))],
     ]
-    assert [inputs.metadata.seq_lens.tolist() for inputs in made] == [[3, 8], [4, 9], [5]]
-    for inputs in made:
+    assert [inputs.metadata.seq_lens.tolist() for inputs in steps] == [[3, 8], [4, 9], [5]]
+    for inputs in steps:
         assert inputs.metadata.max_query_len == 1
         assert inputs.metadata.max_seq_len == inputs.metadata.seq_lens.max()
         assert inputs.metadata.num_reqs == inputs.metadata.num_actual_tokens == len(inputs.rows)
 
 
-def test_a_row_that_ends_early_may_stand_at_the_end_of_the_table(passes: Passes) -> None:
+def test_a_row_that_ends_early_may_be_at_the_end_of_the_table(
+    builder: ForwardInputBuilder,
+) -> None:
     last = TABLE.shape[1] * SIZE - 1
-    made = list(passes.onward(np.array([1, 0]), np.array([0, last]), [2, 1, 1]))
-    assert told(made[0])[1] == expected(0, range(last, last + 1))
-    assert [told(inputs)[0] for inputs in made[1:]] == [
+    steps = list(builder.decode_steps(np.array([1, 0]), np.array([0, last]), [2, 1, 1]))
+    assert by_row(steps[0])[1] == expected(0, range(last, last + 1))
+    assert [by_row(inputs)[0] for inputs in steps[1:]] == [
         expected(1, range(1, 2)),
         expected(1, range(2, 3)),
     ]
 
 
-def test_nothing_to_draft_makes_no_pass(passes: Passes) -> None:
-    assert list(passes.onward(np.array([0]), np.array([3]), [])) == []
+def test_without_tokens_to_draft_there_is_no_decode_step(builder: ForwardInputBuilder) -> None:
+    assert list(builder.decode_steps(np.array([0]), np.array([3]), [])) == []

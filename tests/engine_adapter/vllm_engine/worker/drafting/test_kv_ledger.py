@@ -1,4 +1,4 @@
-"""The ledger of valid draft KV, against a model that remembers every single position."""
+"""The ledger of valid draft KV, compared with a model that stores every position."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ SIZE = 4
 
 
 class PositionModel:
-    """For each block the set of valid slots; what the ledger keeps as one number."""
+    """For each block the set of valid slots, for which the ledger stores one number."""
 
     def __init__(self, num_blocks: int) -> None:
         self.valid: list[set[int]] = [set() for _ in range(num_blocks)]
@@ -19,9 +19,9 @@ class PositionModel:
             self.valid[block] = set()
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
-        held = {source: set(self.valid[source]) for source, _ in pairs}
+        valid = {source: set(self.valid[source]) for source, _ in pairs}
         for source, destination in pairs:
-            self.valid[destination] = held[source]
+            self.valid[destination] = valid[source]
 
     def first_missing(self, blocks: list[int], length: int) -> int:
         for position in range(length):
@@ -35,7 +35,7 @@ class PositionModel:
 
 
 def table(rows: list[list[int]], width: int, junk: int = 0) -> np.ndarray:
-    """Block tables as vLLM keeps them: rows of one width, anything behind a row's blocks."""
+    """A block table as in vLLM: rows of one width, with any id after a row's blocks."""
     padded = np.full((len(rows), width), junk, np.int32)
     for i, blocks in enumerate(rows):
         padded[i, : len(blocks)] = blocks
@@ -47,7 +47,7 @@ def lengths(*values: int) -> np.ndarray:
 
 
 class RandomWalk:
-    """Rows that come, grow and go at random, in a ledger and in the model beside it."""
+    """Rows that start, grow and end at random, in a ledger and in the model."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ class RandomWalk:
         """Full blocks of the prefix cache."""
 
     def act(self, step: int) -> None:
-        """Lets one thing happen to one row, or nothing."""
+        """One random change of one row, or none."""
         action = self.rng.random()
         if action < 0.15 and len(self.rows) < 4:
             self.start(step)
@@ -76,13 +76,13 @@ class RandomWalk:
         return int(self.rng.choice(list(self.rows)))
 
     def start(self, row: int) -> None:
-        """A prefix hit: the row's first full blocks are another row's, valid or not."""
+        """A prefix hit: the row's first full blocks are another row's, whether valid or not."""
         hit = self.shared[: int(self.rng.integers(0, len(self.shared) + 1))]
         self.rows[row] = (list(hit), len(hit) * SIZE)
         self.grow(row, int(self.rng.integers(1, 8)))
 
     def grow(self, row: int, more: int) -> None:
-        """Makes the row longer; the blocks that this takes are fresh and hold nothing."""
+        """Makes the row longer; the blocks that are allocated for it are empty."""
         blocks, length = self.rows[row]
         length += more
         fresh = [self.free.pop() for _ in range(len(blocks), -(-length // SIZE))]
@@ -91,7 +91,7 @@ class RandomWalk:
         self.rows[row] = (blocks + fresh, length)
 
     def end(self, row: int) -> None:
-        """The row gives its blocks back; the first two that are full are shared from now on."""
+        """Frees the row's blocks; its first two, if full, are shared from now on."""
         blocks, length = self.rows.pop(row)
         if not self.shared and length >= 2 * SIZE:
             self.shared = blocks[:2]
@@ -108,24 +108,24 @@ class RandomWalk:
         self.rows[row] = ([*blocks[:-1], moved], length)
 
     def compare(self, rows: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Checks what the rows miss; their table, what they miss, and their ends."""
+        """Checks the first missing positions; returns table, first missing positions and ends."""
         blocks = table([self.rows[row][0] for row in rows], 40, int(self.rng.integers(0, 40)))
         ends = lengths(*(self.rows[row][1] for row in rows))
         missing = self.ledger.first_missing(blocks, ends)
         assert missing.tolist() == [self.model.first_missing(*self.rows[row]) for row in rows]
         return blocks, missing, ends
 
-    def read(self, rows: list[int]) -> None:
-        """What the rows miss is read and becomes valid."""
+    def catch_up(self, rows: list[int]) -> None:
+        """Computes the rows' missing KV, which becomes valid."""
         blocks, missing, ends = self.compare(rows)
-        self.ledger.mark(blocks, missing, ends)
+        self.ledger.mark_valid(blocks, missing, ends)
         for row, start in zip(rows, missing.tolist(), strict=True):
             self.model.write(self.rows[row][0], start, self.rows[row][1])
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_ledger_agrees_with_a_model_of_every_position(seed: int) -> None:
-    """Rows grow, share full blocks, lose and regain blocks; some are read and some are not."""
+    """Rows grow, share full blocks, lose and regain blocks; some of them catch up."""
     walk = RandomWalk(seed)
     for step in range(120):
         walk.act(step)
@@ -133,7 +133,7 @@ def test_the_ledger_agrees_with_a_model_of_every_position(seed: int) -> None:
         if walk.rows:
             walk.compare(list(walk.rows))
         if some:
-            walk.read(some)
+            walk.catch_up(some)
 
 
 def test_a_new_ledger_misses_everything() -> None:
@@ -146,60 +146,60 @@ def test_a_row_without_tokens_misses_nothing() -> None:
 
 
 @pytest.mark.parametrize("length", [1, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE])
-def test_what_was_marked_is_missed_no_more(length: int) -> None:
+def test_marked_positions_are_not_missing(length: int) -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[5, 2, 7]], 3)
-    ledger.mark(blocks, lengths(0), lengths(length))
+    ledger.mark_valid(blocks, lengths(0), lengths(length))
     assert ledger.first_missing(blocks, lengths(length)).tolist() == [length]
     if length < 3 * SIZE:
         assert ledger.first_missing(blocks, lengths(length + 1)).tolist() == [length]
 
 
-def test_rows_of_a_shared_prefix_are_read_by_one_for_both() -> None:
+def test_a_shared_prefix_is_marked_once_for_both_rows() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3], [1, 2, 4]], 3)
-    ledger.mark(blocks[:1], lengths(0), lengths(9))
+    ledger.mark_valid(blocks[:1], lengths(0), lengths(9))
     assert ledger.first_missing(blocks, lengths(9, 9)).tolist() == [9, 8]
 
 
-def test_a_hole_in_the_middle_is_where_reading_starts() -> None:
+def test_the_first_missing_position_may_be_in_the_middle() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3]], 3)
-    ledger.mark(blocks, lengths(0), lengths(12))
+    ledger.mark_valid(blocks, lengths(0), lengths(12))
     ledger.reset([2])
     assert ledger.first_missing(blocks, lengths(12)).tolist() == [4]
     assert ledger.first_missing(blocks, lengths(4)).tolist() == [4]
 
 
-def test_marking_leaves_blocks_before_the_start_and_behind_the_stop_alone() -> None:
+def test_marking_does_not_change_blocks_outside_its_range() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3]], 3)
-    ledger.mark(table([[3]], 1), lengths(0), lengths(4))
-    ledger.mark(blocks, lengths(0), lengths(2))
-    ledger.mark(blocks, lengths(4), lengths(8))
+    ledger.mark_valid(table([[3]], 1), lengths(0), lengths(4))
+    ledger.mark_valid(blocks, lengths(0), lengths(2))
+    ledger.mark_valid(blocks, lengths(4), lengths(8))
     # Block 1 keeps its two slots, block 2 is full, block 3 was not touched.
     assert ledger.first_missing(blocks, lengths(12)).tolist() == [2]
-    ledger.mark(blocks, lengths(2), lengths(4))
+    ledger.mark_valid(blocks, lengths(2), lengths(4))
     assert ledger.first_missing(blocks, lengths(8)).tolist() == [8]
     assert ledger.first_missing(table([[3]], 1), lengths(4)).tolist() == [4]
 
 
-def test_slots_behind_the_stop_are_forgotten() -> None:
+def test_slots_after_the_stop_become_invalid() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1]], 1)
-    ledger.mark(blocks, lengths(0), lengths(4))
-    ledger.mark(blocks, lengths(1), lengths(2))
+    ledger.mark_valid(blocks, lengths(0), lengths(4))
+    ledger.mark_valid(blocks, lengths(1), lengths(2))
     assert ledger.first_missing(blocks, lengths(4)).tolist() == [2]
 
 
 def test_a_copy_is_as_valid_as_its_source() -> None:
     ledger = DraftKVLedger(8, SIZE)
-    ledger.mark(table([[1]], 1), lengths(0), lengths(3))
-    ledger.mark(table([[2]], 1), lengths(0), lengths(4))
+    ledger.mark_valid(table([[1]], 1), lengths(0), lengths(3))
+    ledger.mark_valid(table([[2]], 1), lengths(0), lengths(4))
     ledger.copy([(1, 2), (3, 1)])
     assert ledger.first_missing(table([[2], [1]], 1), lengths(4, 4)).tolist() == [3, 0]
 
 
-def test_the_width_of_the_table_and_what_pads_it_do_not_matter() -> None:
+def test_the_width_and_padding_of_the_table_do_not_matter() -> None:
     ledger = DraftKVLedger(8, SIZE)
     for width in (2, 3, 9):
         ledger.reset(list(range(8)))
-        ledger.mark(table([[1, 2], [3]], width, junk=5), lengths(0, 0), lengths(6, 3))
+        ledger.mark_valid(table([[1, 2], [3]], width, junk=5), lengths(0, 0), lengths(6, 3))
         missing = ledger.first_missing(table([[1, 2], [3]], width, junk=6), lengths(8, 4))
         assert missing.tolist() == [6, 3]
         assert ledger.first_missing(table([[5]], 1), lengths(1)).tolist() == [0]

@@ -1,8 +1,8 @@
-"""Heads over paged KV: whatever happened to a row, they draft as if never left.
+"""Heads over paged KV: their drafts are those of a run without switches, in every case.
 
-The world is that of `test_draft_model`, with three heads in the place of its draft models. Its
-every step checks each draft against a never-switched run, and each KV slot that is read against
-the committed tokens and the target's hidden states.
+The world is that of `test_paged_model`, with three heads instead of its draft models. Every step
+checks each draft against such a run, and each KV slot that is read against the committed tokens
+and the target's hidden states.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ NGRAM = SpecMethod("ngram", 4)
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a world with heads; its import takes vLLM's."""
+    """Creates a world with heads; importing it imports vLLM."""
     paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
     return lambda **how: paged.World(monkeypatch, proposers=paged.HEADS, **how)
 
@@ -31,7 +31,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return tokens
 
 
-# -- anything goes ---------------------------------------------------------------------------
+# -- random runs -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     ids=["roomy", "chunked", "small budget", "kernel blocks", "tight", "tight kernel", "short"],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_switching_preemption_chunks_and_prefix_hits_never_show_in_the_drafts(
+def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:
     world = make(**how, seed=seed)
-    counts = world.anything_goes([TWIN, STRANGER, THIRD, NGRAM, PLAIN], seed + 200)
+    counts = world.run_random([TWIN, STRANGER, THIRD, NGRAM, PLAIN], seed + 200)
     assert counts["drafted"] > 300
     assert counts["accepted"] > 50
     assert counts["caught up"] > 300
@@ -60,10 +60,10 @@ def test_switching_preemption_chunks_and_prefix_hits_never_show_in_the_drafts(
     assert counts["preempted"] > 5 or not pressure
 
 
-# -- what is read ----------------------------------------------------------------------------
+# -- which positions are run -----------------------------------------------------------------
 
 
-def test_the_first_pass_reads_all_positions_whose_next_token_is_known(make: Any) -> None:
+def test_the_first_pass_runs_all_positions_with_a_known_next_token(make: Any) -> None:
     world = make()
     world.add("r", prompt(10), TWIN)
     result = world.step()
@@ -72,7 +72,7 @@ def test_the_first_pass_reads_all_positions_whose_next_token_is_known(make: Any)
     assert result.report.drafted == {"twin": 4}
 
 
-def test_a_chunked_prompt_is_read_along_chunk_by_chunk(make: Any) -> None:
+def test_a_chunked_prompt_is_run_chunk_by_chunk(make: Any) -> None:
     world = make(chunk=4)
     world.add("r", prompt(10), STRANGER)
     steps = [world.step() for _ in range(3)]
@@ -84,13 +84,13 @@ def test_a_chunked_prompt_is_read_along_chunk_by_chunk(make: Any) -> None:
     assert all(not result.report.catchup for result in steps)
 
 
-def test_a_prompt_of_one_token_is_drafted_for(make: Any) -> None:
+def test_a_prompt_of_one_token_gets_drafts(make: Any) -> None:
     world = make()
     world.add("r", [7], TWIN)
     assert world.step().fed["twin"]["r"] == [0]
 
 
-def test_what_drafting_wrote_is_read_again_with_the_targets_states(make: Any) -> None:
+def test_drafted_positions_are_run_again_with_the_targets_states(make: Any) -> None:
     world = make()
     request = world.add("r", prompt(6), TWIN)
     world.step()
@@ -105,17 +105,17 @@ def test_what_drafting_wrote_is_read_again_with_the_targets_states(make: Any) ->
 
 
 @pytest.mark.parametrize("method", [TWIN, STRANGER], ids=["final state", "two layers"])
-def test_what_was_missed_is_read_once_on_return(make: Any, method: SpecMethod) -> None:
+def test_missed_positions_are_caught_up_once(make: Any, method: SpecMethod) -> None:
     world = make()
     request = world.add("r", prompt(6), method)
     world.step()
-    held = len(request.tokens) - 1
+    known = len(request.tokens) - 1
     request.method = PLAIN
     for _ in range(5):
         assert world.step().fed[method.proposer] == {}
     request.method = method
     result = world.step()
-    assert result.fed[method.proposer]["r"] == list(range(held, len(request.tokens) - 1))
+    assert result.fed[method.proposer]["r"] == list(range(known, len(request.tokens) - 1))
     assert result.report.catchup == {method.proposer: 5}
     assert world.step().report.catchup == {}
 
@@ -129,18 +129,18 @@ def test_cached_blocks_that_were_filled_while_idle_are_caught_up(make: Any) -> N
     assert result.hits == {"second": 12}
     assert result.report.catchup == {"twin": 12}
     world.add("third", prompt(14), TWIN)
-    assert world.step().fed["twin"]["third"] == [12, 13], "caught up once for all"
+    assert world.step().fed["twin"]["third"] == [12, 13], "caught up only once"
 
 
-def test_the_target_is_asked_for_the_layers_of_all_heads_once(make: Any) -> None:
-    assert make().dispatch.aux_layers == (0, 2, 4)
+def test_the_target_outputs_each_layer_of_all_heads_once(make: Any) -> None:
+    assert make().dispatch.host.aux_layers == (0, 2, 4)
 
 
 # -- the last slot of a shared block ---------------------------------------------------------
 
 
 def diverging(make: Any) -> Any:
-    """Two rows that share two blocks and part exactly behind them."""
+    """Two rows that share two blocks and differ from the next token on."""
     world = make()
     stem = prompt(8)
     world.add("a", [*stem, 1, 2, 3], TWIN)
@@ -149,7 +149,7 @@ def diverging(make: Any) -> Any:
     return world
 
 
-def test_a_row_that_parts_at_the_end_of_a_block_reads_its_last_slot_again(make: Any) -> None:
+def test_a_row_that_diverges_after_a_block_runs_its_last_slot_again(make: Any) -> None:
     world = diverging(make)
     world.requests["a"].method = PLAIN
     result = world.step()
@@ -158,7 +158,7 @@ def test_a_row_that_parts_at_the_end_of_a_block_reads_its_last_slot_again(make: 
     assert result.report.catchup == {"twin": 1}
 
 
-def test_rows_that_need_one_slot_differently_are_each_drafted_for_exactly(make: Any) -> None:
+def test_rows_that_conflict_over_a_slot_both_get_exact_drafts(make: Any) -> None:
     world = diverging(make)
     world.step()
     for _ in range(10):
@@ -168,7 +168,7 @@ def test_rows_that_need_one_slot_differently_are_each_drafted_for_exactly(make: 
     assert all(len(drafts) == 4 for drafts in result.drafts.values())
 
 
-def test_rows_that_part_within_a_block_do_not_wait_for_each_other(make: Any) -> None:
+def test_rows_that_diverge_within_a_block_do_not_wait(make: Any) -> None:
     world = make()
     world.add("a", [*prompt(10), 1, 2], TWIN)
     world.step()
@@ -176,13 +176,13 @@ def test_rows_that_part_within_a_block_do_not_wait_for_each_other(make: Any) -> 
     before = world.toy("twin").passes
     result = world.step()
     assert result.hits == {"b": 8}
-    assert world.toy("twin").passes - before == 4, "one pass to read, three to draft on"
+    assert world.toy("twin").passes - before == 4, "one pass for the prompts, three to draft"
 
 
 # -- depth -----------------------------------------------------------------------------------
 
 
-def test_a_row_is_fed_no_deeper_than_its_own_k(make: Any) -> None:
+def test_a_row_gets_no_passes_beyond_its_own_k(make: Any) -> None:
     world = make()
     world.add("deep", prompt(9), SpecMethod("twin", 6))
     world.add("shallow", prompt(9, seed=3), SpecMethod("twin", 2))
@@ -196,7 +196,7 @@ def test_a_row_is_fed_no_deeper_than_its_own_k(make: Any) -> None:
 
 
 @pytest.mark.parametrize("length", range(90, 96))
-def test_a_row_near_the_context_limit_leaves_its_neighbour_alone(make: Any, length: int) -> None:
+def test_a_row_near_the_context_limit_does_not_affect_its_neighbour(make: Any, length: int) -> None:
     world = make()
     world.add("near", prompt(length, seed=4), TWIN)
     world.add("far", prompt(8), SpecMethod("twin", 6))
@@ -207,7 +207,7 @@ def test_a_row_near_the_context_limit_leaves_its_neighbour_alone(make: Any, leng
 # -- blocks ----------------------------------------------------------------------------------
 
 
-def test_blocks_moved_by_a_copy_stay_valid(make: Any) -> None:
+def test_copied_blocks_stay_valid(make: Any) -> None:
     world = make()
     request = world.add("r", prompt(10), TWIN)
     world.step()

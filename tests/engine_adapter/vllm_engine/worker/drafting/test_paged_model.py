@@ -1,8 +1,7 @@
-"""A draft model over paged KV: whatever happened to a row, it drafts as if never left.
+"""A draft model over paged KV: its drafts are those of a run without switches, in every case.
 
-The world around it is `paged_world`; its every step checks each draft against a never-switched
-run, each KV slot that is read against the committed tokens, the tokens fed in the steady state,
-and the catch-up counted against the catch-up done.
+Every step of `paged_world` checks each draft against such a run, each KV slot that is read against
+the committed tokens, the number of tokens run in the steady state, and the reported catch-up.
 """
 
 from importlib import import_module
@@ -22,13 +21,13 @@ NGRAM = SpecMethod("ngram", 4)
 
 @pytest.fixture
 def paged() -> Any:
-    """The simulation; its import takes vLLM's."""
+    """The simulation; importing it imports vLLM."""
     return import_module("tests.engine_adapter.vllm_engine.support.paged_world")
 
 
 @pytest.fixture
 def make(paged: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a world."""
+    """Creates a world."""
     return lambda **how: paged.World(monkeypatch, **how)
 
 
@@ -37,7 +36,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return tokens
 
 
-# -- anything goes ---------------------------------------------------------------------------
+# -- random runs -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,12 +53,12 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     ids=["roomy", "chunked", "small budget", "kernel blocks", "tight", "tight kernel", "short"],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_switching_preemption_chunks_and_prefix_hits_never_show_in_the_drafts(
+def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:
     world = make(**how, seed=seed)
-    counts = world.anything_goes([TWIN, STRANGER, NGRAM, PLAIN], seed + 100)
-    # A world in which nothing happened would prove nothing.
+    counts = world.run_random([TWIN, STRANGER, NGRAM, PLAIN], seed + 100)
+    # A run in which none of this happened would prove nothing.
     assert counts["drafted"] > 300
     assert counts["accepted"] > 50
     assert counts["caught up"] > 300
@@ -67,7 +66,7 @@ def test_switching_preemption_chunks_and_prefix_hits_never_show_in_the_drafts(
     assert counts["preempted"] > 5 or not pressure
 
 
-def test_outputs_are_the_targets_whoever_drafts(make: Any, paged: Any) -> None:
+def test_outputs_are_the_targets_with_every_proposer(make: Any, paged: Any) -> None:
     world = make()
     world.add("r", prompt(11), TWIN)
     switches = [TWIN, NGRAM, STRANGER, PLAIN, TWIN, STRANGER]
@@ -80,10 +79,10 @@ def test_outputs_are_the_targets_whoever_drafts(make: Any, paged: Any) -> None:
         assert request.tokens[length] == paged.target_next(request.tokens[:length])
 
 
-# -- what is read ----------------------------------------------------------------------------
+# -- which positions are run -----------------------------------------------------------------
 
 
-def test_the_first_pass_reads_the_prompt_and_is_no_catch_up(make: Any) -> None:
+def test_the_first_pass_runs_the_prompt_and_is_not_catch_up(make: Any) -> None:
     world = make()
     world.add("r", prompt(10), TWIN)
     result = world.step()
@@ -92,7 +91,7 @@ def test_the_first_pass_reads_the_prompt_and_is_no_catch_up(make: Any) -> None:
     assert result.report.drafted == {"twin": 4}
 
 
-def test_a_chunked_prompt_is_read_along_chunk_by_chunk(make: Any) -> None:
+def test_a_chunked_prompt_is_run_chunk_by_chunk(make: Any) -> None:
     world = make(chunk=4)
     world.add("r", prompt(10), TWIN)
     steps = [world.step() for _ in range(3)]
@@ -105,7 +104,7 @@ def test_a_chunked_prompt_is_read_along_chunk_by_chunk(make: Any) -> None:
     assert all(not result.report.catchup for result in steps)
 
 
-def test_a_row_that_stays_reads_the_bonus_token_and_at_most_one_draft(make: Any) -> None:
+def test_a_row_without_lag_runs_the_bonus_token_and_at_most_one_draft(make: Any) -> None:
     world = make()
     request = world.add("r", prompt(6), TWIN)
     world.step()
@@ -113,19 +112,19 @@ def test_a_row_that_stays_reads_the_bonus_token_and_at_most_one_draft(make: Any)
     for _ in range(12):
         drafted = len(request.pending)
         result = world.step()
-        everything_kept = result.emitted["r"] == drafted + 1
-        # KV of every draft but the last was written while drafting.
-        assert len(result.fed["twin"]["r"]) == (2 if everything_kept else 1)
+        all_accepted = result.emitted["r"] == drafted + 1
+        # The KV of every draft but the last was written while drafting.
+        assert len(result.fed["twin"]["r"]) == (2 if all_accepted else 1)
         assert result.report.catchup == {}
-        seen.add(everything_kept)
+        seen.add(all_accepted)
     assert seen == {True, False}
 
 
-def test_what_was_missed_is_read_once_on_return(make: Any) -> None:
+def test_missed_positions_are_caught_up_once(make: Any) -> None:
     world = make()
     request = world.add("r", prompt(6), STRANGER)
     world.step()
-    held = len(request.tokens)
+    known = len(request.tokens)
     request.method = PLAIN
     for _ in range(5):
         assert world.step().fed["stranger"] == {}
@@ -133,13 +132,13 @@ def test_what_was_missed_is_read_once_on_return(make: Any) -> None:
     result = world.step()
     missed = result.fed["stranger"]["r"]
     assert missed[-1] == len(request.tokens) - 1
-    assert missed[0] in (held, held + 1)
-    # All that the target had read before this step: without the two newest tokens.
+    assert missed[0] in (known, known + 1)
+    # All that the target had computed before this step: all but the two newest tokens.
     assert result.report.catchup == {"stranger": len(request.tokens) - 2 - missed[0]}
     assert world.step().report.catchup == {}
 
 
-def test_a_proposer_that_never_ran_reads_the_whole_row(make: Any) -> None:
+def test_a_proposer_that_never_ran_runs_the_whole_row(make: Any) -> None:
     world = make()
     request = world.add("r", prompt(9), PLAIN)
     for _ in range(4):
@@ -150,7 +149,7 @@ def test_a_proposer_that_never_ran_reads_the_whole_row(make: Any) -> None:
     assert result.report.catchup == {"twin": len(request.tokens) - 2}
 
 
-def test_blocks_of_the_prefix_cache_are_not_read_again(make: Any) -> None:
+def test_blocks_of_the_prefix_cache_are_not_run_again(make: Any) -> None:
     world = make()
     world.add("first", prompt(14), TWIN)
     world.step()
@@ -170,30 +169,30 @@ def test_cached_blocks_that_were_filled_while_idle_are_caught_up(make: Any) -> N
     assert result.hits == {"second": 12}
     assert result.report.catchup == {"twin": 12}
     world.add("third", prompt(14), TWIN)
-    assert world.step().fed["twin"]["third"] == [12, 13, 14], "caught up once for all"
+    assert world.step().fed["twin"]["third"] == [12, 13, 14], "caught up only once"
 
 
-def test_a_preempted_row_does_not_trust_what_its_drafts_wrote(make: Any) -> None:
-    """It comes back with its cached blocks, which end where drafting had begun; behind them it
-    has another block, and what its drafts had written is in a block that went to another row.
+def test_a_preempted_row_does_not_reuse_the_kv_of_its_drafts(make: Any) -> None:
+    """It resumes with its cached blocks, which end where drafting began. After them it has another
+    block, and the KV of its drafts is in a block that another row owns.
     """
     world = make()
     request = world.add("r", prompt(7), TWIN)
     drafts = world.step().drafts["r"]
-    assert len(request.tokens) == 8, "the drafts begin in a block of their own"
+    assert len(request.tokens) == 8, "the drafts begin with a new block"
     request.method = PLAIN
     while len(request.tokens) < 10:
         world.step()
-    assert request.tokens[8] == drafts[0], "a draft was kept, so its KV could be trusted"
+    assert request.tokens[8] == drafts[0], "a draft was accepted, so its KV might be reused"
     assert len(request.tokens) <= 12
-    spoiled = request.blocks[2]
+    reused = request.blocks[2]
     world.preempt("r")
     world.waiting.remove("r")
-    world.free.remove(spoiled)
-    world.free.insert(0, spoiled)
-    world.add("thief", prompt(20, seed=5), TWIN)
+    world.free.remove(reused)
+    world.free.insert(0, reused)
+    world.add("other", prompt(20, seed=5), TWIN)
     world.step()
-    assert world.toy("twin").store[spoiled * 4, 0] == prompt(20, seed=5)[0]
+    assert world.toy("twin").store[reused * 4, 0] == prompt(20, seed=5)[0]
     request.method = TWIN
     world.waiting.append("r")
     result = world.step()
@@ -201,7 +200,7 @@ def test_a_preempted_row_does_not_trust_what_its_drafts_wrote(make: Any) -> None
     assert result.fed["twin"]["r"] == list(range(8, len(request.tokens)))
 
 
-def test_a_request_id_used_again_does_not_inherit_drafts(make: Any) -> None:
+def test_a_reused_request_id_does_not_inherit_drafts(make: Any) -> None:
     world = make()
     world.add("r", prompt(7), TWIN)
     world.step()
@@ -210,7 +209,7 @@ def test_a_request_id_used_again_does_not_inherit_drafts(make: Any) -> None:
     assert world.step().fed["twin"]["r"] == list(range(8))
 
 
-def test_two_draft_models_keep_apart(make: Any) -> None:
+def test_two_draft_models_do_not_share_kv(make: Any) -> None:
     world = make()
     world.add("a", prompt(8), TWIN)
     world.add("b", prompt(8), STRANGER)
@@ -233,11 +232,11 @@ def test_a_small_budget_takes_more_passes_for_the_same_drafts(make: Any) -> None
     assert [passes for _, passes in results] == [1 + 3, 12 + 3]
 
 
-# -- the edge of the context -----------------------------------------------------------------
+# -- context limits --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", range(88, 96))
-def test_a_row_near_the_context_limit_leaves_its_neighbour_alone(make: Any, length: int) -> None:
+def test_a_row_near_the_context_limit_does_not_affect_its_neighbour(make: Any, length: int) -> None:
     world = make()
     world.add("near", prompt(length, seed=4), TWIN)
     world.add("far", prompt(8), SpecMethod("twin", 6))
@@ -246,7 +245,7 @@ def test_a_row_near_the_context_limit_leaves_its_neighbour_alone(make: Any, leng
         assert len(result.drafts["far"]) == 6
 
 
-def test_beyond_the_draft_models_own_context_a_row_gets_nothing(make: Any) -> None:
+def test_beyond_the_draft_models_context_a_row_gets_no_drafts(make: Any) -> None:
     world = make(draft_contexts={"twin": 20})
     request = world.add("r", prompt(16), TWIN)
     lengths = []
@@ -258,7 +257,7 @@ def test_beyond_the_draft_models_own_context_a_row_gets_nothing(make: Any) -> No
 
 
 @pytest.mark.parametrize("length", range(14, 20))
-def test_a_row_near_the_draft_models_own_limit_leaves_its_neighbour_alone(
+def test_a_row_near_the_draft_models_limit_does_not_affect_its_neighbour(
     make: Any, length: int
 ) -> None:
     world = make(draft_contexts={"twin": 20})
@@ -267,7 +266,7 @@ def test_a_row_near_the_draft_models_own_limit_leaves_its_neighbour_alone(
     assert len(world.step().drafts["far"]) == 6
 
 
-def test_blocks_moved_by_a_copy_stay_valid(make: Any) -> None:
+def test_copied_blocks_stay_valid(make: Any) -> None:
     world = make()
     request = world.add("r", prompt(10), TWIN)
     world.step()
@@ -279,7 +278,7 @@ def test_blocks_moved_by_a_copy_stay_valid(make: Any) -> None:
     assert len(world.step().fed["twin"]["r"]) <= 2
 
 
-# -- figures ---------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------
 
 
 def test_memory_counts_weights_and_kv_of_its_own_layers(make: Any) -> None:

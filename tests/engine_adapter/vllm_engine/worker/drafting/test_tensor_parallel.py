@@ -1,4 +1,4 @@
-"""A target on two ranks, with drafts on one and on two: exact outputs, and nothing rejected."""
+"""A target on two ranks, with draft models on one and on two: exact outputs, all accepted."""
 
 from collections.abc import AsyncIterator
 
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 ENVIRONMENT = {
-    # One core each; without it vLLM wants a NUMA node for each rank.
+    # One core each; otherwise vLLM requires a NUMA node for each rank.
     "VLLM_CPU_OMP_THREADS_BIND": "0|1",
     # Engines on one rank have set it to 0 in this process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -31,7 +31,7 @@ ENVIRONMENT = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def two_ranks() -> AsyncIterator[Live]:
-    """The target as its own draft: whole on each rank, and split as the target is."""
+    """The target as its own draft model: whole on each rank, and split like the target."""
     draft = {"method": "draft_model", "model": TARGET, "num_speculative_tokens": 4}
     proposers = [
         {**draft, "name": "whole", "draft_tensor_parallel_size": 1},
@@ -67,10 +67,10 @@ async def test_a_switch_between_the_sizes_loses_nothing(
     assert second.counts("whole").accepted == second.counts("whole").drafted
 
 
-async def test_each_says_its_size_and_what_the_ranks_hold(two_ranks: Live) -> None:
+async def test_each_draft_model_reports_its_size_and_memory(two_ranks: Live) -> None:
     infos = {info.name: info for info in await two_ranks.engine.proposers()}
     whole, split = infos["whole"], infos["split"]
     assert (whole.tensor_parallel_size, split.tensor_parallel_size) == (1, 2)
     assert whole.kv_bytes == 2 * split.kv_bytes
-    # Norms are on every rank of a split model too.
+    # The norms of a split model are on every rank.
     assert whole.weights_bytes == pytest.approx(2 * split.weights_bytes, rel=0.01)

@@ -1,8 +1,8 @@
-"""Two verified tokens have the target's exact joint distribution, under every rule; and no others.
+"""Two verified tokens have the target's exact joint distribution under every rule.
 
-Straight against the verifier: 16 cells of four tokens, the second depending on the first. The
-expectation comes from the logits alone (`exact`). Each mistake that a verifier can make has a
-control that must fail.
+The tests call the verifier directly: a vocabulary of four tokens, so 16 pairs. The expected
+distribution is computed from the logits (`exact`). For each mistake that a verifier could make, a
+control test makes it and must see another distribution.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.vllm
 SAMPLES = 75_000
 MANY = 300_000
 FEW = 25_000
-"""Enough for what is wrong."""
+"""Enough to detect a mistake."""
 
 BATCHES: dict[str, Sequence[str]] = {rule: [rule] for rule in RULES} | {"mixed": RULES}
 
 ALLOWED = np.array([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 1]], bool)
-"""A grammar: what may follow each token."""
+"""A grammar: the tokens that may follow each token."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +65,12 @@ def test_two_verified_tokens_are_the_targets_at_length(rules: str, condition: st
 
 
 @pytest.mark.parametrize("rules", BATCHES)
-def test_a_grammar_that_cuts_drafts_changes_nothing(rules: str) -> None:
+def test_a_grammar_that_truncates_drafts_changes_nothing(rules: str) -> None:
     assert worst(BATCHES[rules], Sampling(), world=World(allowed=ALLOWED)) > ALPHA
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_proposer_may_leave_a_row_by_its_draft_if_that_is_judged(rule: str) -> None:
+def test_a_row_may_end_by_its_draft_if_that_draft_is_verified(rule: str) -> None:
     assert worst([rule], Sampling(), world=World(drops=0)) > ALPHA
 
 
@@ -84,48 +84,48 @@ def test_sampled_drafts_match_exactly_where_processed_logprobs_are_read(
     assert worst(["token"], Sampling()) > ALPHA
 
 
-# -- controls: what must fail ------------------------------------------------------------------
+# -- controls: mistakes that must be detected --------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_control_q_that_is_not_what_was_sampled_from(rule: str) -> None:
+def test_control_q_is_not_the_distribution_of_the_drafts(rule: str) -> None:
     uniform = [torch.full((V,) * n, 1 / V) for n in (1, 2)]
-    assert worst([rule], Sampling(), FEW, World(told_of=uniform)) < ALPHA
+    assert worst([rule], Sampling(), FEW, World(stated=uniform)) < ALPHA
 
 
-def test_control_a_residual_that_keeps_the_dropped_one_hot_draft(
+def test_control_the_residual_contains_the_rejected_one_hot_draft(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One-hot drafts, given as samples of one-hot distributions, by the token rule."""
+    """One-hot drafts, given to the token rule as samples of one-hot distributions."""
     one_hot = torch.eye(V)
-    world = World(drawn_from=(one_hot[1], one_hot[[1, 2, 3, 0]]))
+    world = World(q=(one_hot[1], one_hot[[1, 2, 3, 0]]))
     assert worst(["token"], Sampling(), SAMPLES, world) > ALPHA
-    monkeypatch.setattr(SpeculativeSampling, "_excess", staticmethod(lambda p, weight, q: p))
+    monkeypatch.setattr(SpeculativeSampling, "_residual", staticmethod(lambda p, weight, q: p))
     assert worst(["token"], Sampling(), FEW, world) < ALPHA
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_control_rows_off_by_one(rule: str) -> None:
+def test_control_each_row_has_its_neighbours_drafts(rule: str) -> None:
     assert worst([rule], Sampling(), FEW, World(shifts_rows=True)) < ALPHA
 
 
 @pytest.mark.parametrize("condition", ["min-p", "logit_bias"])
 @pytest.mark.parametrize("rule", RULES)
-def test_control_processors_skipped_on_verified_tokens(
+def test_control_processors_are_skipped_at_verified_tokens(
     monkeypatch: pytest.MonkeyPatch, rule: str, condition: str
 ) -> None:
-    """What vLLM itself does with speculation."""
-    monkeypatch.setattr(logits_processors, "spread", lambda *_: compat.LogitsProcessors())
+    """As vLLM does with speculation."""
+    monkeypatch.setattr(logits_processors, "expand", lambda *_: compat.LogitsProcessors())
     assert worst([rule], CONDITIONS[condition], FEW) < ALPHA
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_control_a_length_chosen_from_the_sampled_token(rule: str) -> None:
-    unjudged = World(drops=0, judges_dropped=False)
-    assert worst([rule], Sampling(), FEW, unjudged) < ALPHA
+def test_control_a_row_ends_by_a_draft_that_is_not_verified(rule: str) -> None:
+    unverified = World(drops=0, verifies_dropped=False)
+    assert worst([rule], Sampling(), FEW, unverified) < ALPHA
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_control_a_grammar_that_cuts_and_the_cut_draft_is_not_judged(rule: str) -> None:
-    unjudged = World(allowed=ALLOWED, judges_dropped=False)
-    assert worst([rule], Sampling(), FEW, unjudged) < ALPHA
+def test_control_a_draft_that_a_grammar_truncates_is_not_verified(rule: str) -> None:
+    unverified = World(allowed=ALLOWED, verifies_dropped=False)
+    assert worst([rule], Sampling(), FEW, unverified) < ALPHA

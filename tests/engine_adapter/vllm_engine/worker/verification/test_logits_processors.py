@@ -8,7 +8,7 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.layout import Positions
+from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
 
 pytestmark = pytest.mark.vllm
 
@@ -49,49 +49,49 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("first", range(len(OPTIONS)))
-def test_a_position_gets_what_its_row_gets(first: int) -> None:
+def test_a_position_is_processed_like_its_row(first: int) -> None:
     rows = [OPTIONS[(first + i) % len(OPTIONS)] for i in range(3)]
     logits = torch.randn(len(ROW), V, generator=torch.Generator().manual_seed(first))
-    spread = logits_processors.spread(processors(rows), Positions(COUNTS, CPU))
-    got = applied(spread, logits.clone())
+    expanded = logits_processors.expand(processors(rows), VerifyLayout(COUNTS, CPU))
+    got = applied(expanded, logits.clone())
     for position, row in enumerate(ROW):
-        alone = applied(processors([rows[row]]), logits[position : position + 1].clone())
-        assert torch.equal(got[position], alone[0])
+        single = applied(processors([rows[row]]), logits[position : position + 1].clone())
+        assert torch.equal(got[position], single[0])
     assert not torch.equal(got, logits)
 
 
-def test_the_rows_own_processors_stay_as_they_are() -> None:
+def test_the_rows_own_processors_do_not_change() -> None:
     built = processors([{"min_p": 0.5, "logit_bias": {0: 1.0}}, {}, {}])
     logits = torch.randn(3, V)
     before = applied(built, logits.clone())
-    logits_processors.spread(built, Positions(COUNTS, CPU))
+    logits_processors.expand(built, VerifyLayout(COUNTS, CPU))
     assert torch.equal(applied(built, logits.clone()), before)
 
 
-def test_processors_that_no_row_asks_for_cost_nothing() -> None:
-    spread = logits_processors.spread(processors([{}, {}, {}]), Positions(COUNTS, CPU))
-    assert list(spread.all) == []
+def test_processors_that_no_row_uses_are_left_out() -> None:
+    expanded = logits_processors.expand(processors([{}, {}, {}]), VerifyLayout(COUNTS, CPU))
+    assert list(expanded.all) == []
 
 
-def test_min_tokens_forbids_stops_only_at_the_positions_before_it_is_reached() -> None:
-    """vLLM forbids them behind the last draft too, however far that is."""
+def test_min_tokens_forbids_stops_only_before_it_is_reached() -> None:
+    """vLLM forbids them after the last draft too, even if the minimum is reached there."""
     built = processors([{"min_tokens": 3, "stop_token_ids": [9]}, {}], [[4], []])
-    spread = logits_processors.spread(built, Positions([3, 1], CPU))
-    logits = applied(spread, torch.zeros(6, V))
+    expanded = logits_processors.expand(built, VerifyLayout([3, 1], CPU))
+    logits = applied(expanded, torch.zeros(6, V))
     assert logits[:, 9].isneginf().tolist() == [True, True, False, False, False, False]
     assert not logits[:, :9].any()
 
 
-def test_min_tokens_leaves_a_stop_that_is_all_a_grammar_allows() -> None:
+def test_min_tokens_allows_a_stop_if_the_grammar_allows_nothing_else() -> None:
     form = compat.StructuredOutputsParams(regex="a")
     rows = [{"min_tokens": 3, "stop_token_ids": [9], "structured_outputs": form}]
-    spread = logits_processors.spread(processors(rows), Positions([1], CPU))
+    expanded = logits_processors.expand(processors(rows), VerifyLayout([1], CPU))
     logits = torch.zeros(2, V)
     logits[1, torch.arange(V) != 9] = float("-inf")
-    assert applied(spread, logits)[:, 9].tolist() == [float("-inf"), 0.0]
+    assert applied(expanded, logits)[:, 9].tolist() == [float("-inf"), 0.0]
 
 
 def test_min_tokens_that_is_reached_forbids_nothing() -> None:
     built = processors([{"min_tokens": 2, "stop_token_ids": [9]}], [[4]])
     built.non_argmax_invariant[0].min_toks[0][1].append(5)
-    assert list(logits_processors.spread(built, Positions([1], CPU)).all) == []
+    assert list(logits_processors.expand(built, VerifyLayout([1], CPU)).all) == []

@@ -1,0 +1,138 @@
+"""The proposers of a rank: creating them, installing and removing them while the engine serves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    Member,
+    Proposer,
+    ProposerSpec,
+    Target,
+)
+from engine_adapter.proposers.methods import get_method, needs
+from engine_adapter.vllm_engine.load_progress import ProgressWriter
+from engine_adapter.vllm_engine.wire import SpecgateConfig
+from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
+from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
+from engine_adapter.vllm_engine.worker.target import LoadedTarget
+
+DraftCall = Callable[[str, DraftBatch], Drafts]
+"""Calls a proposer by its name: `ProposerDispatch.draft`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A `Member` that drafts through the dispatch."""
+
+    spec: ProposerSpec
+    draft_kv: bool
+    call: DraftCall
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return self.spec.num_speculative_tokens
+
+    def draft(self, batch: DraftBatch) -> Drafts:
+        return self.call(self.spec.name, batch)
+
+
+class ProposerHost:
+    """Creates proposers and holds them. A `DraftHost`.
+
+    Args:
+        vllm_config: the engine's configuration; its `additional_config` names the proposers.
+        runner: vLLM's.
+        draft: calls a proposer for a cascade of which it is a member.
+
+    Attributes:
+        specs: the proposers' configurations.
+        proposers: the proposers, by name.
+        capabilities: what each needs, by name.
+        draft_models: the draft models and heads of the proposers that keep KV, by name.
+        heads: the heads among them.
+        aux_layers: the target's layers whose outputs a head reads, ascending.
+    """
+
+    def __init__(self, vllm_config: Any, runner: Any, draft: DraftCall) -> None:
+        self._vllm_config = vllm_config
+        self._runner = runner
+        self._draft = draft
+        config = SpecgateConfig.of(vllm_config)
+        self._progress = ProgressWriter(config.progress_pipe)
+        self._target: LoadedTarget | None = None
+        self.specs = config.proposers
+        self.proposers: dict[str, Proposer] = {}
+        self.capabilities: dict[str, Capabilities] = {
+            spec.name: needs(spec, self.specs) for spec in self.specs
+        }
+        self.draft_models: dict[str, PagedDraftModel] = {}
+        self.heads: list[PagedHead] = []
+        self.aux_layers: tuple[int, ...] = ()
+
+    # -- loading -----------------------------------------------------------------------------
+
+    def load(self, target: torch.nn.Module) -> None:
+        """Creates every configured proposer; `target` is the loaded target model."""
+        self._target = LoadedTarget(target, self._vllm_config.model_config, self._runner.device)
+        for spec in self.specs:
+            with self._progress.stage(f"loading proposer {spec.name} ({spec.method})"):
+                self.proposers[spec.name] = self.create(spec)
+                if spec.name in self.draft_models:
+                    self.draft_models[spec.name].load(target)
+        self.heads = [m for m in self.draft_models.values() if isinstance(m, PagedHead)]
+        self.aux_layers = tuple(sorted({i for head in self.heads for i in head.aux_layers}))
+
+    def create(self, spec: ProposerSpec) -> Proposer:
+        """Creates a proposer. For a method without draft KV, another thread may call it."""
+        return get_method(spec.method).create(spec, self)
+
+    def install(self, spec: ProposerSpec, proposer: Proposer) -> None:
+        """Adds a proposer without KV of its own, between two steps."""
+        self.specs = (*self.specs, spec)
+        self.capabilities[spec.name] = needs(spec, self.specs)
+        self.proposers[spec.name] = proposer
+
+    def remove(self, name: str) -> None:
+        """Removes a proposer without KV of its own. Does nothing if it is not loaded."""
+        self.specs = tuple(spec for spec in self.specs if spec.name != name)
+        self.capabilities.pop(name, None)
+        self.proposers.pop(name, None)
+
+    def memory(self) -> dict[str, tuple[int, int]]:
+        """Bytes of weights and of KV on this rank, of every proposer that has any."""
+        sizes = {}
+        for name, proposer in self.proposers.items():
+            model = self.draft_models.get(name)
+            sizes[name] = (proposer.weights_bytes, model.kv_bytes if model else 0)
+        return {name: both for name, both in sizes.items() if any(both)}
+
+    # -- what a proposer gets from its host --------------------------------------------------
+
+    @property
+    def target(self) -> Target:
+        """See `DraftHost.target`."""
+        assert self._target is not None
+        return self._target
+
+    def member(self, name: str) -> Member:
+        """See `DraftHost.member`."""
+        spec = next(spec for spec in self.specs if spec.name == name)
+        return _Member(spec, self.capabilities[name].draft_kv, self._draft)
+
+    def draft_model(self, spec: ProposerSpec) -> Proposer:
+        """See `DraftHost.draft_model`."""
+        return self._paged(PagedDraftModel, spec)
+
+    def draft_head(self, spec: ProposerSpec) -> Proposer:
+        """See `DraftHost.draft_head`."""
+        return self._paged(PagedHead, spec)
+
+    def _paged(self, kind: type[PagedDraftModel], spec: ProposerSpec) -> PagedDraftModel:
+        model = kind(spec, self._vllm_config, self._runner.device, self._runner)
+        self.draft_models[spec.name] = model
+        return model
