@@ -1,6 +1,6 @@
-"""The gate before admission: closed by a drain, it holds requests in order of arrival.
+"""The gate before admission: while a drain closes it, requests wait in order of arrival.
 
-Open, it costs a request one look at `Gate.holds`.
+A request that finds the gate open and no one waiting pays only for reading `Gate.must_wait`.
 """
 
 import asyncio
@@ -9,76 +9,76 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Place:
-    """One held request's place in the queue."""
+class Ticket:
+    """The position of one waiting request in the queue."""
 
     def __init__(self, gate: "Gate") -> None:
         self._gate = gate
-        self._turn = asyncio.Event()
+        self._woken = asyncio.Event()
 
     @property
-    def reached(self) -> bool:
-        """Whether it is this request's turn: the gate is open and nobody is ahead."""
-        return self._gate.is_turn_of(self)
+    def is_next(self) -> bool:
+        """Whether the gate is open and this ticket is the first in the queue."""
+        return self._gate.is_next(self)
 
-    def call(self) -> None:
-        """Wakes the request, which then sees whether it is its turn."""
-        self._turn.set()
+    def wake(self) -> None:
+        """Wakes the request, which then checks `is_next`."""
+        self._woken.set()
 
     async def wait(self) -> None:
-        """Sleeps until called. Being called is no promise: look at `reached` again."""
-        self._turn.clear()
-        if not self.reached:
-            await self._turn.wait()
+        """Sleeps until `wake`. The gate may have closed again since: check `is_next`."""
+        self._woken.clear()
+        if not self.is_next:
+            await self._woken.wait()
 
 
 class Gate:
-    """Holds requests while it is closed, and lets them go on one after the other."""
+    """Makes requests wait while it is closed, then lets them pass one after the other."""
 
     def __init__(self) -> None:
         self._open = True
-        self._held: deque[Place] = deque()
+        self._queue: deque[Ticket] = deque()
 
     @property
-    def holds(self) -> bool:
-        """Whether a request that comes now must wait: for the gate, or for those before it."""
-        return not self._open or bool(self._held)
+    def must_wait(self) -> bool:
+        """Whether a new request must wait: the gate is closed, or other requests wait."""
+        return not self._open or bool(self._queue)
 
     @property
-    def held(self) -> int:
+    def num_waiting(self) -> int:
         """How many requests wait."""
-        return len(self._held)
+        return len(self._queue)
 
     def close(self) -> None:
-        """Holds every request from now on, those included that were called and did not go."""
+        """Makes requests wait from now on, including woken requests that have not passed yet."""
         self._open = False
 
     def open(self) -> None:
-        """Lets the held requests go on in order. Safe to call when it is open."""
+        """Lets the waiting requests pass in order. Does nothing to an open gate."""
         self._open = True
-        self._call_next()
+        self._wake_next()
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
-        """A place at the queue's end, until the block ends.
+    def ticket(self) -> Iterator[Ticket]:
+        """A ticket at the end of the queue, until the block ends.
 
-        The block must hold the admission too, without an `await` after `Place.reached`, so
-        that neither a newcomer nor a new drain can come between.
+        The block must include the admission, with no `await` between `Ticket.is_next` and the
+        admission, so that neither a new request nor a new drain comes in between.
         """
-        place = Place(self)
-        self._held.append(place)
+        ticket = Ticket(self)
+        self._queue.append(ticket)
         try:
-            yield place
+            yield ticket
         finally:
-            self._held.remove(place)
-            # Not at once: a request of several choices starts them an iteration later, and the
-            # next request is not to reach the engine before them.
-            asyncio.get_running_loop().call_soon(self._call_next)
+            self._queue.remove(ticket)
+            # One iteration later: a request with several choices starts them in the next
+            # iteration, and they must reach the engine before the next request.
+            asyncio.get_running_loop().call_soon(self._wake_next)
 
-    def is_turn_of(self, place: Place) -> bool:
-        """Whether the gate is open and `place` is the first."""
-        return self._open and self._held[0] is place
+    def is_next(self, ticket: Ticket) -> bool:
+        """Whether the gate is open and `ticket` is the first in the queue."""
+        return self._open and self._queue[0] is ticket
 
-    def _call_next(self) -> None:
-        if self._open and self._held:
-            self._held[0].call()
+    def _wake_next(self) -> None:
+        if self._open and self._queue:
+            self._queue[0].wake()

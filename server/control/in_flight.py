@@ -1,4 +1,4 @@
-"""Which requests are between admission and end, and when there are none."""
+"""The requests between admission and end, and the moment at which none is left."""
 
 import asyncio
 from collections import Counter
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class _Admission:
-    """One request, however many choices it has."""
+class _Entry:
+    """One request, with all its choices."""
 
     proposer: str
     pinned: bool
@@ -19,38 +19,38 @@ class InFlight:
     """The admitted, unfinished requests. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._admissions: set[_Admission] = set()
+        self._entries: set[_Entry] = set()
         self._emptied: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._admissions)
+        return len(self._entries)
 
     @property
     def by_proposer(self) -> Mapping[str, int]:
-        """How many there are, by what drafts for them now."""
-        return Counter(admission.proposer for admission in self._admissions)
+        """The number of requests of each proposer; `none` is plain decoding."""
+        return Counter(entry.proposer for entry in self._entries)
 
     @contextmanager
-    def admitted(self, name: str, *, pinned: bool = False) -> Iterator[None]:
-        """Counts a request, under the proposer `name`, while the block runs."""
-        admission = _Admission(name, pinned)
-        self._admissions.add(admission)
+    def track(self, name: str, *, pinned: bool = False) -> Iterator[None]:
+        """Counts a request under the proposer `name` while the block runs."""
+        entry = _Entry(name, pinned)
+        self._entries.add(entry)
         try:
             yield
         finally:
-            self._admissions.discard(admission)
-            if self._emptied is not None and not self._admissions and not self._emptied.done():
+            self._entries.discard(entry)
+            if self._emptied is not None and not self._entries and not self._emptied.done():
                 self._emptied.set_result(None)
 
     def move_unpinned(self, name: str) -> None:
         """Counts every request that is not pinned under the proposer `name` from now on."""
-        for admission in self._admissions:
-            if not admission.pinned:
-                admission.proposer = name
+        for entry in self._entries:
+            if not entry.pinned:
+                entry.proposer = name
 
     async def emptied(self) -> None:
-        """Returns when no request is left. One waiter at a time."""
-        if not self._admissions:
+        """Returns when no request is left. Only one caller may wait at a time."""
+        if not self._entries:
             return
         self._emptied = asyncio.get_running_loop().create_future()
         try:

@@ -97,7 +97,7 @@ class Switcher:
     @property
     def busy(self) -> bool:
         """Whether a switch runs, or requests that it held are not admitted yet."""
-        return self._attempt is not None or self.gate.holds
+        return self._attempt is not None or self.gate.must_wait
 
     @property
     def drain(self) -> Drain | None:
@@ -106,7 +106,10 @@ class Switcher:
         if attempt is None or attempt.mode != SwitchMode.DRAIN:
             return None
         return Drain(
-            SpecMethodBody.of(attempt.method), self.gate.held, attempt.took_ms, attempt.timeout_s
+            SpecMethodBody.of(attempt.method),
+            self.gate.num_waiting,
+            attempt.took_ms,
+            attempt.timeout_s,
         )
 
     async def switch(

@@ -1,4 +1,4 @@
-"""Who waits at a closed gate, and in which order they go on."""
+"""Requests at a closed gate, and the order in which they pass."""
 
 import asyncio
 
@@ -8,18 +8,18 @@ from server.control.gate import Gate
 
 
 class Crowd:
-    """Requests at a gate; `gone` has those that passed, in order."""
+    """Requests at a gate; `passed` lists them in the order in which they passed it."""
 
     def __init__(self) -> None:
         self.gate = Gate()
-        self.gone: list[int] = []
+        self.passed: list[int] = []
 
     async def arrive(self, number: int) -> None:
-        with self.gate.place() as place:
-            while not place.reached:
-                # A task between, as there is one where a client's leaving is watched.
-                await asyncio.create_task(place.wait())
-            self.gone.append(number)
+        with self.gate.ticket() as ticket:
+            while not ticket.is_next:
+                # In a task, as `until_disconnect` runs it.
+                await asyncio.create_task(ticket.wait())
+            self.passed.append(number)
 
     def come(self, *numbers: int) -> list["asyncio.Task[None]"]:
         return [asyncio.create_task(self.arrive(number)) for number in numbers]
@@ -30,26 +30,26 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_open_gate_holds_nobody() -> None:
+async def test_no_request_waits_at_an_open_gate() -> None:
     gate = Gate()
-    assert not gate.holds
+    assert not gate.must_wait
     gate.open()
-    assert not gate.holds
+    assert not gate.must_wait
 
 
-async def test_the_held_go_on_in_order_of_arrival() -> None:
+async def test_waiting_requests_pass_in_order_of_arrival() -> None:
     crowd = Crowd()
     crowd.gate.close()
     tasks = crowd.come(*range(9))
     await settle()
-    assert (crowd.gate.held, crowd.gone) == (9, [])
+    assert (crowd.gate.num_waiting, crowd.passed) == (9, [])
     crowd.gate.open()
     await asyncio.gather(*tasks)
-    assert crowd.gone == list(range(9))
-    assert not crowd.gate.holds
+    assert crowd.passed == list(range(9))
+    assert not crowd.gate.must_wait
 
 
-async def test_a_newcomer_does_not_overtake_the_held() -> None:
+async def test_a_new_request_does_not_overtake_waiting_ones() -> None:
     crowd = Crowd()
     crowd.gate.close()
     tasks = crowd.come(*range(5))
@@ -57,29 +57,29 @@ async def test_a_newcomer_does_not_overtake_the_held() -> None:
     crowd.gate.open()
     late = 5
     while not all(task.done() for task in tasks):
-        assert crowd.gate.holds
+        assert crowd.gate.must_wait
         tasks += crowd.come(late) if late < 20 else []
         late += 1
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
-    assert crowd.gone == list(range(20))
+    assert crowd.passed == list(range(20))
 
 
-@pytest.mark.parametrize("leaver", [0, 2, 4])
-async def test_who_leaves_is_forgotten(leaver: int) -> None:
+@pytest.mark.parametrize("cancelled", [0, 2, 4])
+async def test_a_cancelled_request_leaves_the_queue(cancelled: int) -> None:
     crowd = Crowd()
     crowd.gate.close()
     tasks = crowd.come(*range(5))
     await settle()
-    tasks[leaver].cancel()
+    tasks[cancelled].cancel()
     await settle()
-    assert crowd.gate.held == 4
+    assert crowd.gate.num_waiting == 4
     crowd.gate.open()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert crowd.gone == [n for n in range(5) if n != leaver]
+    assert crowd.passed == [n for n in range(5) if n != cancelled]
 
 
-async def test_who_leaves_when_called_lets_the_next_one_go() -> None:
+async def test_a_request_cancelled_when_woken_lets_the_next_pass() -> None:
     crowd = Crowd()
     crowd.gate.close()
     first, second = crowd.come(0, 1)
@@ -87,10 +87,10 @@ async def test_who_leaves_when_called_lets_the_next_one_go() -> None:
     crowd.gate.open()
     first.cancel()
     await asyncio.wait_for(second, 1)
-    assert crowd.gone == [1]
+    assert crowd.passed == [1]
 
 
-async def test_a_gate_that_closes_again_keeps_those_who_have_not_gone() -> None:
+async def test_a_gate_that_closes_again_holds_requests_that_have_not_passed() -> None:
     crowd = Crowd()
     crowd.gate.close()
     tasks = crowd.come(*range(3))
@@ -98,9 +98,9 @@ async def test_a_gate_that_closes_again_keeps_those_who_have_not_gone() -> None:
     crowd.gate.open()
     crowd.gate.close()
     await settle()
-    assert (crowd.gate.held, crowd.gone) == (3, [])
+    assert (crowd.gate.num_waiting, crowd.passed) == (3, [])
     tasks += crowd.come(3)
     await settle()
     crowd.gate.open()
     await asyncio.gather(*tasks)
-    assert crowd.gone == [0, 1, 2, 3]
+    assert crowd.passed == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""What is counted in flight, and the moment at which nothing is."""
+"""The requests in flight, and the moment at which none is left."""
 
 import asyncio
 
@@ -9,24 +9,24 @@ from server.control.in_flight import InFlight
 
 async def test_requests_are_counted_by_proposer_until_they_end() -> None:
     requests = InFlight()
-    with requests.admitted("none"), requests.admitted("draft", pinned=True):
+    with requests.track("none"), requests.track("draft", pinned=True):
         assert requests.by_proposer == {"none": 1, "draft": 1}
         assert len(requests) == 2
     assert requests.by_proposer == {}
 
 
-async def test_one_that_fails_is_no_longer_in_flight() -> None:
+async def test_a_request_that_fails_is_no_longer_in_flight() -> None:
     requests = InFlight()
-    with pytest.raises(ValueError, match="gone"), requests.admitted("none"):
+    with pytest.raises(ValueError, match="gone"), requests.track("none"):
         raise ValueError("gone")
     assert len(requests) == 0
 
 
-async def test_none_are_left_when_the_last_one_ends() -> None:
+async def test_emptied_returns_when_the_last_request_ends() -> None:
     requests = InFlight()
     await asyncio.wait_for(requests.emptied(), 1)
-    with requests.admitted("a"):
-        with requests.admitted("b"):
+    with requests.track("a"):
+        with requests.track("b"):
             waiting = asyncio.create_task(requests.emptied())
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
@@ -34,11 +34,11 @@ async def test_none_are_left_when_the_last_one_ends() -> None:
     await asyncio.wait_for(waiting, 1)
 
 
-async def test_who_stops_waiting_does_not_disturb_the_next_one() -> None:
+async def test_a_cancelled_wait_does_not_disturb_the_next_one() -> None:
     requests = InFlight()
-    with requests.admitted("a"), pytest.raises(TimeoutError):
+    with requests.track("a"), pytest.raises(TimeoutError):
         await asyncio.wait_for(requests.emptied(), 0.01)
-    with requests.admitted("a"):
+    with requests.track("a"):
         waiting = asyncio.create_task(requests.emptied())
         await asyncio.sleep(0.01)
         assert not waiting.done()

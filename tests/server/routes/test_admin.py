@@ -109,7 +109,7 @@ async def test_a_bad_switch_names_its_field_and_changes_nothing(
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
     assert error["message"]
-    assert gateway.state.switcher.active.epoch == 0
+    assert gateway.runtime.switcher.active.epoch == 0
 
 
 @pytest.mark.parametrize("content", [b'{"speculative_model"', b"", b"[]", b"null", b'"ngram"'])
@@ -145,7 +145,7 @@ async def test_of_fifty_switches_at_once_one_wins_at_a_time(
     assert len(won) + len(lost) == 50
     assert {r.json()["error"]["code"] for r in lost} == {"switch_in_progress"}
     assert sorted(r.json()["generation"] for r in won) == list(range(1, len(won) + 1))
-    assert gateway.state.switcher.active.epoch == len(won)
+    assert gateway.runtime.switcher.active.epoch == len(won)
 
 
 async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: StartGateway) -> None:
@@ -154,7 +154,7 @@ async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: Star
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_dead"
     assert "retry-after" not in response.headers
-    assert gateway.state.switcher.active.name == "draft"
+    assert gateway.runtime.switcher.active.name == "draft"
     assert gateway.state.audit.switches[0].outcome == "failed"
 
 
@@ -241,7 +241,7 @@ async def test_requests_in_flight_move_with_an_immediate_switch_unless_pinned(
         for body in (long, long, {**long, "spec_decode": {"proposer": "suffix"}})
     ]
     tasks = [exchange.begin() for exchange in exchanges]
-    await eventually(lambda: len(gateway.state.switcher.in_flight) == 3)
+    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 3)
     before = (await gateway.client.get("/v1/spec_method")).json()["in_flight"]
     result = (await switch(gateway.client, speculative_model="ngram")).json()
     after = (await gateway.client.get("/v1/spec_method")).json()["in_flight"]
@@ -251,7 +251,7 @@ async def test_requests_in_flight_move_with_an_immediate_switch_unless_pinned(
     assert before == {"draft": 2, "suffix": 1}
     assert after == {"ngram": 2, "suffix": 1}
     assert result["in_flight"] == 3
-    assert len(gateway.state.switcher.in_flight) == 0
+    assert len(gateway.runtime.switcher.in_flight) == 0
 
 
 async def test_the_proposers_are_shown_in_their_order(client: httpx.AsyncClient) -> None:

@@ -147,6 +147,6 @@ async def test_bad_field_is_a_400_that_names_it(gateway: Gateway) -> None:
 
 
 async def test_messages_longer_than_the_context(gateway: Gateway) -> None:
-    response = await gateway.chat("word " * gateway.state.info.max_model_len)
+    response = await gateway.chat("word " * gateway.runtime.info.max_model_len)
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")

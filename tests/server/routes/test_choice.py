@@ -157,7 +157,7 @@ async def test_request_is_in_flight_until_it_ends(start: StartGateway) -> None:
     async with asyncio.timeout(30):
         while not gateway.engine.num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert dict(gateway.state.switcher.in_flight.by_proposer) == {"ngram": 1}
+    assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {"ngram": 1}
     exchange.leave()
     await task
-    assert dict(gateway.state.switcher.in_flight.by_proposer) == {}
+    assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {}

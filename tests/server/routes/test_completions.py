@@ -175,7 +175,7 @@ async def test_text_and_its_token_ids_are_one_prompt(gateway: Gateway) -> None:
 
 async def test_max_tokens_defaults_to_16_and_to_what_is_left(gateway: Gateway) -> None:
     assert (await gateway.complete(ignore_eos=True)).json()["usage"]["completion_tokens"] == 16
-    nearly_full = [5] * (gateway.state.info.max_model_len - 3)
+    nearly_full = [5] * (gateway.runtime.info.max_model_len - 3)
     response = await gateway.complete(nearly_full, ignore_eos=True)
     assert response.json()["usage"]["completion_tokens"] == 3
 
@@ -295,7 +295,7 @@ async def test_null_is_not_set(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("as_ids", [False, True])
 async def test_prompt_longer_than_the_context(gateway: Gateway, as_ids: bool) -> None:
-    length = gateway.state.info.max_model_len
+    length = gateway.runtime.info.max_model_len
     response = await gateway.complete([5] * length if as_ids else "word " * length)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -303,7 +303,7 @@ async def test_prompt_longer_than_the_context(gateway: Gateway, as_ids: bool) ->
 
 
 async def test_max_tokens_beyond_the_context(gateway: Gateway) -> None:
-    length = gateway.state.info.max_model_len
+    length = gateway.runtime.info.max_model_len
     assert (await gateway.complete([5], max_tokens=length - 1)).status_code == 200
     response = await gateway.complete([5], max_tokens=length)
     error = response.json()["error"]

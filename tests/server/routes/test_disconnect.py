@@ -15,7 +15,7 @@ async def _ends_everything(gateway: Gateway, exchange: Exchange, task: asyncio.T
     exchange.leave()
     await asyncio.wait_for(task, 2)
     assert gateway.engine.num_running == gateway.engine.num_waiting == 0
-    assert dict(gateway.state.switcher.in_flight.by_proposer) == {}
+    assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {}
     # The engine still serves others.
     assert (await gateway.complete("b", max_tokens=1)).status_code == 200
 

@@ -56,6 +56,6 @@ async def test_an_engine_that_is_being_replaced_is_neither_until_it_is(gateway: 
 
 
 async def test_while_it_stops_it_is_alive_and_not_ready(gateway: Gateway) -> None:
-    gateway.state.draining = True
+    gateway.state.stopping.set()
     assert await status_and_code(gateway, "/health") == (200, None)
     assert await status_and_code(gateway, "/ready") == (503, "stopping")

@@ -189,7 +189,7 @@ async def test_nothing_is_unloaded_while_a_switch_runs(start: StartGateway) -> N
     await eventually(lambda: gateway.engine.num_running == 1)
     body = {"speculative_model": "suffix", "mode": "drain", "timeout_s": 30}
     draining = asyncio.create_task(gateway.post("/v1/switch_spec_method", body))
-    await eventually(lambda: gateway.state.switcher.busy)
+    await eventually(lambda: gateway.runtime.switcher.busy)
     response = await unload(gateway, "suffix")
     assert response.status_code == 409
     assert response.json()["error"]["code"] == "switch_in_progress"

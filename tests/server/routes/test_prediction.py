@@ -34,7 +34,7 @@ def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRe
 async def test_it_is_drafted_by_a_proposer_of_its_own(
     gateway: Gateway, seen: list[GenerationRequest]
 ) -> None:
-    ids = gateway.state.renderer._encode(TEXT, False)
+    ids = gateway.runtime.renderer._encode(TEXT, False)
     for ask in (gateway.complete, gateway.chat):
         for content in (TEXT, [{"type": "text", "text": part} for part in (TEXT[:5], TEXT[5:])]):
             response = await ask(n=2, max_tokens=40, **predicting(content))

@@ -23,7 +23,7 @@ async def test_text_goes_there_and_back(gateway: Gateway) -> None:
     text = "def f(x):\n    return 'é 漢字 🙂'\n"
     there = (await gateway.post("/tokenize", {"prompt": text})).json()
     assert there["count"] == len(there["tokens"]) > 10
-    assert there["max_model_len"] == gateway.state.info.max_model_len
+    assert there["max_model_len"] == gateway.runtime.info.max_model_len
     back = (await gateway.post("/detokenize", {"tokens": there["tokens"]})).json()
     assert back == {"prompt": "<|bos|>" + text}
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from server.openai.streams import merge
+from server.openai.respond import merge
 
 
 class Source:
