@@ -22,10 +22,8 @@ def sampling_options(
     Raises `InvalidField` for values outside the engine's limits.
     """
     min_tokens = body.min_tokens or 0
-    most = info.max_model_len - prompt_tokens if max_tokens is None else max_tokens
-    if min_tokens > most:
-        message = f"min_tokens is {min_tokens}, but at most {most} tokens can be generated."
-        raise InvalidField("min_tokens", message)
+    limit = info.max_model_len - prompt_tokens if max_tokens is None else max_tokens
+    _check_min_tokens(min_tokens, limit)
     bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
     check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
     check_token_ids(info, bias, "logit_bias")
@@ -70,6 +68,12 @@ def _structured_output(body: GenerationBody) -> StructuredOutput | None:
             if getattr(body, name):
                 raise InvalidField(name, f"{name} and {wanted.param} exclude each other.")
     return wanted
+
+
+def _check_min_tokens(min_tokens: int, limit: int) -> None:
+    if min_tokens > limit:
+        message = f"min_tokens is {min_tokens}, but at most {limit} tokens can be generated."
+        raise InvalidField("min_tokens", message)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -190,8 +190,8 @@ async def test_the_error_of_an_unknown_mode_lists_the_modes(harness: Harness) ->
 async def test_an_immediate_switch_moves_unpinned_requests(
     harness: Harness, mode: str, expected: dict[str, int]
 ) -> None:
-    admitted = harness.switcher.in_flight.track
-    with admitted("none"), admitted("none"), admitted("draft", pinned=True):
+    track = harness.switcher.in_flight.track
+    with track("none"), track("none"), track("draft", pinned=True):
         result = await harness.switcher.switch(NGRAM, mode)
         assert result.in_flight == 3
         assert harness.switcher.in_flight.by_proposer == expected
