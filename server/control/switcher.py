@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from engine_adapter.interface import Engine
 from engine_adapter.types import SpecMethod, Switch
+from server.control.admission import Gate, InFlight
 from server.control.audit import Audit
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
-from server.control.gate import Gate
-from server.control.in_flight import InFlight
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
 from server.control.selection import (
     ActiveMethod,
