@@ -1,4 +1,4 @@
-"""`create_app`: the only place where things are wired."""
+"""`create_app`: the only place that connects the parts of the server."""
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -10,10 +10,10 @@ from server.control.audit import Audit
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
-from server.lifespan import Hooks, lifespan
+from server.lifespan import StartupCallbacks, lifespan
 from server.routes import admin, chat, completions, health, lora, metrics, models, tokenize
 from server.settings import Settings
-from server.state import State
+from server.state import AppState
 from server.telemetry.metrics import Metrics
 
 ROUTERS = (
@@ -26,7 +26,7 @@ ROUTERS = (
     admin.router,
     lora.router,
 )
-"""Every route of the server, by family."""
+"""The routers of all routes."""
 
 
 def create_app(
@@ -34,20 +34,20 @@ def create_app(
     engine: Engine,
     metrics: Metrics,
     registry: CollectorRegistry,
-    hooks: Hooks | None = None,
+    callbacks: StartupCallbacks | None = None,
     audit: Audit | None = None,
 ) -> FastAPI:
-    """The application over an engine that is not yet started; its lifespan starts it.
+    """The application for an engine that has not started; the lifespan starts the engine.
 
-    Without an `audit`, admin changes are kept in memory alone.
+    Without an `audit`, admin changes are recorded in memory only.
     """
     app = FastAPI(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,
         middleware=[
-            # From the outside in. A refusal by the inner ones is logged, counted and has its
-            # id; what is not authenticated never gets its body read.
+            # From the outside in. A refusal by an inner one is logged and counted and has a
+            # request id; the body of an unauthenticated request is never read.
             Middleware(RequestId),
             Middleware(AccessLog, metrics=metrics),
             Middleware(ErrorBoundary),
@@ -58,8 +58,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.specgate = State(settings, engine, metrics, registry, audit or Audit())
-    app.state.hooks = hooks or Hooks()
+    app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit())
+    app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -1,14 +1,15 @@
-"""What can go wrong in a request, and the one mapping from it to an HTTP error body.
+"""The errors of a request, and the only mapping from exceptions to HTTP error bodies.
 
 ApiError                    a status and the four fields of OpenAI's error body
 ├── InvalidField            400: a field of the request; `param` is its dotted path
 ├── NotFound                404
-├── Unavailable             503, with Retry-After where asking again can help
-│   └── Stopping            the server stops
-└── ClientDisconnected      499: nobody is left to read it; for the log and the metrics
+├── Unavailable             503, with Retry-After where a retry can help
+│   └── Stopping            the server is stopping
+└── ClientDisconnected      499: the client is gone; for the log and the metrics
 
 Every error of every route has the body `{"error": {"message", "type", "param", "code"}}`,
-`code` a string or null. A message never holds more than `MAX_ECHO` characters of the input.
+`code` a string or null. A message never holds more than `server.text.MAX_ECHO` characters of
+the input.
 """
 
 import math
@@ -30,12 +31,10 @@ from engine_adapter.errors import (
     LoraRefused,
     ProposerRefused,
 )
-
-MAX_ECHO = 200
-"""The most characters of a request's own text that an error message repeats."""
+from server.text import cut, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
-"""Retry-After while the engine loads for the first time: nothing is known that tells how long."""
+"""Retry-After while the engine loads for the first time: the remaining time is unknown."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,9 +54,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = _encodable(message)
+        self.message = replace_surrogates(message)
         self.type = type
-        self.param = param if param is None else _cut(_encodable(param))
+        self.param = param if param is None else cut(replace_surrogates(param))
         self.code = code
         self.headers: Mapping[str, str] = headers or {}
 
@@ -70,14 +69,14 @@ class InvalidField(ApiError):
 
 
 class NotFound(ApiError):
-    """404: what the request names does not exist."""
+    """404: the request names something that does not exist."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(404, message, param=param, code=code)
 
 
 class Unavailable(ApiError):
-    """503: not now; `retry_after_s` says when it is worth asking again, `None` that it is not."""
+    """503: `retry_after_s` is the wait before a retry can help; `None`: a retry cannot help."""
 
     def __init__(
         self, message: str, code: str, retry_after_s: float | None = RETRY_AFTER_LOADING_S
@@ -89,31 +88,17 @@ class Unavailable(ApiError):
 
 
 class Stopping(Unavailable):
-    """503: the server stops; another one, or a later one, may answer."""
+    """503: the server is stopping; another server, or this one after a restart, may answer."""
 
     def __init__(self, message: str = "The server is stopping.") -> None:
         super().__init__(message, "stopping")
 
 
 class ClientDisconnected(ApiError):
-    """499, nginx's status for it: the client went before its answer was ready."""
+    """499, as in nginx: the client closed the connection before its response was ready."""
 
     def __init__(self) -> None:
         super().__init__(499, "The client closed the connection.", code="client_disconnected")
-
-
-def clip(value: object) -> str:
-    """`value` as a message may repeat it: its repr, cut to `MAX_ECHO` characters."""
-    return _cut(repr(value))
-
-
-def _encodable(text: str) -> str:
-    """Half a surrogate pair, which JSON can carry and UTF-8 cannot, becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -134,7 +119,7 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """What any exception means to a client. An unexpected one says nothing of itself."""
+    """The error that a client gets for an exception. An unexpected one reveals no details."""
     match error:
         case ApiError():
             return error
@@ -155,15 +140,15 @@ def to_api_error(error: BaseException) -> ApiError:
         case HTTPException():
             return _http_error(error)
         case _:
-            message = "The server had an internal error; its log has the details."
+            message = "Internal server error; the server's log has the details."
             return ApiError(500, message, type="server_error", code="internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every expected exception a response in OpenAI's shape.
+    """Turns every expected exception into a response in OpenAI's format.
 
-    Unexpected ones are left to `server.http.middleware.ErrorBoundary`, which also covers the
-    other middleware.
+    Unexpected exceptions are left to `server.http.middleware.ErrorBoundary`, which also covers
+    the other middleware.
     """
     for kind in (ApiError, EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _handle)
@@ -177,24 +162,24 @@ async def _handle(request: Request, error: Exception) -> JSONResponse:
 
 
 def _http_error(error: HTTPException) -> ApiError:
-    """Starlette's own refusals: no such route, no such method, and the body's size."""
+    """Starlette's own errors: unknown path, wrong method, and a body that is too large."""
     codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
     message = str(error.detail) or HTTPStatus(error.status_code).phrase
     if error.status_code in (404, 405):
-        phrases = {404: "No such path.", 405: "This path does not have that method."}
+        phrases = {404: "Unknown path.", 405: "This path does not support this method."}
         message = phrases[error.status_code]
     code = codes.get(error.status_code)
     if error.status_code == 400:
-        # FastAPI raises it for a body that cannot be read as JSON at all.
+        # FastAPI raises it for a body that is not JSON.
         code, message = "invalid_json", "The body is not valid JSON."
     return ApiError(error.status_code, message, code=code, headers=error.headers)
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:
-    """The error that lies deepest in the body: of a union's branches, the one that was meant."""
+    """The error that is deepest in the body: of a union's branches, the one that fits best."""
     found = [(_path(e["loc"][1:], error.body), e) for e in error.errors()]
     path, detail = max(found, key=lambda pair: len(pair[0]))
-    param = _cut(".".join(map(str, path)))
+    param = cut(".".join(map(str, path)))
     kind = detail["type"]
     if kind == "json_invalid":
         at = detail["loc"][-1]
@@ -202,7 +187,7 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         message = f"The body is not valid JSON: {reason}, at character {at}."
         return ApiError(400, message, code="invalid_json")
     if not path and isinstance(error.body, dict):
-        return ApiError(400, f"The body: {detail['msg']}")
+        return ApiError(400, f"Invalid body: {detail['msg']}")
     if not path:
         message = "The body must be a JSON object, sent with `Content-Type: application/json`."
         return ApiError(400, message)
@@ -218,7 +203,7 @@ def _validation_error(error: RequestValidationError) -> ApiError:
 
 
 def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:
-    """The part of pydantic's location that a client knows: union tags are left out."""
+    """Pydantic's location without the parts that are not in the body, such as union tags."""
     path: list[str | int] = []
     for i, step in enumerate(loc):
         last = i == len(loc) - 1

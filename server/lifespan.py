@@ -1,7 +1,8 @@
 """Start, readiness and stop.
 
-The port is open at once; the engine starts in the background, and until it has, only the
-routes that need no engine answer. A start that fails is recorded and reported to `Hooks`.
+The port is open at once. The engine starts in the background; until it has started, only the
+routes that need no engine answer. A failed start is recorded in the state and reported to
+`StartupCallbacks`.
 """
 
 import asyncio
@@ -16,20 +17,21 @@ from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
 from server.control.lora_admin import LoraAdmin
 from server.control.proposer_admin import ProposerAdmin
+from server.control.selection import LoadedProposers
 from server.control.switcher import Switcher
 from server.rendering import Renderer
-from server.state import Loaded, State
+from server.state import AppState, Runtime
 
 log = structlog.get_logger(__name__)
 
 
 def _ignore(_: object) -> None:
-    """A hook that nobody has set."""
+    """The default of a callback."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
-    """What the command wants to hear of the start; called on the event loop's thread.
+class StartupCallbacks:
+    """Reports the start to the command that runs the server; called on the event loop's thread.
 
     Attributes:
         on_progress: a line for each stage of loading.
@@ -44,55 +46,64 @@ class Hooks:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Starts the engine beside the server, and stops it after the last request."""
-    state: State = app.state.specgate
-    starting = asyncio.create_task(_start(state, app.state.hooks))
+    """Starts the engine in the background, and stops it after the last request."""
+    state: AppState = app.state.specgate
+    starting = asyncio.create_task(_start(state, app.state.startup_callbacks))
     try:
         yield
     finally:
-        state.draining = True
-        if state.loaded is not None:
-            state.loaded.switcher.stop()
+        state.stopping.set()
+        if state.runtime is not None:
+            state.runtime.switcher.stop()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await state.engine.stop()
 
 
-async def _start(state: State, hooks: Hooks) -> None:
+async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
     try:
-        await state.engine.start(hooks.on_progress)
-        state.loaded = await _load(state)
+        await state.engine.start(callbacks.on_progress)
+        state.runtime = await _create_runtime(state)
     except Exception as error:
         if not isinstance(error, EngineError):
-            # Not one that says all in its message.
+            # The message of an `EngineError` is enough; any other error needs its traceback.
             log.error("startup_failed", exc_info=error)
         state.startup_error = error
-        hooks.on_startup_failed(error)
+        callbacks.on_startup_failed(error)
     else:
-        hooks.on_ready(state.info)
+        callbacks.on_ready(state.runtime.info)
     finally:
         state.started.set()
 
 
-async def _load(state: State) -> Loaded:
-    """What serving needs besides the engine, made from what the engine says of itself."""
-    info, settings = state.engine.info, state.settings
+async def _create_runtime(state: AppState) -> Runtime:
+    settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
+    info = engine.info
     renderer = await asyncio.to_thread(
         Renderer.load,
         info.tokenizer,
         chat_template=settings.chat_template,
-        # A tokenizer from elsewhere does not have the model's revisions.
+        # The model's revision does not exist in another tokenizer's repository.
         revision=settings.revision if info.tokenizer == info.model else None,
         trust_remote_code=bool(settings.trust_remote_code),
     )
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
-    engine, metrics, audit = state.engine, state.metrics, state.audit
-    switcher = Switcher(engine, lambda: state.catalog, metrics, settings.spec_method, audit)
-    return Loaded(
+
+    def loaded_proposers() -> LoadedProposers:
+        return LoadedProposers.of(engine.info, settings.primary, settings.backup)
+
+    switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
+    return Runtime(
+        settings=settings,
+        engine=engine,
+        metrics=metrics,
+        audit=audit,
         info=info,
-        switcher=switcher,
-        proposers=ProposerAdmin(engine, switcher, metrics, audit),
-        adapters=LoraAdmin(engine, settings.served_model_name, audit),
         renderer=renderer,
+        switcher=switcher,
+        loaded_proposers=loaded_proposers,
+        proposer_admin=ProposerAdmin(engine, switcher, metrics, audit),
+        lora_admin=LoraAdmin(engine, settings.served_model_name, audit),
+        stopping=state.stopping,
     )

@@ -1,7 +1,7 @@
 """Text and chat messages -> prompt token ids, and back.
 
-The tokenizer is the target's own, through transformers. Torch is not imported here; where it
-is installed, transformers may import it.
+The tokenizer is the target's own, loaded by transformers. This module does not import torch;
+transformers may, if torch is installed.
 """
 
 import asyncio
@@ -13,18 +13,10 @@ from typing import Any
 from jinja2 import TemplateError
 
 from server.errors import InvalidField
+from server.text import cut, is_unicode
 
 LONG_TEXT_CHARS = 8_192
-"""Longer text is tokenized in a thread: it would hold up every stream for milliseconds."""
-
-
-def is_unicode(text: str) -> bool:
-    """Whether the text can be encoded: JSON can carry half a surrogate pair, UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+"""Longer text is tokenized in a thread, because it would delay every stream by milliseconds."""
 
 
 class Renderer:
@@ -33,7 +25,7 @@ class Renderer:
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        # What `apply_chat_template` takes itself cannot be a variable of the template.
+        # Parameters of `apply_chat_template` cannot be variables of the template.
         taken = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset({"messages", *taken})
 
@@ -48,9 +40,9 @@ class Renderer:
     ) -> "Renderer":
         """Reads the tokenizer from a folder or the hub, and the template from its file.
 
-        Blocks for seconds. Raises `OSError` or `ValueError` where either cannot be read.
+        Blocks for seconds. Raises `OSError` or `ValueError` if either cannot be read.
         """
-        # Imported here, in the loading thread: it takes seconds, and the port is to open first.
+        # Imported in the loading thread: the import takes seconds, and the port must open first.
         from transformers import AutoTokenizer
 
         template = Path(chat_template).read_text("utf-8") if chat_template is not None else None
@@ -61,15 +53,15 @@ class Renderer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chats can be rendered at all."""
+        """Whether chats can be rendered."""
         return self._chat_template is not None or bool(self._tokenizer.chat_template)
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> tuple[int, ...]:
-        """The token ids of a text. Raises `InvalidField`, naming `param`, for half characters."""
+        """The token ids of a text. Raises `InvalidField`, naming `param`, for a lone surrogate."""
         if not is_unicode(text):
-            raise InvalidField(param, f"{param} holds half of a surrogate pair.")
+            raise InvalidField(param, f"{param} contains a lone surrogate.")
         if len(text) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._encode, text, add_special_tokens)
         return self._encode(text, add_special_tokens)
@@ -83,10 +75,10 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a chat, as the template writes it.
+        """The token ids of a chat, as the template renders it.
 
-        `variables` are the template's own, such as `enable_thinking`. Raises `InvalidField`
-        where there is no template or where the template refuses the messages.
+        `variables` are the template's own, such as `enable_thinking`. Raises `InvalidField` if
+        there is no template or the template rejects the messages.
         """
         text = self._render(messages, add_generation_prompt, continue_final_message, variables)
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
@@ -96,7 +88,7 @@ class Renderer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it."""
+        """Each token as it is written in the vocabulary."""
         return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -110,7 +102,7 @@ class Renderer:
         variables: Mapping[str, Any] | None,
     ) -> str:
         if not self.has_chat_template:
-            message = "The model has no chat template; the server takes one with --chat-template."
+            message = "The model has no chat template; set one with --chat-template."
             raise InvalidField("messages", message, "no_chat_template")
         for name in variables or {}:
             if name in self._reserved:
@@ -126,6 +118,6 @@ class Renderer:
                 **(variables or {}),
             )
         except (TemplateError, TypeError, ValueError) as error:
-            message = f"The chat template refuses these messages: {str(error)[:200]}"
+            message = f"The chat template rejects these messages: {cut(str(error))}"
             raise InvalidField("messages", message) from error
         return str(text)

@@ -1,7 +1,8 @@
-"""Typed access to what the lifespan holds. The one object that routes take things from."""
+"""The application's state: what exists from the beginning, and what exists once the engine runs."""
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -22,30 +23,39 @@ from server.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What can only be made once the engine has started.
+class Runtime:
+    """Everything that serving a request needs; made when the engine has started.
 
     Attributes:
-        at: Unix time in seconds of that moment.
+        info: the engine as it started.
+        loaded_proposers: returns the proposers that are loaded at the time of the call.
+        stopping: set when the server stops; the same event as in `AppState`.
+        started_at: Unix time in seconds.
     """
 
+    settings: Settings
+    engine: Engine
+    metrics: Metrics
+    audit: Audit
     info: EngineInfo
-    switcher: Switcher
-    proposers: ProposerAdmin
-    adapters: LoraAdmin
     renderer: Renderer
-    at: float = field(default_factory=time.time)
+    switcher: Switcher
+    loaded_proposers: Callable[[], LoadedProposers]
+    proposer_admin: ProposerAdmin
+    lora_admin: LoraAdmin
+    stopping: asyncio.Event
+    started_at: float = field(default_factory=time.time)
 
 
 @dataclass(slots=True)
-class State:
+class AppState:
     """Everything that lives as long as the application; `app.state.specgate`.
 
     Attributes:
-        loaded: `None` until the engine has started.
-        startup_error: why it did not start.
-        started: set when either of the two is.
-        draining: the server is stopping; `/ready` says no.
+        runtime: `None` until the engine has started.
+        startup_error: the reason why the engine did not start.
+        started: set when the start has ended, with a runtime or with an error.
+        stopping: set when the server stops.
     """
 
     settings: Settings
@@ -53,87 +63,48 @@ class State:
     metrics: Metrics
     registry: CollectorRegistry
     audit: Audit
-    loaded: Loaded | None = None
+    runtime: Runtime | None = None
     startup_error: Exception | None = None
-    draining: bool = False
     started: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be served now."""
-        return self.loaded is not None and self.engine.failure is None and not self.draining
-
-    @property
-    def info(self) -> EngineInfo:
-        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
-        return self._require().info
-
-    @property
-    def catalog(self) -> LoadedProposers:
-        """The loaded proposers. Raises `EngineNotReady`, which is a 503, before the start."""
-        settings = self.settings
-        return LoadedProposers.of(self.engine.info, settings.primary, settings.backup)
-
-    @property
-    def switcher(self) -> Switcher:
-        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
-        return self._require().switcher
-
-    @property
-    def proposers(self) -> ProposerAdmin:
-        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
-        return self._require().proposers
-
-    @property
-    def adapters(self) -> LoraAdmin:
-        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
-        return self._require().adapters
-
-    @property
-    def renderer(self) -> Renderer:
-        """Raises `EngineNotReady`, which is a 503, before the engine has started."""
-        return self._require().renderer
-
-    @property
-    def loaded_at(self) -> float:
-        """Unix time in seconds at which serving began. Raises `EngineNotReady` before."""
-        return self._require().at
-
-    def _require(self) -> Loaded:
-        if self.loaded is None:
-            raise EngineNotReady("the engine has not started yet")
-        return self.loaded
+        """Whether a request is served in the current state."""
+        started = self.runtime is not None and self.engine.failure is None
+        return started and not self.stopping.is_set()
 
 
-# Coroutines, although nothing is awaited: FastAPI would call functions in a thread, per request.
+# Coroutines, although they await nothing: FastAPI runs plain functions in a thread.
 
 
-async def get_state(request: Request) -> State:
-    """The application's state, whether or not the engine has started."""
-    state: State = request.app.state.specgate
+async def get_state(request: Request) -> AppState:
+    """The application's state, before and after the engine's start."""
+    state: AppState = request.app.state.specgate
     return state
 
 
-async def get_loaded_state(request: Request) -> State:
-    """The state of an engine that has started, dead or alive. Raises `EngineNotReady` (503)."""
-    state = await get_state(request)
-    state._require()
-    return state
+async def get_runtime(request: Request) -> Runtime:
+    """The runtime of an engine that has started, alive or dead. Raises `EngineNotReady` (503)."""
+    state: AppState = request.app.state.specgate
+    if state.runtime is None:
+        raise EngineNotReady("the engine has not started yet")
+    return state.runtime
 
 
-async def get_ready_state(request: Request) -> State:
-    """The state of an engine that serves. Raises `EngineNotReady` (503) or `EngineDead` (503)."""
-    state = await get_loaded_state(request)
-    if failure := state.engine.failure:
+async def get_ready_runtime(request: Request) -> Runtime:
+    """The runtime of a live engine. Raises `EngineNotReady` (503) or `EngineDead` (503)."""
+    runtime = await get_runtime(request)
+    if failure := runtime.engine.failure:
         raise failure
-    return state
+    return runtime
 
 
-AnyState = Annotated[State, Depends(get_state)]
+AnyState = Annotated[AppState, Depends(get_state)]
 """For routes that answer while the engine loads."""
 
-LoadedState = Annotated[State, Depends(get_loaded_state)]
-"""For routes that answer while the engine is dead, too: 503 until it has started."""
+StartedRuntime = Annotated[Runtime, Depends(get_runtime)]
+"""For routes that also answer while the engine is dead: 503 until it has started."""
 
-ReadyState = Annotated[State, Depends(get_ready_state)]
-"""For routes that need the engine: 503 until it has started, and while it is dead."""
+ReadyRuntime = Annotated[Runtime, Depends(get_ready_runtime)]
+"""For routes that need a live engine: 503 until it has started, and while it is dead."""

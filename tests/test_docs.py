@@ -16,7 +16,7 @@ from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
 from server.control.records import Drain, ProposerRecord, SwitchRecord, SwitchResult
 from server.control.types import SwitchMode
-from server.openai.statistics import speculative_decoding
+from server.openai.usage import speculative_decoding
 from server.schema import admin
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest

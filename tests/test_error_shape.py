@@ -1,4 +1,4 @@
-"""Every error of every route has OpenAI's shape: the routes are taken from the application."""
+"""Every error of every route has OpenAI's format; the routes are read from the application."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -12,11 +12,11 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
-from server.state import State
+from server.state import AppState
 from tests.server.gateway import BASE_URL, build
 
 OPEN = {"/health", "/ready"}
-"""What answers without a key: probes have none."""
+"""The routes that answer without a key, because probes have none."""
 
 KEYS = {"api_key": ("inference",), "admin_key": ("admin",)}
 ADMIN = {"authorization": "Bearer admin"}
@@ -24,21 +24,21 @@ JSON = {"content-type": "application/json"}
 
 
 def routes(app: FastAPI) -> Iterator[tuple[str, str, Route]]:
-    """Every (method, path) that the application answers, with something in its placeholders."""
+    """Every (method, path) of the application, with a value for each placeholder."""
     for route in app.routes:
-        assert isinstance(route, Route), f"{route} is of a kind that this test does not know"
+        assert isinstance(route, Route), f"{route} has a type that this test does not know"
         path = route.path_format.format(**dict.fromkeys(route.param_convertors, "x"))
         for method in sorted((route.methods or set()) - {"HEAD"}):
             yield method, path, route
 
 
 def takes_body(route: Route) -> bool:
-    """Whether a JSON body is read."""
+    """Whether the route reads a JSON body."""
     return isinstance(route, APIRoute) and route.body_field is not None
 
 
 def check(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The error, if the response is one of that status in the right shape."""
+    """The error of a response, after checking its status and format."""
     where = f"{response.request.method} {response.request.url.path}"
     assert response.status_code == status, (where, response.text)
     assert response.headers["content-type"] == "application/json", where
@@ -57,19 +57,19 @@ def check(response: httpx.Response, status: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
-    """A started application with keys, and a client in process."""
+    """A started application with keys, and an in-process client."""
     app, _, _ = build(**KEYS, **settings)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client,
     ):
-        state: State = app.state.specgate
+        state: AppState = app.state.specgate
         await state.started.wait()
         yield app, client
 
 
-def test_all_routes_are_looked_at() -> None:
+def test_all_routes_are_checked() -> None:
     app, _, _ = build()
     found = {path for _, path, _ in routes(app)}
     assert {
@@ -108,7 +108,7 @@ async def test_404_for_an_unknown_path() -> None:
         check(await client.get("/", headers=ADMIN), 404)
 
 
-async def test_405_for_another_method() -> None:
+async def test_405_for_an_unsupported_method() -> None:
     async with running() as (app, client):
         methods: dict[str, set[str]] = {}
         for method, path, _ in routes(app):
@@ -153,13 +153,13 @@ async def test_400_for_a_field_of_the_wrong_type() -> None:
                 assert error["param"], (path, name)
 
 
-async def test_500_for_the_unexpected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_500_for_an_unexpected_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as (app, client):
 
         def broken(*args: Any, **kwargs: Any) -> None:
             raise RuntimeError("a secret of the server")
 
-        # Every route asks for the state first; the schema route asks for the schema.
+        # Every route reads the state first; the schema route reads the schema.
         monkeypatch.setattr(type(app.state), "__getattr__", broken)
         monkeypatch.setattr(app, "openapi", broken)
         with capture_logs() as lines:

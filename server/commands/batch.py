@@ -38,10 +38,10 @@ from server.commands.batch_files import (
 )
 from server.commands.server_process import print_start_error
 from server.commands.startup_display import StartupDisplay
-from server.lifespan import Hooks
+from server.lifespan import StartupCallbacks
 from server.settings import Settings
 from server.settings.sources import SettingsError, load_settings
-from server.state import State
+from server.state import AppState
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 
@@ -162,8 +162,8 @@ class BatchRun:
             engine = create_engine(settings.engine, config, registry, metrics)
         except EngineError as error:
             return print_start_error(error)
-        app = create_app(settings, engine, metrics, registry, Hooks(self._display.stage))
-        state: State = app.state.specgate
+        app = create_app(settings, engine, metrics, registry, StartupCallbacks(self._display.stage))
+        state: AppState = app.state.specgate
         async with app.router.lifespan_context(app):
             await state.started.wait()
             self._display.close()

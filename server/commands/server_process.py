@@ -16,9 +16,9 @@ from server.app import create_app
 from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
-from server.lifespan import Hooks
+from server.lifespan import StartupCallbacks
 from server.settings import Settings, flag
-from server.state import State
+from server.state import AppState
 from server.telemetry.metrics import Metrics
 
 HTTP_KEEP_ALIVE_S = 65
@@ -31,15 +31,15 @@ log = structlog.get_logger(__name__)
 class _UvicornServer(uvicorn.Server):
     """Uvicorn's server, which also abandons a drain and logs the signal when it stops."""
 
-    def __init__(self, config: uvicorn.Config, state: State) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
         self._state = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Abandons a drain first, so that held requests have the same time to finish as others."""
-        loaded = self._state.loaded
-        if loaded is not None:
-            loaded.switcher.stop()
+        runtime = self._state.runtime
+        if runtime is not None:
+            runtime.switcher.stop()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -72,8 +72,8 @@ class ServerProcess:
         except EngineError as error:
             self._failed(error)
             return self._status
-        hooks = Hooks(self._display.stage, self._ready, self._failed)
-        app = create_app(settings, engine, metrics, registry, hooks, self._audit)
+        callbacks = StartupCallbacks(self._display.stage, self._ready, self._failed)
+        app = create_app(settings, engine, metrics, registry, callbacks, self._audit)
         self._server = _UvicornServer(self._config(app), app.state.specgate)
         _ignore_repeated_signals()
         try:

@@ -1,7 +1,7 @@
-"""Which proposer a request or a switch asks for. Pure: no engine, no HTTP, no clock.
+"""Which proposer a request or a switch gets. Pure: no engine, no HTTP, no clock.
 
-`select` decides for a request, `resolve` for a switch; both read names alike, by the rules of
-"Choosing a proposer" in docs/api.md.
+`select` is for requests, `resolve` for switches; both read names by the rules of "Choosing a
+proposer" in docs/api.md.
 """
 
 import posixpath
@@ -10,19 +10,20 @@ from dataclasses import dataclass, replace
 
 from engine_adapter.types import NONE, PLAIN, EngineInfo, ProposerInfo, SpecDecodeParams, SpecMethod
 from server.control.types import SelectedBy
+from server.text import cut
 
 PLAIN_SPELLINGS = frozenset({NONE, "disable"})
-"""Names of plain decoding on the wire, in lower case; `null` is one too."""
+"""Names of plain decoding on the wire, in lower case; `null` also means plain decoding."""
 
 PREDICTION = "prediction"
-"""The method that drafts what a request predicts."""
+"""The method that drafts the prediction of a request."""
 
 
 class SelectionError(ValueError):
-    """A choice that cannot be had.
+    """A proposer or k that cannot be selected.
 
     Attributes:
-        message: what was wrong and what would be right.
+        message: the reason, and the valid values.
         param: the field, as the client wrote it.
         code: a short constant for programs, or `None`.
     """
@@ -36,13 +37,14 @@ class SelectionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MethodRequest:
-    """What a client asked for, before it is looked up.
+    """The proposer and k that a client requests, not looked up yet.
 
     Attributes:
-        proposer: the name as written; `None` is the wire's null, plain decoding, if `is_named`.
-        num_speculative_tokens: the most tokens to draft; `None` is the proposer's own k.
-        is_named: a proposer was named, null included.
-        proposer_param, k_param: how the client wrote the two fields, for error messages.
+        proposer: the name as written; `None` with `is_named` is the wire's null, plain decoding.
+        num_speculative_tokens: the maximum draft length; `None` is the proposer's own k.
+        is_named: the client named a proposer, or null.
+        proposer_param, k_param: the names of the two fields as the client wrote them, for
+            error messages.
         has_prediction: the request has a prediction, which only some proposers can draft.
     """
 
@@ -56,11 +58,11 @@ class MethodRequest:
 
 @dataclass(frozen=True, slots=True)
 class ActiveMethod:
-    """What drafts for requests that do not choose for themselves.
+    """The spec method of requests that do not select one.
 
     Attributes:
-        name: how it is shown: the proposer's name or `none`.
-        epoch: of the switch that made it active; 0 for the method at start.
+        name: the proposer's name or `none`, for responses and metrics.
+        epoch: the epoch of the switch that made it active; 0 for the method at start.
         since: Unix time in seconds at which it became active.
     """
 
@@ -72,10 +74,10 @@ class ActiveMethod:
 
 @dataclass(frozen=True, slots=True)
 class LoadedProposers:
-    """The loaded proposers and the two that have a role.
+    """The loaded proposers, and the two roles.
 
     Attributes:
-        primary, backup: proposers' names, or `None` where no such role is configured.
+        primary, backup: names of proposers, or `None` if the role is not configured.
         max_speculative_tokens: the draft capacity, at least every proposer's k.
     """
 
@@ -88,7 +90,7 @@ class LoadedProposers:
     def of(
         cls, info: EngineInfo, primary: str | None = None, backup: str | None = None
     ) -> "LoadedProposers":
-        """The catalog of a started engine."""
+        """The proposers of a started engine."""
         return cls(info.proposers, primary, backup, info.max_speculative_tokens)
 
     @property
@@ -98,18 +100,18 @@ class LoadedProposers:
 
     @property
     def quarantined(self) -> frozenset[str]:
-        """The names of those that are not asked for drafts any more."""
+        """The names of the proposers that faults excluded from drafting."""
         return frozenset(p.name for p in self.proposers if p.state == "quarantined")
 
     @property
     def largest_k(self) -> int:
-        """The largest k of all proposers, 0 if there is none."""
+        """The largest k of all proposers, 0 without proposers."""
         return max((p.num_speculative_tokens for p in self.proposers), default=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What was chosen for a request at its admission.
+class Selection:
+    """The proposer that a request gets at its admission.
 
     Attributes:
         name: the proposer's name or `none`, for the response and the metrics.
@@ -119,143 +121,150 @@ class Choice:
     name: str
     selected_by: SelectedBy
 
+    @property
+    def k(self) -> int:
+        """The maximum draft length; 0 for plain decoding."""
+        return self.params.spec_method.num_speculative_tokens
 
-def select(asked: MethodRequest, active: ActiveMethod, catalog: LoadedProposers) -> Choice:
-    """Chooses for one request.
 
-    A request that names a proposer, or its own k, or has a prediction, is pinned: no switch
-    changes it. A k without a proposer caps the active method's. Raises `SelectionError`.
+def select(request: MethodRequest, active: ActiveMethod, loaded: LoadedProposers) -> Selection:
+    """Selects the spec method of one request.
+
+    A request that names a proposer or a k, or has a prediction, is pinned: no switch changes
+    its method. A k without a proposer caps the active method's k. Raises `SelectionError`.
     """
-    if asked.has_prediction:
-        method, by = _for_prediction(asked, catalog), SelectedBy.REQUEST
-    elif asked.is_named:
-        method, by = resolve(asked, catalog), SelectedBy.REQUEST
-    elif asked.num_speculative_tokens is not None:
-        method, by = _capped(asked, active.spec_method, catalog), SelectedBy.REQUEST
+    if request.has_prediction:
+        spec_method, by = _for_prediction(request, loaded), SelectedBy.REQUEST
+    elif request.is_named:
+        spec_method, by = resolve(request, loaded), SelectedBy.REQUEST
+    elif request.num_speculative_tokens is not None:
+        spec_method, by = _capped(request, active.spec_method, loaded), SelectedBy.REQUEST
     else:
-        method, by = active.spec_method, SelectedBy.ACTIVE
-    params = SpecDecodeParams(method, pinned=by is SelectedBy.REQUEST, switch_epoch=active.epoch)
-    return Choice(params, method.proposer, by)
+        spec_method, by = active.spec_method, SelectedBy.ACTIVE
+    params = SpecDecodeParams(
+        spec_method, pinned=by is SelectedBy.REQUEST, switch_epoch=active.epoch
+    )
+    return Selection(params, spec_method.proposer, by)
 
 
-def resolve(asked: MethodRequest, catalog: LoadedProposers) -> SpecMethod:
-    """Looks up a named method, its k included. Raises `SelectionError`."""
-    proposer = _find(asked, catalog)
+def resolve(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
+    """Looks up the named spec method and its k. Raises `SelectionError`."""
+    proposer = _find(request, loaded)
     if proposer is None:
-        _check_k(asked, catalog.largest_k, "the largest of the loaded proposers")
+        _check_k(request, loaded.largest_k, "the largest k of the loaded proposers")
         return PLAIN
     limit = proposer.num_speculative_tokens
-    _check_k(asked, limit, f"that of proposer {proposer.name!r}")
-    k = limit if asked.num_speculative_tokens is None else asked.num_speculative_tokens
+    _check_k(request, limit, f"the k of proposer {proposer.name!r}")
+    k = limit if request.num_speculative_tokens is None else request.num_speculative_tokens
     return SpecMethod(proposer.name, k) if k else PLAIN
 
 
-def _for_prediction(asked: MethodRequest, catalog: LoadedProposers) -> SpecMethod:
-    """What drafts a prediction: a proposer that can, the named one if one is named.
+def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
+    """The spec method of a request with a prediction: the named proposer if it drafts predictions.
 
-    A prediction is never dropped in silence: whatever else drafts would drop it.
+    Any other proposer would drop the prediction silently, so it is refused.
     """
-    able = [p.name for p in catalog.proposers if p.method == PREDICTION]
+    able = [p.name for p in loaded.proposers if p.method == PREDICTION]
     if not able:
         message = f"prediction: no proposer of the method {PREDICTION} is loaded"
         raise SelectionError(message, "prediction", "proposer_not_found")
-    chosen = resolve(asked if asked.is_named else replace(asked, proposer=able[0]), catalog)
+    chosen = resolve(request if request.is_named else replace(request, proposer=able[0]), loaded)
     if chosen.proposer not in able:
         raise SelectionError(
-            f"prediction is drafted by {' or '.join(able)}, so {asked.proposer_param} cannot name"
-            f" another, nor {asked.k_param} be 0",
+            f"prediction is drafted by {' or '.join(able)}, so {request.proposer_param} cannot name"
+            f" another proposer, and {request.k_param} cannot be 0",
             "prediction",
         )
     return chosen
 
 
-def _capped(asked: MethodRequest, active: SpecMethod, catalog: LoadedProposers) -> SpecMethod:
-    """The active method with at most the k asked for.
+def _capped(request: MethodRequest, active: SpecMethod, loaded: LoadedProposers) -> SpecMethod:
+    """The active method with at most the requested k.
 
-    Checked against the largest k of all, so that whether a request is valid does not depend on
-    which proposer is active when it comes.
+    The limit is the largest k of all proposers, so that the active method does not decide
+    whether a request is valid.
     """
-    _check_k(asked, catalog.largest_k, "the largest of the loaded proposers")
-    k = min(asked.num_speculative_tokens or 0, active.num_speculative_tokens)
+    _check_k(request, loaded.largest_k, "the largest k of the loaded proposers")
+    k = min(request.num_speculative_tokens or 0, active.num_speculative_tokens)
     return SpecMethod(active.proposer, k) if k else PLAIN
 
 
-def _check_k(asked: MethodRequest, limit: int, whose: str) -> None:
-    k = asked.num_speculative_tokens
+def _check_k(request: MethodRequest, limit: int, limit_of: str) -> None:
+    k = request.num_speculative_tokens
     if k is None:
         return
     if k < 0:
-        raise SelectionError(f"{asked.k_param} must be at least 0, got {k}", asked.k_param)
+        raise SelectionError(f"{request.k_param} must be at least 0, got {k}", request.k_param)
     if k > limit:
         raise SelectionError(
-            f"{asked.k_param} is {k}, more than {limit}, {whose}",
-            asked.k_param,
+            f"{request.k_param} is {k}, more than {limit}, {limit_of}",
+            request.k_param,
             "num_speculative_tokens_too_large",
         )
 
 
-def _find(asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo | None:
-    """The proposer that is named; `None` is plain decoding."""
-    name = asked.proposer
+def _find(request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo | None:
+    """The named proposer; `None` is plain decoding."""
+    name = request.proposer
     if name is None or name.lower() in PLAIN_SPELLINGS:
         return None
     if name == "auto":
-        raise _not_found(asked, catalog, "no policy is configured, so 'auto' names nothing")
+        raise _not_found(request, loaded, "no policy is configured, which 'auto' requires")
     if name in ("primary", "backup"):
-        return _in_role(name, asked, catalog)
+        return _in_role(name, request, loaded)
     if name.startswith("[") and name.endswith("]"):
-        return _of_method(name[1:-1], asked, catalog)
-    return _named(name, catalog) or _with_model(name, asked, catalog)
+        return _of_method(name[1:-1], request, loaded)
+    return _named(name, loaded) or _with_model(name, request, loaded)
 
 
-def _named(name: str, catalog: LoadedProposers) -> ProposerInfo | None:
-    return next((p for p in catalog.proposers if p.name == name), None)
+def _named(name: str, loaded: LoadedProposers) -> ProposerInfo | None:
+    return next((p for p in loaded.proposers if p.name == name), None)
 
 
-def _in_role(role: str, asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo:
-    name = catalog.primary if role == "primary" else catalog.backup
-    proposer = _named(name, catalog) if name is not None else None
+def _in_role(role: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
+    name = loaded.primary if role == "primary" else loaded.backup
+    proposer = _named(name, loaded) if name is not None else None
     if proposer is None:
-        raise _not_found(asked, catalog, f"no {role} proposer is configured")
+        raise _not_found(request, loaded, f"no {role} proposer is configured")
     return proposer
 
 
-def _of_method(inner: str, asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo:
-    """`"[ngram]"`: the proposer of that name, else the only one of that method."""
-    found = [p for p in catalog.proposers if p.method == inner]
-    return _named(inner, catalog) or _only(found, f"method {inner!r}", asked, catalog)
+def _of_method(inner: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
+    """`"[ngram]"`: the proposer of that name, else the only proposer of that method."""
+    found = [p for p in loaded.proposers if p.method == inner]
+    return _named(inner, loaded) or _only(found, f"method {inner!r}", request, loaded)
 
 
-def _with_model(model: str, asked: MethodRequest, catalog: LoadedProposers) -> ProposerInfo:
+def _with_model(model: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
     wanted = posixpath.normpath(model)
-    found = [p for p in catalog.proposers if p.model and posixpath.normpath(p.model) == wanted]
-    return _only(found, f"model {_quoted(model)}", asked, catalog)
+    found = [p for p in loaded.proposers if p.model and posixpath.normpath(p.model) == wanted]
+    return _only(found, f"model {_quoted(model)}", request, loaded)
 
 
 def _only(
-    found: Sequence[ProposerInfo], what: str, asked: MethodRequest, catalog: LoadedProposers
+    found: Sequence[ProposerInfo], what: str, request: MethodRequest, loaded: LoadedProposers
 ) -> ProposerInfo:
     if not found:
-        name = _quoted(asked.proposer or "")
-        raise _not_found(asked, catalog, f"there is no proposer {name}")
+        name = _quoted(request.proposer or "")
+        raise _not_found(request, loaded, f"there is no proposer {name}")
     if len(found) > 1:
         names = ", ".join(p.name for p in found)
         raise SelectionError(
-            f"{asked.proposer_param}: {what} is shared by the proposers {names}; name one of them",
-            asked.proposer_param,
+            f"{request.proposer_param}: {what} matches the proposers {names}; name one of them",
+            request.proposer_param,
             "proposer_ambiguous",
         )
     return found[0]
 
 
-def _not_found(asked: MethodRequest, catalog: LoadedProposers, reason: str) -> SelectionError:
-    known = ", ".join([*catalog.names, NONE])
+def _not_found(request: MethodRequest, loaded: LoadedProposers, reason: str) -> SelectionError:
+    known = ", ".join([*loaded.names, NONE])
     return SelectionError(
-        f"{asked.proposer_param}: {reason}; there are {known}",
-        asked.proposer_param,
+        f"{request.proposer_param}: {reason}; available: {known}",
+        request.proposer_param,
         "proposer_not_found",
     )
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 100 else f"{text[:100]}…")
+    return repr(cut(text, 100))

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from engine_adapter.interface import Engine
 from engine_adapter.types import SpecMethod, Switch
+from server.control.admission import Gate, InFlight
 from server.control.audit import Audit
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
-from server.control.gate import Gate
-from server.control.in_flight import InFlight
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
 from server.control.selection import (
     ActiveMethod,
@@ -97,7 +96,7 @@ class Switcher:
     @property
     def busy(self) -> bool:
         """Whether a switch runs, or requests that it held are not admitted yet."""
-        return self._attempt is not None or self.gate.holds
+        return self._attempt is not None or self.gate.must_wait
 
     @property
     def drain(self) -> Drain | None:
@@ -106,7 +105,10 @@ class Switcher:
         if attempt is None or attempt.mode != SwitchMode.DRAIN:
             return None
         return Drain(
-            SpecMethodBody.of(attempt.method), self.gate.held, attempt.took_ms, attempt.timeout_s
+            SpecMethodBody.of(attempt.method),
+            self.gate.num_waiting,
+            attempt.took_ms,
+            attempt.timeout_s,
         )
 
     async def switch(

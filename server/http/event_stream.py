@@ -1,13 +1,13 @@
-"""Server-sent events: framing, keep-alive, errors in mid-stream, and clients that go away.
+"""Server-sent events: framing, keep-alive, errors after the first event, and disconnects.
 
-A stream's status is not sent before its first event, so that what fails by then is an
-ordinary error response. An engine that stays silent longer than `keepalive_s` gets its 200
-and comments until it speaks: proxies close silent connections. 0 sends no comments.
+A stream's status is sent with its first event, so that an earlier failure is an ordinary error
+response. If no event comes for `keepalive_s` seconds, the status and comments are sent, because
+proxies close silent connections; 0 sends no comments.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 def json_text(value: Any) -> str:
-    """Compact JSON on one line, also for clients that split lines as `str.splitlines` does."""
+    """Compact JSON on one line, even for clients that split lines as `str.splitlines` does."""
     text = _encode(value)
     if not text.isascii():
         for character in "\x85\u2028\u2029":
@@ -41,15 +41,15 @@ def json_text(value: Any) -> str:
 
 
 def event(value: Any) -> bytes:
-    """A data event that holds `value` as JSON."""
+    """A data event with `value` as JSON."""
     return f"data: {json_text(value)}\n\n".encode()
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, and cancels it as soon as the client is gone.
+    """Runs `work`, and cancels it as soon as the client disconnects.
 
     `receive` must be past the request's body. Raises `ClientDisconnected`, and `RuntimeError`
-    for work that was cancelled by nobody here.
+    if `work` was cancelled from elsewhere.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
@@ -72,10 +72,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends the encoded events of an async generator, and closes it whatever happens.
-
-    `on_end` is called after that, also where the generator was never begun.
-    """
+    """Sends the encoded events of an async generator, and always closes it."""
 
     media_type = "text/event-stream"
 
@@ -85,24 +82,16 @@ class EventStream(Response):
         *,
         keepalive_s: float,
         headers: Mapping[str, str] | None = None,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
-        # Its length is not known; Response counted an empty body.
+        # Response has set the length of an empty body.
         del self.headers["content-length"]
         self._events = events
         self._keepalive_s = keepalive_s
-        self._on_end = on_end
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what the generator raises before its first event."""
-        try:
-            await self._answer(receive, send)
-        finally:
-            self._on_end()
-
-    async def _answer(self, receive: Receive, send: Send) -> None:
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()

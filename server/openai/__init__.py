@@ -1,1 +1,1 @@
-"""Between the schema and the engine: what a request means, and the shape of its answer."""
+"""OpenAI's API between schema and engine: what a body means, and what its response looks like."""

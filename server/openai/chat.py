@@ -1,76 +1,87 @@
-"""`/v1/chat/completions`: from the body to an answer."""
+"""`/v1/chat/completions`: from the body to a prepared request, and the shape of a choice."""
 
 from typing import Any
 
 from engine_adapter.types import Delta
 from server.errors import InvalidField
+from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import chat_logprobs
-from server.openai.prompts import chat_prompt, predicted_tokens
-from server.openai.request import Prepared, accept, check_max_tokens, check_prompt
-from server.openai.response import Answer
+from server.openai.prompts import (
+    chat_prompt,
+    check_max_tokens,
+    check_prompt,
+    predicted_tokens,
+)
+from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
-from server.openai.usage import Tally
 from server.schema.chat import ChatCompletionRequest
-from server.state import State
+from server.state import Runtime
 
 
-async def prepare_chat(state: State, body: ChatCompletionRequest) -> "ChatAnswer":
+async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> PreparedRequest:
     """Checks and renders a chat. Raises `ApiError`."""
-    accepted = accept(state, body)
-    info = state.info
-    num_top = _top_logprobs(body)
+    checked = check_body(runtime, body)
+    info = runtime.info
+    num_top = _num_top_logprobs(body)
     check_logprobs(info, num_top, "top_logprobs")
-    prompt = await chat_prompt(state.renderer, body.messages, body)
+    prompt = await chat_prompt(runtime.renderer, body.messages, body)
     check_prompt(info, prompt, "messages")
     max_tokens, param = _max_tokens(body)
     if max_tokens is not None:
         check_max_tokens(info, len(prompt), max_tokens, param)
     options = sampling_options(body, info, len(prompt), max_tokens=max_tokens, logprobs=num_top)
-    prediction = await predicted_tokens(state.renderer, info, body.prediction)
-    prepared = Prepared(body, accepted, "chatcmpl", [prompt], [options], prediction)
-    return ChatAnswer(state, prepared, num_top)
+    prediction = await predicted_tokens(runtime.renderer, info, body.prediction)
+    return PreparedRequest(
+        body, checked, "chatcmpl", [prompt], [options], prediction, ChatShape(num_top)
+    )
 
 
-class ChatAnswer(Answer):
-    """The answer to a chat."""
+class ChatShape(ChoiceShape):
+    """The choices of a chat.
 
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
+    Args:
+        num_top: alternatives per token; `None` sends no log probabilities.
+    """
 
-    def __init__(self, state: State, prepared: Prepared, num_top: int | None) -> None:
-        super().__init__(state, prepared)
+    object_type = "chat.completion"
+    chunk_object_type = "chat.completion.chunk"
+
+    def __init__(self, num_top: int | None) -> None:
         self._num_top = num_top
 
-    def _opening(self, index: int) -> dict[str, Any]:
+    def role_chunk(self, index: int) -> dict[str, Any]:
+        """The chunk that opens the assistant's message."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _part(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
+    def chunk_choice(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
+        """A chat has no echo."""
         logprobs = None
         if self._num_top is not None and delta.logprobs is not None:
             logprobs = chat_logprobs(delta.logprobs, self._num_top)
         content = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
         return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": None}
 
-    def _choice(self, index: int, tally: Tally) -> dict[str, Any]:
+    def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
+        """The whole message."""
         logprobs = None
         if self._num_top is not None:
-            logprobs = chat_logprobs(tally.logprobs, self._num_top)
-        message = {"role": "assistant", "content": tally.text, "refusal": None}
+            logprobs = chat_logprobs(state.logprobs, self._num_top)
+        message = {"role": "assistant", "content": state.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": logprobs}
 
 
-def _top_logprobs(body: ChatCompletionRequest) -> int | None:
-    """How many alternatives per token; `None` if no log probabilities are asked for."""
+def _num_top_logprobs(body: ChatCompletionRequest) -> int | None:
+    """Alternatives per token; `None` if the client requests no log probabilities."""
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
-        raise InvalidField("top_logprobs", "top_logprobs needs `logprobs` to be true.")
+        raise InvalidField("top_logprobs", "top_logprobs requires `logprobs` to be true.")
     return None
 
 
 def _max_tokens(body: ChatCompletionRequest) -> tuple[int | None, str]:
-    """The limit and the field that it came from; `None` is up to the context's end."""
+    """The limit and the field that sets it; `None` is up to the end of the context."""
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
         message = "max_tokens and max_completion_tokens are both given and differ; send one."

@@ -1,92 +1,102 @@
-"""`/v1/completions`: from the body to an answer."""
+"""`/v1/completions`: from the body to a prepared request, and the shape of a choice."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.types import Delta, EngineInfo, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
+from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
-from server.openai.prompts import predicted_tokens, text_prompt
-from server.openai.request import Prepared, accept, check_max_tokens, check_prompt
-from server.openai.response import Answer
+from server.openai.prompts import (
+    check_max_tokens,
+    check_prompt,
+    predicted_tokens,
+    text_prompt,
+)
+from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
-from server.openai.usage import Tally
+from server.rendering import Renderer
 from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
-from server.state import State
+from server.state import Runtime
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, shortened where the context ends before."""
+"""OpenAI's default; less if the context ends before."""
 
 
-async def prepare_completion(state: State, body: CompletionRequest) -> "CompletionAnswer":
+async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> PreparedRequest:
     """Checks and renders a completion. Raises `ApiError`."""
-    accepted = accept(state, body)
-    info = state.info
+    checked = check_body(runtime, body)
+    info, renderer = runtime.info, runtime.renderer
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidField("best_of", "best_of is supported only where it equals n.")
+        raise InvalidField("best_of", "best_of must be equal to n.")
     if body.max_tokens == 0 and not body.echo:
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
-    prompts = [await _encode(state, body, prompt) for prompt in body.prompt]
+    prompts = [await _encode(renderer, body, prompt) for prompt in body.prompt]
     if len(prompts) * (body.n or 1) > MAX_PROMPTS:
-        raise InvalidField("n", f"prompts times n can be at most {MAX_PROMPTS}.")
+        raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
     options = [_options(body, info, len(prompt)) for prompt in prompts]
-    prediction = await predicted_tokens(state.renderer, info, body.prediction)
-    prepared = Prepared(body, accepted, "cmpl", prompts, options, prediction)
-    echoes = [_text(state, prompt) for prompt in body.prompt] if body.echo else None
-    return CompletionAnswer(state, prepared, body, echoes)
+    prediction = await predicted_tokens(renderer, info, body.prediction)
+    echoes = _echoes(renderer, body, prompts) if body.echo else ()
+    shape = CompletionShape(body, len(prompts), echoes)
+    return PreparedRequest(body, checked, "cmpl", prompts, options, prediction, shape)
 
 
-class CompletionAnswer(Answer):
-    """The answer to a completion.
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as text.
 
-    `echoes` holds each prompt as text, where the request asks for it back.
+    Attributes:
+        first_token: the text of its first token, which has no log probability.
     """
 
-    kind = "text_completion"
-    chunk_kind = "text_completion"
+    text: str
+    first_token: str
 
-    def __init__(
-        self,
-        state: State,
-        prepared: Prepared,
-        body: CompletionRequest,
-        echoes: Sequence[str] | None,
-    ) -> None:
-        super().__init__(state, prepared)
-        self._renderer = state.renderer
-        self._asked_logprobs = body.logprobs is not None
-        self._logprobs = [
-            CompletionLogprobs(body.logprobs or 0) for _ in range(prepared.num_choices)
-        ]
+
+class CompletionShape(ChoiceShape):
+    """The choices of a completion.
+
+    Args:
+        echoes: one entry per prompt if the choices begin with their prompts, else empty.
+    """
+
+    object_type = "text_completion"
+    chunk_object_type = "text_completion"
+
+    def __init__(self, body: CompletionRequest, num_prompts: int, echoes: Sequence[Echo]) -> None:
+        n = body.n or 1
+        self._n = n
+        self._has_logprobs = body.logprobs is not None
+        self._logprobs = [CompletionLogprobs(body.logprobs or 0) for _ in range(num_prompts * n)]
         self._only_echo = body.max_tokens == 0
-        self._echoing = echoes is not None
-        self._echoes = echoes or ()
+        self._echoes = echoes
+        self.echoes_prompt = bool(echoes)
 
-    def _seen(self, delta: Delta) -> Delta:
+    def visible(self, delta: Delta) -> Delta:
+        """Hides the token that the engine generates although `max_tokens` is 0."""
         if not self._only_echo:
             return delta
-        # The engine generates one token at least; the request asked for none.
         reason = None if delta.finish_reason is None else FinishReason.LENGTH
         return replace(
             delta, text="", token_ids=(), logprobs=None, finish_reason=reason, stop_reason=None
         )
 
-    def _part(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
+    def chunk_choice(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
+        """The text of a delta."""
         prompt_logprobs = delta.prompt_logprobs if echo else None
-        return self._text_choice(
-            index, delta.text, prompt_logprobs, delta.logprobs or (), echo=echo
+        return self._choice(index, delta.text, prompt_logprobs, delta.logprobs or (), echo=echo)
+
+    def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
+        """The whole text."""
+        return self._choice(
+            index, state.text, state.prompt_logprobs, state.logprobs, echo=self.echoes_prompt
         )
 
-    def _choice(self, index: int, tally: Tally) -> dict[str, Any]:
-        return self._text_choice(
-            index, tally.text, tally.prompt_logprobs, tally.logprobs, echo=self._echoing
-        )
-
-    def _text_choice(
+    def _choice(
         self,
         index: int,
         text: str,
@@ -95,16 +105,13 @@ class CompletionAnswer(Answer):
         *,
         echo: bool,
     ) -> dict[str, Any]:
-        echoed, first_token = "", ""
-        if echo:
-            echoed = self._echoes[index // self.job.n]
-            # It has no log probability, which would have brought its text.
-            first_token = self._renderer.decode(self.job.requests[index].prompt_token_ids[:1])
+        prompt = self._echoes[index // self._n] if echo else Echo("", "")
         shaped = None
-        if self._asked_logprobs and (logprobs or echo):
+        if self._has_logprobs and (logprobs or echo):
             tokens = [*(prompt_logprobs or ()), *logprobs]
-            shaped = self._logprobs[index].shape(tokens, first_token, echoed)
-        return {"index": index, "text": echoed + text, "logprobs": shaped, "finish_reason": None}
+            shaped = self._logprobs[index].shape(tokens, prompt.first_token, prompt.text)
+        text = prompt.text + text
+        return {"index": index, "text": text, "logprobs": shaped, "finish_reason": None}
 
 
 def _options(body: CompletionRequest, info: EngineInfo, prompt_tokens: int) -> SamplingOptions:
@@ -122,13 +129,18 @@ def _options(body: CompletionRequest, info: EngineInfo, prompt_tokens: int) -> S
     )
 
 
-async def _encode(state: State, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
+async def _encode(renderer: Renderer, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
     if not isinstance(prompt, str):
         return prompt
     if not prompt:
         raise InvalidField("prompt", "prompt must not be empty.")
-    return await text_prompt(state.renderer, prompt, body.add_special_tokens)
+    return await text_prompt(renderer, prompt, body.add_special_tokens)
 
 
-def _text(state: State, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
+def _echoes(
+    renderer: Renderer, body: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> tuple[Echo, ...]:
+    return tuple(
+        Echo(given if isinstance(given, str) else renderer.decode(given), renderer.decode(ids[:1]))
+        for given, ids in zip(body.prompt, prompts, strict=True)
+    )

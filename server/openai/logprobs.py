@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes of OpenAI's API."""
+"""Log probabilities in the two formats of OpenAI's API."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from engine_adapter.types import Alternative, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON does not have; vLLM's choice too."""
+"""Replaces minus infinity, which JSON does not have; vLLM uses the same value."""
 
 _REPLACEMENT = "\ufffd"
 
@@ -24,7 +24,7 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], num_top: int) -> dict[str, Any
 
 
 def _alternative(token: Alternative) -> dict[str, Any]:
-    # A part of a character has no text of its own, and its bytes are not known here.
+    # An incomplete character has no text of its own, and its bytes are not known here.
     partial = _REPLACEMENT in token.token
     return {
         "token": token.token,
@@ -34,7 +34,7 @@ def _alternative(token: Alternative) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """Builds the `logprobs` of a completion's choice, whose offsets run through the text."""
+    """Builds the `logprobs` of a completion's choice; the offsets count through its whole text."""
 
     def __init__(self, num_top: int) -> None:
         self._num_top = num_top
@@ -43,14 +43,14 @@ class CompletionLogprobs:
     def shape(
         self, tokens: Sequence[TokenLogprob | None], first_token: str = "", echo: str = ""
     ) -> dict[str, list[Any]]:
-        """The object for the next tokens, which `echo` begins if it is a prompt.
+        """The object for the next tokens; the first ones are the prompt's if `echo` is given.
 
-        A prompt's first token has no log probability, so its text comes as `first_token`.
+        A prompt's first token has no log probability, so its text is given as `first_token`.
         """
         texts = [first_token if t is None else t.chosen.token for t in tokens]
         offsets = [self._advance(text) for text in texts]
         if first_token and not echo.startswith(first_token):
-            # A special token before a text that was given as such: it is not in the echo.
+            # The tokenizer added a special token before the text; the echo does not contain it.
             offsets = [max(offset - len(first_token), 0) for offset in offsets]
             self._offset -= len(first_token)
         return {
@@ -61,7 +61,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:
-        """The best alternatives and the token itself: one more than asked for, at most."""
+        """The best alternatives and the token itself: at most one more than requested."""
         best = {top.token: _clamped(top) for top in token.top[: self._num_top]}
         return best | {token.chosen.token: _clamped(token.chosen)}
 

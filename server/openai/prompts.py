@@ -1,27 +1,28 @@
-"""A body's messages or text -> prompt token ids, alike for generating and for `/tokenize`."""
+"""A body's messages or text -> prompt token ids, the same for generation and for `/tokenize`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields, Message
-from server.schema.content import Prediction
+from server.schema.generation_body import Prediction
+from server.text import clip
 
 
 async def chat_prompt(
     renderer: Renderer, messages: Sequence[Message], fields: ChatPromptFields
 ) -> tuple[int, ...]:
     """The token ids of a chat. Raises `InvalidField`."""
-    go_on = bool(fields.continue_final_message)
-    if go_on and fields.add_generation_prompt:
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise InvalidField("continue_final_message", message)
     return await renderer.encode_chat(
         [message.for_template() for message in messages],
-        # A last turn that goes on leaves no new one to open.
-        add_generation_prompt=not go_on and fields.add_generation_prompt is not False,
-        continue_final_message=go_on,
+        # If the model continues the last message, the template must not open a new one.
+        add_generation_prompt=not continues and fields.add_generation_prompt is not False,
+        continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
         variables=fields.chat_template_kwargs,
     )
@@ -30,7 +31,7 @@ async def chat_prompt(
 async def text_prompt(
     renderer: Renderer, text: str, add_special_tokens: bool | None
 ) -> tuple[int, ...]:
-    """The token ids of a text, special tokens included unless they are declined."""
+    """The token ids of a text, with special tokens unless the client declines them."""
     special = add_special_tokens is not False
     return await renderer.encode(text, add_special_tokens=special)
 
@@ -38,7 +39,7 @@ async def text_prompt(
 async def predicted_tokens(
     renderer: Renderer, info: EngineInfo, prediction: Prediction | None
 ) -> tuple[int, ...]:
-    """The token ids of what a client expects; none without. Raises `InvalidField`."""
+    """The token ids of a prediction; empty without one. Raises `InvalidField`."""
     if prediction is None:
         return ()
     tokens = await renderer.encode(
@@ -46,8 +47,40 @@ async def predicted_tokens(
     )
     if len(tokens) > info.max_model_len:
         message = (
-            f"prediction.content has {len(tokens)} tokens, and this model's maximum context length "
+            f"prediction.content has {len(tokens)} tokens; this model's maximum context length "
             f"is {info.max_model_len}."
         )
         raise InvalidField("prediction.content", message, "context_length_exceeded")
     return tokens
+
+
+def check_prompt(info: EngineInfo, token_ids: Sequence[int], param: str) -> None:
+    """Raises `InvalidField` for a prompt that is empty, too long or not of the vocabulary."""
+    if not token_ids:
+        raise InvalidField(param, f"{param} has no tokens.")
+    check_token_ids(info, (min(token_ids), max(token_ids)), param)
+    if len(token_ids) >= info.max_model_len:
+        message = (
+            f"This model's maximum context length is {info.max_model_len} tokens, and {param} "
+            f"has {len(token_ids)}, which leaves no space to generate."
+        )
+        raise InvalidField(param, message, "context_length_exceeded")
+
+
+def check_token_ids(info: EngineInfo, token_ids: Iterable[int], param: str) -> None:
+    """Raises `InvalidField` for an id outside the vocabulary."""
+    for token_id in token_ids:
+        if not 0 <= token_id < info.vocab_size:
+            bounds = f"token ids are from 0 to {info.vocab_size - 1}"
+            raise InvalidField(param, f"{param} contains {clip(token_id)}; {bounds}.")
+
+
+def check_max_tokens(info: EngineInfo, prompt_tokens: int, max_tokens: int, param: str) -> None:
+    """Raises `InvalidField` if prompt and generation together exceed the context."""
+    remaining = info.max_model_len - prompt_tokens
+    if max_tokens > remaining:
+        message = (
+            f"This model's maximum context length is {info.max_model_len} tokens; the prompt has "
+            f"{prompt_tokens}, so {param} can be at most {remaining}, not {clip(max_tokens)}."
+        )
+        raise InvalidField(param, message, "context_length_exceeded")

@@ -1,33 +1,44 @@
-"""What must hold before the engine sees a request, and what the request then is."""
+"""A request on its way to the engine: its body is checked, then it is prepared, then admitted."""
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from engine_adapter.types import EngineInfo, GenerationRequest, LoraAdapter, SamplingOptions
-from server.control.selection import Choice, SelectionError, select
-from server.errors import InvalidField, clip
+from starlette.types import Receive
+
+from engine_adapter.types import GenerationRequest, LoraAdapter, SamplingOptions
+from server.control.selection import (
+    PLAIN_SPELLINGS,
+    MethodRequest,
+    Selection,
+    SelectionError,
+    select,
+)
+from server.errors import InvalidField, Stopping
+from server.http.event_stream import until_disconnect
+from server.openai.choices import ChoiceShape
 from server.openai.models import find_adapter
 from server.schema.base import Body
-from server.schema.generation_body import GenerationBody
-from server.state import State
+from server.schema.generation_body import GenerationBody, SpecDecode
+from server.state import Runtime
 
 MAX_IGNORED_CHARS = 1024
-"""The most that the list of ignored fields takes in a header."""
+"""The maximum length of the header that lists the ignored fields."""
 
 _INT64 = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """A body of which every field is honoured, or is known to be ignored.
+class CheckedBody:
+    """A body of which every field is either honoured or ignored with notice.
 
     Attributes:
-        model: the served name that the response repeats.
+        model: the served name, which the response repeats.
         ignored: unknown fields of the body.
-        adapter: the LoRA adapter of that name.
+        adapter: the LoRA adapter of that name; `None` is the target itself.
     """
 
     model: str
@@ -35,143 +46,170 @@ class Accepted:
     adapter: LoraAdapter | None = None
 
     def headers(self) -> dict[str, str]:
-        """`x-specgate-ignored-fields`, where there are such."""
+        """`x-specgate-ignored-fields`, if fields were ignored."""
         return {"x-specgate-ignored-fields": _header_list(self.ignored)} if self.ignored else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that is checked and rendered, and whose proposer is not chosen yet.
+class PreparedRequest:
+    """A request that is checked and rendered; its proposer is not selected yet.
 
     Attributes:
-        prefix: what the job's id begins with.
+        id_prefix: the beginning of the response's id.
         prompts: token ids.
         options: one entry per prompt.
         prediction: the token ids that the client expects.
+        shape: how the endpoint writes a choice.
     """
 
     body: GenerationBody
-    accepted: Accepted
-    prefix: str
+    checked: CheckedBody
+    id_prefix: str
     prompts: Sequence[Sequence[int]]
     options: Sequence[SamplingOptions]
-    prediction: tuple[int, ...] = ()
+    prediction: tuple[int, ...]
+    shape: ChoiceShape
 
     @property
     def n(self) -> int:
         """Choices per prompt."""
         return self.body.n or 1
 
-    @property
-    def num_choices(self) -> int:
-        """Choices of all prompts."""
-        return len(self.prompts) * self.n
-
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """An admitted request.
+class AdmittedRequest:
+    """A request that has its proposer and is in flight.
 
     Attributes:
-        id: of the response; the engine's requests are `<id>-<index>`.
+        id: the response's id; the ids of the engine's requests are `<id>-<index>`.
         created: Unix time in seconds.
-        requests: one per choice; choice i of prompt p is number p * n + i.
-        prompt_tokens: of all prompts, each counted once.
-        n: choices per prompt.
-        predicts: the client sent a prediction.
+        selection: the proposer that the request has, and why.
+        engine_requests: one per choice; choice i of prompt p has the index p * n + i.
+        num_prompt_tokens: the tokens of all prompts, each prompt counted once.
     """
 
     id: str
     created: int
-    accepted: Accepted
-    requests: tuple[GenerationRequest, ...]
-    prompt_tokens: int
-    n: int
-    choice: Choice
-    predicts: bool = False
+    prepared: PreparedRequest
+    selection: Selection
+    engine_requests: tuple[GenerationRequest, ...]
+    num_prompt_tokens: int
 
     def headers(self) -> dict[str, str]:
-        """What the response says of the request in headers."""
-        return {"x-specgate-spec-method": self.choice.name, **self.accepted.headers()}
+        """The response's own headers."""
+        return {"x-specgate-spec-method": self.selection.name, **self.prepared.checked.headers()}
 
 
-def accept(state: State, body: Body) -> Accepted:
-    """What can be checked before anything is rendered. Raises `NotFound`, `InvalidField`."""
-    name = body.model
-    if name is None:
-        name = state.settings.served_model_name[0]
-    adapter = find_adapter(state, name)
+def check_body(runtime: Runtime, body: Body) -> CheckedBody:
+    """Checks what needs no tokenizer. Raises `NotFound`, `InvalidField`."""
+    name = runtime.settings.served_model_name[0] if body.model is None else body.model
+    adapter = find_adapter(runtime, name)
     if isinstance(body, GenerationBody):
         body.check_stream_options()
-    ignored = body.ignored_fields(strict=state.settings.strict_fields)
-    return Accepted(name, ignored, adapter)
+    ignored = body.ignored_fields(strict=runtime.settings.strict_fields)
+    return CheckedBody(name, ignored, adapter)
 
 
-def choose(state: State, body: GenerationBody) -> Choice:
-    """Who drafts for the request. Raises `InvalidField`."""
-    try:
-        return select(body.asked(), state.switcher.active, state.catalog)
-    except SelectionError as error:
-        raise InvalidField(error.param, error.message, error.code) from error
+@asynccontextmanager
+async def admitted(
+    runtime: Runtime, receive: Receive, prepared: PreparedRequest
+) -> AsyncIterator[AdmittedRequest]:
+    """Selects a request's proposer and admits it; it is in flight until the block ends.
+
+    While a drain closes the gate, the request waits for its turn first. `receive` must be past
+    the request's body.
+
+    Raises:
+        InvalidField: the requested proposer or k cannot be selected.
+        ClientDisconnected: the client closed the connection while the request waited.
+        Stopping: the server stopped while the request waited.
+    """
+    gate = runtime.switcher.gate
+    if not gate.must_wait:
+        request = _admit(runtime, prepared)
+    else:
+        # An invalid request is refused before the wait, not after it.
+        _select(runtime, prepared.body)
+        with gate.ticket() as ticket:
+            while not ticket.is_next:
+                await until_disconnect(receive, ticket.wait())
+            if runtime.stopping.is_set():
+                raise Stopping
+            # No `await` from here on: see `Gate.ticket`.
+            request = _admit(runtime, prepared)
+    selection = request.selection
+    with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
+        yield request
 
 
-def admit(state: State, prepared: Prepared) -> Job:
-    """Chooses who drafts for a request and makes a job of it. Raises `InvalidField`."""
-    choice = choose(state, prepared.body)
-    job_id = f"{prepared.prefix}-{uuid.uuid4().hex}"
+def _admit(runtime: Runtime, prepared: PreparedRequest) -> AdmittedRequest:
+    selection = _select(runtime, prepared.body)
+    request_id = f"{prepared.id_prefix}-{uuid.uuid4().hex}"
     n = prepared.n
-    params = replace(choice.params, prediction=prepared.prediction)
-    adapter = prepared.accepted.adapter
-    requests = tuple(
+    params = replace(selection.params, prediction=prepared.prediction)
+    adapter = prepared.checked.adapter
+    engine_requests = tuple(
         GenerationRequest(
-            f"{job_id}-{p * n + i}", tuple(prompt), _of_choice(i, options), params, adapter
+            f"{request_id}-{p * n + i}", tuple(prompt), _own_seed(i, options), params, adapter
         )
         for p, (prompt, options) in enumerate(zip(prepared.prompts, prepared.options, strict=True))
         for i in range(n)
     )
-    job = Job(
-        id=job_id,
+    runtime.metrics.count_request(selection.name, selection.selected_by)
+    return AdmittedRequest(
+        id=request_id,
         created=int(time.time()),
-        accepted=prepared.accepted,
-        requests=requests,
-        prompt_tokens=sum(map(len, prepared.prompts)),
-        n=n,
-        choice=choice,
-        predicts=prepared.body.prediction is not None,
+        prepared=prepared,
+        selection=selection,
+        engine_requests=engine_requests,
+        num_prompt_tokens=sum(map(len, prepared.prompts)),
     )
-    state.metrics.count_request(choice.name, choice.selected_by)
-    return job
 
 
-def check_prompt(info: EngineInfo, token_ids: Sequence[int], param: str) -> None:
-    """Raises `InvalidField` for a prompt that the engine could not read."""
-    if not token_ids:
-        raise InvalidField(param, f"{param} has no tokens.")
-    for token_id in (min(token_ids), max(token_ids)):
-        if not 0 <= token_id < info.vocab_size:
-            bounds = f"token ids are from 0 to {info.vocab_size - 1}"
-            raise InvalidField(param, f"{param} holds {clip(token_id)}; {bounds}.")
-    if len(token_ids) >= info.max_model_len:
-        message = (
-            f"This model's maximum context length is {info.max_model_len} tokens, and {param} "
-            f"has {len(token_ids)}: no room is left to generate."
-        )
-        raise InvalidField(param, message, "context_length_exceeded")
+def _select(runtime: Runtime, body: GenerationBody) -> Selection:
+    try:
+        return select(_method_request(body), runtime.switcher.active, runtime.loaded_proposers())
+    except SelectionError as error:
+        raise InvalidField(error.param, error.message, error.code) from error
 
 
-def check_max_tokens(info: EngineInfo, prompt_tokens: int, max_tokens: int, param: str) -> None:
-    """Raises `InvalidField` where prompt and generation together exceed the context."""
-    room = info.max_model_len - prompt_tokens
-    if max_tokens > room:
-        message = (
-            f"This model's maximum context length is {info.max_model_len} tokens; the prompt has "
-            f"{prompt_tokens}, so {param} can be at most {room}, not {clip(max_tokens)}."
-        )
-        raise InvalidField(param, message, "context_length_exceeded")
+def _method_request(body: GenerationBody) -> MethodRequest:
+    """The proposer and k that a body requests, from `spec_decode` or from the flat fields.
+
+    A flat null means "not set", because clients send their unset fields as null. Raises
+    `InvalidField` if both forms are used with different values.
+    """
+    nested = body.spec_decode or SpecDecode()
+    in_nested = "proposer" in nested.model_fields_set
+    flat = body.speculative_model
+    if in_nested and flat is not None and _canonical(nested.proposer) != _canonical(flat):
+        raise _conflict("speculative_model", "spec_decode.proposer")
+    k, flat_k = nested.num_speculative_tokens, body.num_speculative_tokens
+    if k is not None and flat_k is not None and k != flat_k:
+        raise _conflict("num_speculative_tokens", "spec_decode.num_speculative_tokens")
+    proposer_is_flat = flat is not None and not in_nested
+    k_is_flat = flat_k is not None and k is None
+    return MethodRequest(
+        proposer=nested.proposer if in_nested else flat,
+        num_speculative_tokens=flat_k if k_is_flat else k,
+        is_named=in_nested or flat is not None,
+        has_prediction=body.prediction is not None,
+        proposer_param="speculative_model" if proposer_is_flat else "spec_decode.proposer",
+        k_param=("" if k_is_flat else "spec_decode.") + "num_speculative_tokens",
+    )
 
 
-def _of_choice(index: int, options: SamplingOptions) -> SamplingOptions:
-    """Choice `index` of a prompt: a seeded one has its own seed, or all would be equal."""
+def _canonical(name: str | None) -> str | None:
+    """The name, or `None` for every name of plain decoding."""
+    return None if name is None or name.lower() in PLAIN_SPELLINGS else name
+
+
+def _conflict(flat: str, nested: str) -> InvalidField:
+    return InvalidField(flat, f"{flat} and {nested} are both given and differ; send one of them.")
+
+
+def _own_seed(index: int, options: SamplingOptions) -> SamplingOptions:
+    """The options of a prompt's choice `index`: with one seed for all, all would be equal."""
     if options.seed is None or not index:
         return options
     seed = (options.seed + index + _INT64) % (2 * _INT64) - _INT64
@@ -179,6 +217,6 @@ def _of_choice(index: int, options: SamplingOptions) -> SamplingOptions:
 
 
 def _header_list(names: Sequence[str]) -> str:
-    """Names as a header can hold them: percent-encoded, and cut where there are too many."""
+    """The names as a header can carry them: percent-encoded, and cut to a maximum length."""
     text = ", ".join(quote(name[:64], safe="", errors="replace") for name in names)
     return text if len(text) <= MAX_IGNORED_CHARS else text[: MAX_IGNORED_CHARS - 3] + "..."

@@ -1,164 +1,123 @@
-"""A job's answer, in one piece or as events. What the two endpoints write alike."""
+"""A request's deltas -> the response in one piece, or the events of a stream. Pure shaping."""
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import Sequence
 from typing import Any
 
 from engine_adapter.types import Delta
 from server.http.event_stream import DONE, event, json_text
-from server.openai.request import Job, Prepared, admit, choose
-from server.openai.streams import generate
-from server.openai.usage import Tally, choice_statistics, metrics, usage
-from server.state import State
+from server.openai.choices import ChoiceState
+from server.openai.request import AdmittedRequest
+from server.openai.usage import choice_statistics, response_metrics, usage
 
-_MARK = "\x00text\x00"
-"""Stands for the text in a frame; JSON text of a model never holds it unescaped."""
+_TEXT_PLACEHOLDER = "\x00text\x00"
+"""The text of a chunk that is encoded in advance; JSON never holds this text unescaped."""
 
 
-class Answer(ABC):
-    """A prepared request and the shape of its answer.
+class ResponseBuilder:
+    """Shapes the deltas of one admitted request.
 
-    `admit` it, take it `whole` or as `events`, and `close` it, in this order.
-    Subclasses say how a choice looks; `kind` and `chunk_kind` are the `object` of the whole
-    answer and of a chunk.
+    For a response in one piece: `add` every delta, then `body`. For a stream: the `events` of
+    every delta, then the `last_events`.
     """
 
-    kind: str
-    chunk_kind: str
-    _echoing = False
-
-    def __init__(self, state: State, prepared: Prepared) -> None:
-        body = prepared.body
-        self.job: Job
-        self.streamed = bool(body.stream)
-        self._state = state
-        self._prepared = prepared
+    def __init__(self, request: AdmittedRequest) -> None:
+        body = request.prepared.body
+        self._request = request
+        self._shape = request.prepared.shape
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
-        self._tallies = [Tally(keep=not self.streamed) for _ in range(prepared.num_choices)]
-        self._frames: list[tuple[bytes, bytes]] = []
-        self._in_flight = ExitStack()
+        indices = range(len(request.engine_requests))
+        self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
+        self._frames = [self._frame(i) for i in indices] if body.stream else []
 
-    def check_choice(self) -> None:
-        """Raises `InvalidField` for a choice that admission would refuse."""
-        choose(self._state, self._prepared.body)
+    def add(self, index: int, delta: Delta) -> None:
+        """Adds a delta of choice `index`."""
+        self._choices[index].add(self._shape.visible(delta))
 
-    def admit(self) -> None:
-        """Chooses who drafts; the request is in flight from here until `close`.
-
-        Raises `InvalidField`.
-        """
-        self.job = admit(self._state, self._prepared)
-        if self.streamed:
-            self._frames = [self._frame(i) for i in range(len(self.job.requests))]
-        choice, in_flight = self.job.choice, self._state.switcher.in_flight
-        self._in_flight.enter_context(in_flight.admitted(choice.name, pinned=choice.params.pinned))
-
-    def close(self) -> None:
-        """The request has ended, however it did."""
-        self._in_flight.close()
-
-    async def whole(self) -> dict[str, Any]:
-        """Runs the job and builds the answer in one piece. Cancelling aborts the job."""
-        async with aclosing(generate(self._state, self.job)) as deltas:
-            async for index, delta in deltas:
-                self._tallies[index].add(self._seen(delta))
-        self._check_ended()
+    def body(self) -> dict[str, Any]:
+        """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
+        self._check_finished()
         choices = [
-            self._choice(index, tally) | self._ending(index)
-            for index, tally in enumerate(self._tallies)
+            self._shape.whole_choice(index, choice) | self._finish_fields(choice)
+            for index, choice in enumerate(self._choices)
         ]
         return {
-            **self._head(self.kind),
+            **self._head(self._shape.object_type),
             "choices": choices,
-            "usage": usage(self.job, self._tallies),
-            "metrics": metrics(self.job, self._tallies),
+            "usage": usage(self._request, self._choices),
+            "metrics": response_metrics(self._request, self._choices),
         }
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Runs the job and yields encoded events. Closing aborts the job."""
-        async with aclosing(generate(self._state, self.job)) as deltas:
-            async for index, delta in deltas:
-                for data in self._event(index, self._seen(delta)):
-                    yield data
-        self._check_ended()
-        if self._include_usage:
-            chunk = self._chunk([])
-            chunk["usage"] = usage(self.job, self._tallies)
-            yield event(chunk | {"metrics": metrics(self.job, self._tallies)})
-        yield DONE
+    def events(self, index: int, delta: Delta) -> Sequence[bytes]:
+        """The encoded events of a delta of choice `index`; none while a character is incomplete."""
+        delta = self._shape.visible(delta)
+        choice = self._choices[index]
+        is_first = not choice.has_begun
+        choice.add(delta)
+        chunks = self._chunk_events(index, delta, is_first)
+        if is_first and (role := self._shape.role_chunk(index)) is not None:
+            return (event(self._chunk([role])), *chunks)
+        return chunks
 
-    def _check_ended(self) -> None:
-        """Raises where the engine broke its promise: a reason to finish is never made up."""
-        if any(tally.finish_reason is None for tally in self._tallies):
-            raise RuntimeError(f"{self.job.id}: a sequence ended without a finish_reason")
+    def last_events(self) -> Sequence[bytes]:
+        """The encoded end of a stream. Raises `RuntimeError` if a choice has not finished."""
+        self._check_finished()
+        if not self._include_usage:
+            return (DONE,)
+        chunk = self._chunk([])
+        chunk["usage"] = usage(self._request, self._choices)
+        chunk["metrics"] = response_metrics(self._request, self._choices)
+        return (event(chunk), DONE)
 
-    def _event(self, index: int, delta: Delta) -> Sequence[bytes]:
-        """The events of one delta; none while a character is incomplete."""
-        tally = self._tallies[index]
-        first = not tally.begun
-        tally.add(delta)
-        opening = self._opening(index) if first else None
-        part = self._event_of_part(index, delta, first)
-        return part if opening is None else (event(self._chunk([opening])), *part)
+    def _check_finished(self) -> None:
+        """A finish reason is never made up: without one the engine has failed."""
+        if any(choice.finish_reason is None for choice in self._choices):
+            raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
 
-    def _event_of_part(self, index: int, delta: Delta, first: bool) -> Sequence[bytes]:
-        echo = first and self._echoing
+    def _chunk_events(self, index: int, delta: Delta, is_first: bool) -> Sequence[bytes]:
+        echo = is_first and self._shape.echoes_prompt
         if delta.finish_reason is None and delta.logprobs is None and not echo:
             if not delta.text:
                 return ()
             if not self._continuous_usage:
                 before, after = self._frames[index]
                 return (before + json_text(delta.text).encode() + after,)
-        part = self._part(index, delta, echo=echo)
+        choice = self._shape.chunk_choice(index, delta, echo=echo)
         if delta.finish_reason is None:
-            return (event(self._chunk([part])),)
-        chunk = self._chunk([part | self._ending(index)])
-        last = all(tally.finish_reason is not None for tally in self._tallies)
-        if last and not self._include_usage:
-            chunk["metrics"] = metrics(self.job, self._tallies)
+            return (event(self._chunk([choice])),)
+        chunk = self._chunk([choice | self._finish_fields(self._choices[index])])
+        is_last = all(choice.finish_reason is not None for choice in self._choices)
+        if is_last and not self._include_usage:
+            chunk["metrics"] = response_metrics(self._request, self._choices)
         return (event(chunk),)
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text of an ordinary chunk, encoded once."""
-        whole = event(self._chunk([self._part(index, Delta(text=_MARK), echo=False)]))
-        before, after = whole.split(json_text(_MARK).encode())
+        """The bytes before and after the text of an ordinary chunk, encoded once."""
+        choice = self._shape.chunk_choice(index, Delta(text=_TEXT_PLACEHOLDER), echo=False)
+        before, after = event(self._chunk([choice])).split(json_text(_TEXT_PLACEHOLDER).encode())
         return before, after
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = {**self._head(self.chunk_kind), "choices": choices}
+        chunk = {**self._head(self._shape.chunk_object_type), "choices": choices}
         if self._continuous_usage:
-            chunk["usage"] = usage(self.job, self._tallies)
+            chunk["usage"] = usage(self._request, self._choices)
         elif self._include_usage:
             chunk["usage"] = None
         return chunk
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        job = self.job
-        return {"id": job.id, "object": kind, "created": job.created, "model": job.accepted.model}
-
-    def _ending(self, index: int) -> dict[str, Any]:
-        """What a choice says once it has ended."""
-        tally = self._tallies[index]
+    def _head(self, object_type: str) -> dict[str, Any]:
+        request = self._request
         return {
-            "finish_reason": tally.finish_reason,
-            "stop_reason": tally.stop_reason,
-            "speculative_decoding": choice_statistics(self.job, tally),
+            "id": request.id,
+            "object": object_type,
+            "created": request.created,
+            "model": request.prepared.checked.model,
         }
 
-    def _seen(self, delta: Delta) -> Delta:
-        """The delta as the client is to see it."""
-        return delta
-
-    def _opening(self, index: int) -> dict[str, Any] | None:
-        """The choice of the chunk that comes before a choice's first text, if there is one."""
-        return None
-
-    @abstractmethod
-    def _part(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
-        """The choice of a chunk; with `echo` it begins with the prompt."""
-
-    @abstractmethod
-    def _choice(self, index: int, tally: Tally) -> dict[str, Any]:
-        """The choice of the answer in one piece."""
+    def _finish_fields(self, choice: ChoiceState) -> dict[str, Any]:
+        """The fields of a choice that has finished."""
+        return {
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "speculative_decoding": choice_statistics(self._request, choice),
+        }

@@ -1,9 +1,8 @@
 """A body's sampling fields -> `SamplingOptions`."""
 
-from collections.abc import Iterable
-
 from engine_adapter.types import EngineInfo, SamplingOptions, StructuredOutput
-from server.errors import InvalidField, clip
+from server.errors import InvalidField
+from server.openai.prompts import check_token_ids
 from server.schema.generation_body import GenerationBody
 
 _DEFAULTS = SamplingOptions()
@@ -18,19 +17,17 @@ def sampling_options(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingOptions:
-    """How the request is sampled; what it leaves out has OpenAI's default.
+    """The request's sampling; fields that are not set have OpenAI's default.
 
-    Raises `InvalidField` for what only the engine's figures show to be wrong.
+    Raises `InvalidField` for values outside the engine's limits.
     """
     min_tokens = body.min_tokens or 0
-    most = info.max_model_len - prompt_tokens if max_tokens is None else max_tokens
-    if min_tokens > most:
-        message = f"min_tokens is {min_tokens}, and {most} are the most that can be generated."
-        raise InvalidField("min_tokens", message)
+    limit = info.max_model_len - prompt_tokens if max_tokens is None else max_tokens
+    _check_min_tokens(min_tokens, limit)
     bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
-    _check_ids(info, "stop_token_ids", body.stop_token_ids or ())
-    _check_ids(info, "logit_bias", bias)
-    _check_ids(info, "allowed_token_ids", body.allowed_token_ids or ())
+    check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
+    check_token_ids(info, bias, "logit_bias")
+    check_token_ids(info, body.allowed_token_ids or (), "allowed_token_ids")
     return SamplingOptions(
         temperature=_or(body.temperature, _DEFAULTS.temperature),
         top_p=_or(body.top_p, _DEFAULTS.top_p),
@@ -58,13 +55,13 @@ def sampling_options(
 
 
 def check_logprobs(info: EngineInfo, logprobs: int | None, param: str) -> None:
-    """Raises `InvalidField` for more alternatives per token than the engine gives."""
+    """Raises `InvalidField` for more alternatives per token than the engine returns."""
     if logprobs is not None and logprobs > info.max_logprobs:
         raise InvalidField(param, f"{param} can be at most {info.max_logprobs}, not {logprobs}.")
 
 
 def _structured_output(body: GenerationBody) -> StructuredOutput | None:
-    """The form that the text must have; it says itself when a text may end, and must."""
+    """The constraint on the text. It decides where the text ends, so other fields must not."""
     wanted = body.structured_output()
     if wanted is not None:
         for name in ("ignore_eos", "min_tokens"):
@@ -73,11 +70,10 @@ def _structured_output(body: GenerationBody) -> StructuredOutput | None:
     return wanted
 
 
-def _check_ids(info: EngineInfo, param: str, token_ids: Iterable[int]) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < info.vocab_size:
-            bounds = f"ids are from 0 to {info.vocab_size - 1}"
-            raise InvalidField(param, f"{param} holds {clip(token_id)}; {bounds}.")
+def _check_min_tokens(min_tokens: int, limit: int) -> None:
+    if min_tokens > limit:
+        message = f"min_tokens is {min_tokens}, but at most {limit} tokens can be generated."
+        raise InvalidField("min_tokens", message)
 
 
 def _or(value: float | None, default: float) -> float:

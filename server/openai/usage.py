@@ -1,68 +1,34 @@
-"""What a request's choices have become so far, and the figures that a response gives of it."""
+"""The figures of a response: OpenAI's `usage`, and the statistics of speculative decoding.
+
+The names of the statistics are vLLM's, with Specgate's `mean_tokens_per_step`, `proposer` and
+`by_proposer`.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from engine_adapter.counts import ProposerCounts, SpecStats
-from engine_adapter.types import Delta, FinishReason, TokenLogprob
-from server.openai.request import Job
-from server.openai.statistics import speculative_decoding, total
+from server.openai.choices import ChoiceState
+from server.openai.request import AdmittedRequest
 
 
-@dataclass(slots=True)
-class Tally:
-    """One choice. A stream forgets its text; `keep` is for the answer in one piece."""
+def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
+    """OpenAI's `usage`. Each prompt counts once, whatever its number of choices.
 
-    keep: bool
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    tokens: int = 0
-    cached_tokens: int = 0
-    begun: bool = False
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    spec: SpecStats = field(default_factory=SpecStats)
-
-    def add(self, delta: Delta) -> None:
-        """Counts what the engine has sent."""
-        self.begun = True
-        self.tokens += len(delta.token_ids)
-        if delta.num_cached_tokens:
-            self.cached_tokens = delta.num_cached_tokens
-        if delta.spec is not None:
-            self.spec = delta.spec
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
-            self.stop_reason = delta.stop_reason
-        if self.keep:
-            self.texts.append(delta.text)
-            self.logprobs.extend(delta.logprobs or ())
-            self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
-
-    @property
-    def text(self) -> str:
-        """The whole text, where it was kept."""
-        return "".join(self.texts)
-
-
-def usage(job: Job, tallies: Sequence[Tally]) -> dict[str, Any]:
-    """OpenAI's `usage`. Each prompt counts once, however many choices it has.
-
-    Of a request with a prediction it says how many of the drafted tokens were kept.
+    With a prediction, it includes how many of the drafted tokens were accepted.
     """
-    completion = sum(tally.tokens for tally in tallies)
-    cached = sum(tally.cached_tokens for tally in tallies[:: job.n])
+    completion = sum(choice.num_tokens for choice in choices)
+    cached = sum(choice.num_cached_tokens for choice in choices[:: request.prepared.n])
     figures: dict[str, Any] = {
-        "prompt_tokens": job.prompt_tokens,
+        "prompt_tokens": request.num_prompt_tokens,
         "completion_tokens": completion,
-        "total_tokens": job.prompt_tokens + completion,
+        "total_tokens": request.num_prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    if job.predicts:
-        spec = total(tally.spec for tally in tallies)
-        counts = spec.by_proposer.get(job.choice.name, ProposerCounts())
+    if request.prepared.body.prediction is not None:
+        by_proposer = _total(choices).by_proposer
+        counts = by_proposer.get(request.selection.name, ProposerCounts())
         figures["completion_tokens_details"] = {
             "accepted_prediction_tokens": counts.accepted,
             "rejected_prediction_tokens": counts.drafted - counts.accepted,
@@ -70,14 +36,58 @@ def usage(job: Job, tallies: Sequence[Tally]) -> dict[str, Any]:
     return figures
 
 
-def choice_statistics(job: Job, tally: Tally) -> dict[str, Any]:
-    """`choices[i].speculative_decoding`."""
-    k = job.choice.params.spec_method.num_speculative_tokens
-    return speculative_decoding(tally.spec, job.choice.name, k)
-
-
-def metrics(job: Job, tallies: Sequence[Tally]) -> dict[str, Any]:
+def response_metrics(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """The response's `metrics`: all choices together."""
-    k = job.choice.params.spec_method.num_speculative_tokens
-    spec = total(tally.spec for tally in tallies)
-    return {"speculative_decoding": speculative_decoding(spec, job.choice.name, k)}
+    selection = request.selection
+    figures = speculative_decoding(_total(choices), selection.name, selection.k)
+    return {"speculative_decoding": figures}
+
+
+def choice_statistics(request: AdmittedRequest, choice: ChoiceState) -> dict[str, Any]:
+    """`choices[i].speculative_decoding`."""
+    return speculative_decoding(choice.spec, request.selection.name, request.selection.k)
+
+
+def speculative_decoding(stats: SpecStats, proposer: str, k: int) -> dict[str, Any]:
+    """The object `speculative_decoding` of a response or of one of its choices.
+
+    `proposer` and `k` are those selected at admission. If nothing was decoded or drafted, the
+    means are 1.0 (one token per step) and the rate is 0.0.
+    """
+    sums = sum(stats.by_proposer.values(), ProposerCounts())
+    return {
+        "mean_acceptance_length": 1 + _ratio(sums.accepted, sums.drafts, 0.0),
+        "mean_tokens_per_step": _ratio(stats.decode_tokens, stats.decode_steps, 1.0),
+        "draft_acceptance_rate": _ratio(sums.accepted, sums.drafted, 0.0),
+        "acceptance_histogram": acceptance_histogram(sums, k),
+        "num_spec_steps": sums.drafts,
+        "num_draft_tokens": sums.drafted,
+        "num_accepted_draft_tokens": sums.accepted,
+        "num_spec_tokens": k,
+        "proposer": proposer,
+        "by_proposer": {
+            name: {"drafts": c.drafts, "drafted": c.drafted, "accepted": c.accepted}
+            for name, c in stats.by_proposer.items()
+        },
+    }
+
+
+def acceptance_histogram(counts: ProposerCounts, k: int) -> list[int]:
+    """Entry j counts the steps that accepted exactly j drafts; it has at least k + 1 entries.
+
+    Steps that accepted position j - 1 but not position j accepted j drafts: the differences of
+    `drafts, accepted_per_position..., 0`.
+    """
+    at_least = [counts.drafts, *counts.accepted_per_position]
+    at_least += [0] * (k + 2 - len(at_least))
+    if at_least[-1]:
+        at_least.append(0)
+    return [here - next_ for here, next_ in pairwise(at_least)]
+
+
+def _total(choices: Sequence[ChoiceState]) -> SpecStats:
+    return sum((choice.spec for choice in choices), SpecStats())
+
+
+def _ratio(numerator: int, denominator: int, otherwise: float) -> float:
+    return numerator / denominator if denominator else otherwise

@@ -1,1 +1,1 @@
-"""HTTP routes, one file per family; each has a `router`. Thin: schema in, serving, response out."""
+"""HTTP routes, one file per family; each has a `router`. A route passes a body on and responds."""

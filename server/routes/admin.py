@@ -1,4 +1,4 @@
-"""The admin routes: which proposers there are, which one is active, and how to change it."""
+"""The admin routes: show, switch, load and unload proposers."""
 
 from dataclasses import asdict
 
@@ -22,7 +22,7 @@ from server.schema.admin import (
     UnloadRequest,
     UnloadResponse,
 )
-from server.state import LoadedState, ReadyState, State
+from server.state import ReadyRuntime, Runtime, StartedRuntime
 from server.telemetry.rolling_stats import WINDOW_S
 
 router = APIRouter()
@@ -30,18 +30,18 @@ router = APIRouter()
 
 @router.post("/v1/switch_spec_method")
 async def switch_spec_method(
-    request: Request, body: SwitchRequest, state: LoadedState
+    request: Request, body: SwitchRequest, runtime: StartedRuntime
 ) -> SwitchResult:
-    """Makes another proposer, or none, the active method."""
-    switching = state.switcher.switch(
+    """Makes another proposer, or plain decoding, the active method."""
+    switching = runtime.switcher.switch(
         body.method_request(),
         body.mode,
         body.reason,
         timeout_s=body.timeout_s,
-        caller=caller(request.headers, request.client, state.settings),
+        caller=caller(request.headers, request.client, runtime.settings),
     )
     try:
-        # A drain must not hold requests for a caller that is gone.
+        # A drain must not make requests wait for a caller that is gone.
         return await until_disconnect(request.receive, switching)
     except SelectionError as error:
         kind = NotFound if error.code == "proposer_not_found" else InvalidField
@@ -59,9 +59,9 @@ async def switch_spec_method(
 
 
 @router.get("/v1/spec_method")
-async def spec_method(state: LoadedState) -> SpecMethodResponse:
-    """The active method, what is in flight, and how each proposer has done lately."""
-    switcher = state.switcher
+async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
+    """The active method, the requests in flight, and the recent figures of each proposer."""
+    switcher = runtime.switcher
     active = switcher.active
     return SpecMethodResponse(
         spec_method=active.name,
@@ -71,41 +71,42 @@ async def spec_method(state: LoadedState) -> SpecMethodResponse:
         in_flight=dict(switcher.in_flight.by_proposer),
         drain=switcher.drain,
         window_s=WINDOW_S,
-        proposers=state.metrics.rolling_stats(),
-        engine=_engine(state.engine.failure),
-        switches=list(state.audit.switches),
+        proposers=runtime.metrics.rolling_stats(),
+        engine=_engine(runtime.engine.failure),
+        switches=list(runtime.audit.switches),
     )
 
 
 @router.get("/v1/proposers")
-async def proposers(state: LoadedState) -> ProposersResponse:
-    """Every loaded proposer, and the last that were loaded or unloaded."""
-    data = [_proposer(info, state) for info in await state.engine.proposers()]
-    return ProposersResponse(data=data, changes=list(state.audit.proposer_changes))
+async def proposers(runtime: StartedRuntime) -> ProposersResponse:
+    """Every loaded proposer, and the last loads and unloads."""
+    data = [_proposer(info, runtime) for info in await runtime.engine.proposers()]
+    return ProposersResponse(data=data, changes=list(runtime.audit.proposer_changes))
 
 
 @router.post("/v1/load_proposer")
-async def load_proposer(request: Request, body: LoadRequest, state: ReadyState) -> Proposer:
+async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""
-    asker = caller(request.headers, request.client, state.settings)
+    asker = caller(request.headers, request.client, runtime.settings)
     try:
-        return _proposer(await state.proposers.load(body.root, asker), state)
+        return _proposer(await runtime.proposer_admin.load(body.root, asker), runtime)
     except EngineConfigError as error:
         raise InvalidField(error.field, error.message, error.code) from None
 
 
 @router.post("/v1/unload_proposer")
 async def unload_proposer(
-    request: Request, body: UnloadRequest, state: ReadyState
+    request: Request, body: UnloadRequest, runtime: ReadyRuntime
 ) -> UnloadResponse:
-    """Unloads a proposer that nobody uses, and frees its memory."""
-    asker = caller(request.headers, request.client, state.settings)
-    await state.proposers.unload(body.name, asker)
+    """Unloads a proposer that is not in use, and frees its memory."""
+    asker = caller(request.headers, request.client, runtime.settings)
+    await runtime.proposer_admin.unload(body.name, asker)
     return UnloadResponse(name=body.name)
 
 
-def _proposer(info: ProposerInfo, state: State) -> Proposer:
-    roles = {"primary": state.catalog.primary, "backup": state.catalog.backup}
+def _proposer(info: ProposerInfo, runtime: Runtime) -> Proposer:
+    settings = runtime.settings
+    roles = {"primary": settings.primary, "backup": settings.backup}
     return Proposer(
         **asdict(info), roles=[role for role, name in roles.items() if name == info.name]
     )

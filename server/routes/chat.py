@@ -1,19 +1,17 @@
 """`POST /v1/chat/completions`."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from server.openai.chat import prepare_chat
-from server.routes.respond import respond
+from server.openai.respond import GenerationResponse
 from server.schema.chat import ChatCompletionRequest
-from server.state import ReadyState
+from server.state import ReadyRuntime
 
 router = APIRouter()
 
 
 @router.post("/v1/chat/completions", response_model=None)
-async def create_chat_completion(
-    request: Request, body: ChatCompletionRequest, state: ReadyState
-) -> Response:
+async def create_chat_completion(body: ChatCompletionRequest, runtime: ReadyRuntime) -> Response:
     """Answers a chat."""
-    return await respond(request, state, await prepare_chat(state, body))
+    return GenerationResponse(runtime, await prepare_chat(runtime, body))

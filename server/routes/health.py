@@ -1,4 +1,4 @@
-"""`/health` and `/ready`: what orchestrators probe."""
+"""`/health` and `/ready`, the probes of orchestrators."""
 
 from fastapi import APIRouter
 
@@ -11,9 +11,9 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(state: AnyState) -> dict[str, str]:
-    """200 while the engine lives or loads for the first time; 503 says why it does not.
+    """200 while the engine is alive or loads for the first time; else 503 with the reason.
 
-    With `Retry-After` the engine is being replaced; without, the process must be restarted.
+    With `Retry-After` the engine is being replaced; without it the process must be restarted.
     """
     if state.startup_error is not None:
         raise Unavailable("The engine could not start.", "engine_start_failed", None)
@@ -25,9 +25,9 @@ async def health(state: AnyState) -> dict[str, str]:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(state: AnyState) -> dict[str, str]:
-    """200 while requests are served; 503 says why they are not."""
+    """200 while requests are served; else 503 with the reason."""
     await health(state)
-    if state.draining:
+    if state.stopping.is_set():
         raise Stopping
     if not state.ready:
         raise Unavailable("The engine is still loading.", "engine_not_ready")

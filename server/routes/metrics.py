@@ -13,10 +13,10 @@ router = APIRouter()
 
 @router.get("/metrics")
 def metrics(request: Request, state: AnyState) -> Response:
-    """Every series; not a coroutine, since encoding a large registry would hold up streams.
+    """Every series. Not a coroutine: encoding a large registry would delay streams.
 
-    The library's own negotiation writes OpenMetrics with `vllm_` for `vllm:` unless the scraper
-    offers to take UTF-8 names. Names here are plain ones and need no escaping.
+    The library's own negotiation writes `vllm_` instead of `vllm:` in OpenMetrics unless the
+    scraper accepts UTF-8 names. The names here need no escaping.
     """
     if OPENMETRICS in request.headers.get("accept", ""):
         body = openmetrics.generate_latest(  # type: ignore[no-untyped-call]

@@ -3,23 +3,23 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from server.openai.request import accept
+from server.openai.request import check_body
 from server.openai.tokenization import detokenize, tokenize
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from server.state import ReadyState
+from server.state import ReadyRuntime
 
 router = APIRouter()
 
 
 @router.post("/tokenize", response_model=None)
-async def post_tokenize(body: TokenizeRequest, state: ReadyState) -> JSONResponse:
+async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The token ids of a text or a chat."""
-    accepted = accept(state, body)
-    return JSONResponse(await tokenize(state, body), headers=accepted.headers())
+    checked = check_body(runtime, body)
+    return JSONResponse(await tokenize(runtime, body), headers=checked.headers())
 
 
 @router.post("/detokenize", response_model=None)
-async def post_detokenize(body: DetokenizeRequest, state: ReadyState) -> JSONResponse:
+async def post_detokenize(body: DetokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The text of token ids."""
-    accepted = accept(state, body)
-    return JSONResponse(detokenize(state, body), headers=accepted.headers())
+    checked = check_body(runtime, body)
+    return JSONResponse(detokenize(runtime, body), headers=checked.headers())

@@ -1,19 +1,20 @@
-"""What all bodies share: strict types, fields that are refused, fields that are ignored.
+"""The base of all bodies: strict types, fields that are refused, fields that are ignored.
 
-Types are strict ("5" is no integer, true is no number). A field that is declared here or in a
-subclass is honoured. Of the others, `REFUSED` cannot be honoured and may only hold a neutral
-value; `WITHOUT_EFFECT` carries nothing that could be honoured; the rest is unknown.
+Types are strict ("5" is not an integer, true is not a number). A declared field is honoured. The
+other fields are of three kinds: those in `REFUSED` cannot be honoured and are accepted only with
+a neutral value; those in `WITHOUT_EFFECT` do not affect the response; the rest is unknown.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from server.errors import InvalidField, clip
+from server.errors import InvalidField
+from server.text import clip, is_unicode
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    # Sampling that is not built.
+    # Sampling methods that are not implemented.
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "logits_processors": ([],),
@@ -22,14 +23,14 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "thinking_token_budget": (),
     "vllm_xargs": ({},),
-    # What vLLM called its structured output before; it has dropped these names too.
+    # Older names of vLLM's structured output, which vLLM has dropped too.
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    # Tools and what models do besides text.
+    # Tools, and outputs besides text.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -42,7 +43,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "documents": ([],),
     "moderation": (),
-    # Other ways to give a prompt, or to read the answer; some belong to the other endpoint.
+    # Other forms of prompts and responses; some belong to the other endpoint.
     "suffix": ("",),
     "echo": (False,),
     "best_of": (1,),
@@ -60,7 +61,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "return_token_ids": (False,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
-    # What a server would have to keep or to schedule.
+    # Fields that need storage or scheduling.
     "store": (False,),
     "service_tier": ("auto", "default"),
     "priority": (0,),
@@ -71,7 +72,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
 }
-"""Known fields that are not honoured, with the values that ask for nothing; so does null."""
+"""Known fields that are not honoured, with their neutral values; null is always neutral."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -87,17 +88,27 @@ WITHOUT_EFFECT = frozenset(
         "truncation_side",
     }
 )
-"""Known fields that say who asks, or that shape something which a text answer has not."""
+"""Known fields that identify the client, or that shape outputs which a text does not have."""
+
+
+def _check_unicode(text: str) -> str:
+    if not is_unicode(text):
+        raise ValueError("contains a lone surrogate")
+    return text
+
+
+UnicodeText = Annotated[str, AfterValidator(_check_unicode)]
+"""A text that UTF-8 can encode."""
 
 
 class Strict(BaseModel):
-    """A body, or a part of one, of which every field is known."""
+    """A body, or a part of one, that accepts only declared fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Body(BaseModel):
-    """A body of OpenAI's: fields beyond the declared ones are kept in `model_extra`."""
+    """A body of OpenAI's API: undeclared fields are kept in `model_extra`."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 

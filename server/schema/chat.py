@@ -1,15 +1,14 @@
-"""The body of `/v1/chat/completions`, and the messages that `/tokenize` takes too."""
+"""The body of `/v1/chat/completions`, and the messages that `/tokenize` also accepts."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from server.schema.content import TextPart
-from server.schema.generation_body import MAX_INT, GenerationBody
+from server.schema.generation_body import MAX_INT, GenerationBody, TextPart
 
 
 class Message(BaseModel):
-    """A message of a chat; fields that are not declared go to the chat template as they are."""
+    """A message of a chat; undeclared fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -17,9 +16,9 @@ class Message(BaseModel):
     content: str | list[TextPart] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: its content one string.
+        """The message as chat templates expect it: its content is one string.
 
-        `developer` is OpenAI's newer name of `system`; templates know the older.
+        `developer` is OpenAI's newer name of `system`; templates know the older name.
         """
         content = self.content
         if isinstance(content, list):
@@ -30,7 +29,7 @@ class Message(BaseModel):
 
 def _has_content(message: Message) -> Message:
     if message.content is None and message.role != "assistant":
-        raise ValueError(f"a message of role {message.role} needs content")
+        raise ValueError(f"a message with the role {message.role} needs content")
     return message
 
 

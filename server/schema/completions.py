@@ -15,7 +15,7 @@ Prompt = str | list[int]
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """The prompts of a request, whichever of the four forms it used."""
+    """The prompts of a request, from any of the four forms."""
     if _is_prompt(value):
         return [value]
     if not isinstance(value, list) or not all(isinstance(p, str | list) for p in value):
@@ -23,19 +23,21 @@ def _prompts(value: Any) -> list[Prompt]:
     if not value:
         raise _error("must not be empty")
     if len(value) > MAX_PROMPTS:
-        raise _error(f"holds {len(value)} prompts, and {MAX_PROMPTS} are the most")
+        raise _error(f"has {len(value)} prompts; the maximum is {MAX_PROMPTS}")
     if len({type(p) for p in value}) > 1:
         raise _error("mixes texts and token ids")
     for i, prompt in enumerate(value):
         if not _is_prompt(prompt):
-            raise _error(f"its entry {i} must be a string or a list of token ids, and not empty")
+            raise _error(
+                f"entry {i} must be a string or a list of token ids, and must not be empty"
+            )
     return value
 
 
 def _is_prompt(value: Any) -> bool:
     if isinstance(value, str):
         return True
-    # `type` and not `isinstance`: true is an int.
+    # `type` instead of `isinstance`, because true is an int.
     return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
 
 

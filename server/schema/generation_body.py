@@ -1,15 +1,13 @@
 """The fields that completions and chats share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from engine_adapter.types import StructuredOutput
-from server.control.selection import PLAIN_SPELLINGS, MethodRequest
-from server.errors import InvalidField, clip
-from server.rendering import is_unicode
+from server.errors import InvalidField
 from server.schema.base import Body, Strict
-from server.schema.content import Prediction
 from server.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
@@ -17,15 +15,16 @@ from server.schema.structured import (
     from_response_format,
     from_structured_outputs,
 )
+from server.text import clip, is_unicode
 
 MAX_CHOICES = 128
 """OpenAI's limit of `n`."""
 
 MAX_INT = 2**31 - 1
-"""The largest number that any other integer field takes: engines count in 32 bits."""
+"""The maximum of every other integer field: engines count in 32 bits."""
 
 MAX_BIAS = 100
-"""OpenAI's limit of a logit's bias, upward and downward."""
+"""OpenAI's limit of a logit's bias, in both directions."""
 
 _INT64 = 2**63
 
@@ -37,9 +36,9 @@ def _as_list(value: Any) -> Any:
 def _can_stop(values: list[str] | None) -> list[str] | None:
     for value in values or ():
         if not value:
-            raise ValueError("an empty string cannot stop a text")
+            raise ValueError("an empty string cannot be a stop sequence")
         if not is_unicode(value):
-            raise ValueError("half of a surrogate pair cannot stop a text")
+            raise ValueError("a stop sequence must not contain a lone surrogate")
     return values
 
 
@@ -50,25 +49,55 @@ Stop = Annotated[list[str] | None, BeforeValidator(_as_list), AfterValidator(_ca
 def _biases(values: dict[str, float] | None) -> dict[str, float] | None:
     for token, bias in (values or {}).items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
-            raise ValueError(f"its keys are token ids, and {clip(token)} is none")
+            raise ValueError(f"its keys must be token ids, and {clip(token)} is not one")
         if not abs(bias) <= MAX_BIAS:
             raise ValueError(f"the bias of {clip(token)} must be from -{MAX_BIAS} to {MAX_BIAS}")
     return values
 
 
 LogitBias = Annotated[dict[str, float] | None, AfterValidator(_biases)]
-"""Token ids, as JSON's keys are texts, and what is added to their logits."""
+"""Token ids, as the strings that JSON's keys are, and the biases of their logits."""
+
+
+def _text_only(value: Any) -> Any:
+    if value != "text":
+        message = "only text parts are supported"
+        raise PydanticCustomError("content_part", "{reason}", {"reason": message})
+    return value
+
+
+class TextPart(BaseModel):
+    """A part of a text."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
+    text: str
+
+
+class Prediction(Strict):
+    """The text that a client expects, or most of it."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text; nothing is inserted between its parts."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class SpecDecode(Strict):
-    """Who drafts for this request. A `proposer` of null is plain decoding, if it is there."""
+    """The proposer of this request. A `proposer` that is set to null is plain decoding."""
 
     proposer: str | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=MAX_INT)
 
 
 class StreamOptions(Strict):
-    """What a stream carries besides the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -76,7 +105,7 @@ class StreamOptions(Strict):
 
 
 class GenerationBody(Body):
-    """Sampling, streaming and the choice of a proposer. Null is "not set" everywhere."""
+    """Sampling, streaming and the selection of a proposer. Null means "not set" in every field."""
 
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
@@ -112,59 +141,25 @@ class GenerationBody(Body):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of the stream carries the usage so far."""
+        """Whether every chunk of the stream contains the usage so far."""
         options = self.stream_options
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
     def check_stream_options(self) -> None:
-        """Raises `InvalidField` where they are given and cannot be honoured."""
+        """Raises `InvalidField` if `stream_options` is set and cannot be honoured."""
         if self.stream_options is None:
             return
         if not self.stream:
-            raise InvalidField("stream_options", "stream_options needs `stream` to be true.")
+            raise InvalidField("stream_options", "stream_options requires `stream` to be true.")
         if self.stream_options.include_obfuscation:
             param = "stream_options.include_obfuscation"
             raise InvalidField(param, f"{param} is not supported.", "unsupported_parameter")
 
     def structured_output(self) -> StructuredOutput | None:
-        """The form that the text must have. Raises `InvalidField` for two, or for a bad one."""
+        """The constraint on the text. Raises `InvalidField` for two of them, or an invalid one."""
         openai = self.response_format and from_response_format(self.response_format)
         vllm = self.structured_outputs and from_structured_outputs(self.structured_outputs)
         if openai and vllm:
             message = "structured_outputs and response_format are both given; send one of them."
             raise InvalidField("structured_outputs", message)
         return openai or vllm or None
-
-    def asked(self) -> MethodRequest:
-        """The proposer and k that the request names, from `spec_decode` or the flat fields.
-
-        A flat null is "not set", for clients send their unset fields as null. Raises
-        `InvalidField` where both forms are used with different values.
-        """
-        nested = self.spec_decode or SpecDecode()
-        named = "proposer" in nested.model_fields_set
-        flat = self.speculative_model
-        if named and flat is not None and _plain(nested.proposer) != _plain(flat):
-            raise _conflict("speculative_model", "spec_decode.proposer")
-        k, flat_k = nested.num_speculative_tokens, self.num_speculative_tokens
-        if k is not None and flat_k is not None and k != flat_k:
-            raise _conflict("num_speculative_tokens", "spec_decode.num_speculative_tokens")
-        return MethodRequest(
-            proposer=nested.proposer if named else flat,
-            num_speculative_tokens=k if k is not None else flat_k,
-            is_named=named or flat is not None,
-            has_prediction=self.prediction is not None,
-            proposer_param="spec_decode.proposer" if named or flat is None else "speculative_model",
-            k_param="spec_decode.num_speculative_tokens"
-            if k is not None or flat_k is None
-            else "num_speculative_tokens",
-        )
-
-
-def _plain(name: str | None) -> str | None:
-    """One spelling for all names of plain decoding."""
-    return None if name is None or name.lower() in PLAIN_SPELLINGS else name
-
-
-def _conflict(flat: str, nested: str) -> InvalidField:
-    return InvalidField(flat, f"{flat} and {nested} are both given and differ; send one of them.")

@@ -2,20 +2,12 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from server.rendering import is_unicode
-from server.schema.base import Strict
+from server.schema.base import Strict, UnicodeText
 
-
-def _encodable(text: str) -> str:
-    if not is_unicode(text):
-        raise ValueError("holds half of a surrogate pair")
-    return text
-
-
-Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_encodable)]
-Path = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_encodable)]
+Name = Annotated[UnicodeText, Field(min_length=1, max_length=128)]
+Path = Annotated[UnicodeText, Field(min_length=1, max_length=4096)]
 
 
 class LoadAdapterRequest(Strict):

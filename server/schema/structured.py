@@ -11,15 +11,9 @@ from urllib.parse import unquote
 from pydantic import AfterValidator, Field
 
 from engine_adapter.types import ConstraintKind, StructuredOutput
-from server.errors import InvalidField, clip
-from server.rendering import is_unicode
-from server.schema.base import Strict
-
-
-def _unicode(text: str) -> str:
-    if not is_unicode(text):
-        raise ValueError("holds half of a surrogate pair")
-    return text
+from server.errors import InvalidField
+from server.schema.base import Strict, UnicodeText
+from server.text import clip
 
 
 def _not_empty(text: str) -> str:
@@ -28,7 +22,7 @@ def _not_empty(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_not_empty), AfterValidator(_unicode)]
+Text = Annotated[UnicodeText, AfterValidator(_not_empty)]
 """A text that is valid Unicode and not blank."""
 
 

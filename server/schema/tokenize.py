@@ -1,4 +1,4 @@
-"""The bodies of `/tokenize` and `/detokenize`, as vLLM has them."""
+"""The bodies of `/tokenize` and `/detokenize`, as in vLLM."""
 
 from server.schema.base import Body
 from server.schema.chat import ChatPromptFields, Messages
@@ -7,7 +7,8 @@ from server.schema.chat import ChatPromptFields, Messages
 class TokenizeRequest(Body, ChatPromptFields):
     """A text (`prompt`) or a chat (`messages`), exactly one of the two.
 
-    `add_special_tokens` is true for a text and false for a chat, whose template writes them.
+    The default of `add_special_tokens` is true for a text, and false for a chat, because its
+    template writes the special tokens.
     """
 
     prompt: str | None = None
@@ -16,6 +17,6 @@ class TokenizeRequest(Body, ChatPromptFields):
 
 
 class DetokenizeRequest(Body):
-    """Token ids to make a text of."""
+    """Token ids to convert to text."""
 
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""A gateway on the fake engine, and ways to talk to it."""
+"""A gateway on the fake engine, and clients for it."""
 
 import asyncio
 import json
@@ -16,9 +16,9 @@ from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.interface import Engine
 from server.app import create_app
 from server.control.audit import Audit
-from server.lifespan import Hooks
+from server.lifespan import StartupCallbacks
 from server.settings import Settings
-from server.state import State
+from server.state import AppState, Runtime
 from server.telemetry.metrics import Metrics
 
 MODEL = "specgate-demo"
@@ -35,10 +35,16 @@ class Gateway:
     client: httpx.AsyncClient
 
     @property
-    def state(self) -> State:
-        """What the routes work with."""
-        state: State = self.app.state.specgate
+    def state(self) -> AppState:
+        """The application's state."""
+        state: AppState = self.app.state.specgate
         return state
+
+    @property
+    def runtime(self) -> Runtime:
+        """The objects that exist since the engine started."""
+        assert self.state.runtime is not None
+        return self.state.runtime
 
     async def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
         """Posts a JSON body, lone surrogates included, which httpx refuses to encode."""
@@ -46,16 +52,16 @@ class Gateway:
         return await self.client.post(path, content=json.dumps(body), headers=headers, **kwargs)
 
     async def complete(self, prompt: Any = "def f(x):", **fields: Any) -> httpx.Response:
-        """Asks for a completion."""
+        """Requests a completion."""
         return await self.post("/v1/completions", {"prompt": prompt, **fields})
 
     async def chat(self, content: Any = "Say hello.", **fields: Any) -> httpx.Response:
-        """Asks for an answer to one user message."""
+        """Requests a chat completion for one user message."""
         messages = [{"role": "user", "content": content}]
         return await self.post("/v1/chat/completions", {"messages": messages, **fields})
 
     def exchange(self, path: str, body: Any) -> "Exchange":
-        """A POST whose client can go away."""
+        """A POST whose client can disconnect."""
         return Exchange(self.app, path, json.dumps(body).encode())
 
     def sample(self, name: str, **labels: str) -> float | None:
@@ -64,7 +70,7 @@ class Gateway:
 
 
 def build(
-    hooks: Hooks | None = None,
+    callbacks: StartupCallbacks | None = None,
     engine: Engine | None = None,
     audit: Audit | None = None,
     **settings: Any,
@@ -75,7 +81,7 @@ def build(
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     engine = engine or create_engine("fake", made.engine_config(), registry, metrics)
-    return create_app(made, engine, metrics, registry, hooks, audit), engine, registry
+    return create_app(made, engine, metrics, registry, callbacks, audit), engine, registry
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -91,20 +97,20 @@ async def eventually(condition: Callable[[], bool], seconds: float = 2.0) -> Non
     """Waits until the condition holds; fails if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "the condition did not become true"
         await asyncio.sleep(0.002)
 
 
 @dataclass
 class Exchange:
-    """One raw ASGI exchange: what the server sent so far, and a client that may leave."""
+    """One raw ASGI exchange: the messages sent so far, and a client that can disconnect."""
 
     app: FastAPI
     path: str
     body: bytes
     sent: list[dict[str, Any]] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    _asked: bool = False
+    _body_sent: bool = False
 
     def begin(self) -> "asyncio.Task[None]":
         """Starts the exchange."""
@@ -142,8 +148,8 @@ class Exchange:
         }
 
     async def _receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
+        if not self._body_sent:
+            self._body_sent = True
             return {"type": "http.request", "body": self.body, "more_body": False}
         await self.gone.wait()
         return {"type": "http.disconnect"}

@@ -9,15 +9,8 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from server.errors import (
-    MAX_ECHO,
-    ApiError,
-    Unavailable,
-    clip,
-    error_body,
-    error_response,
-    to_api_error,
-)
+from server.errors import ApiError, Unavailable, error_body, error_response, to_api_error
+from server.text import MAX_ECHO, clip
 from tests.server.gateway import Gateway
 
 MALFORMED = [
@@ -70,21 +63,21 @@ def test_every_exception_has_a_status_and_four_fields(
         (Unavailable("no", "engine_start_failed", None), None),
     ],
 )
-def test_refusals_say_when_to_ask_again_where_that_can_help(
+def test_refusals_have_retry_after_where_a_retry_can_help(
     error: Exception, seconds: str | None
 ) -> None:
     assert error_response(to_api_error(error)).headers.get("retry-after") == seconds
 
 
-def test_input_is_repeated_in_part_only() -> None:
+def test_long_input_is_cut_in_messages() -> None:
     assert clip("short") == "'short'"
     assert len(clip("x" * 1000)) == MAX_ECHO
     assert len(ApiError(400, "m", param="p" * 1000).param or "") == MAX_ECHO
 
 
-def test_half_characters_do_not_break_the_body() -> None:
-    error = ApiError(400, "half \ud800", param="\ud800")
-    assert b"half ?" in bytes(error_response(error).body)
+def test_lone_surrogates_do_not_break_the_body() -> None:
+    error = ApiError(400, "lone \ud800", param="\ud800")
+    assert b"lone ?" in bytes(error_response(error).body)
 
 
 async def test_malformed_body_is_a_400(gateway: Gateway) -> None:
@@ -98,7 +91,7 @@ async def test_malformed_body_is_a_400(gateway: Gateway) -> None:
             assert len(response.text) < 600
 
 
-async def test_body_of_another_type_says_what_is_expected(gateway: Gateway) -> None:
+async def test_another_content_type_names_the_expected_one(gateway: Gateway) -> None:
     headers = {"content-type": "text/plain"}
     content = b'{"prompt": "a"}'
     response = await gateway.client.post("/v1/completions", content=content, headers=headers)

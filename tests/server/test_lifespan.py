@@ -5,17 +5,17 @@ from typing import Any
 
 from engine_adapter.errors import EngineConfigError, EngineStartError
 from engine_adapter.types import EngineInfo
-from server.lifespan import Hooks
-from server.state import State
+from server.lifespan import StartupCallbacks
+from server.state import AppState
 from tests.server.gateway import build
 
 
-class Heard:
-    """What the hooks were told, in order."""
+class Recorder:
+    """Records the callbacks in order."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
-        self.hooks = Hooks(self._progress, self._ready, self._failed)
+        self.callbacks = StartupCallbacks(self._progress, self._ready, self._failed)
 
     def _progress(self, line: str) -> None:
         self.events.append(("progress", line))
@@ -28,58 +28,58 @@ class Heard:
 
 
 async def test_progress_then_ready() -> None:
-    heard = Heard()
-    app, engine, _ = build(heard.hooks, engine_args={"fake_start_s": 0.05})
-    state: State = app.state.specgate
+    recorder = Recorder()
+    app, engine, _ = build(recorder.callbacks, engine_args={"fake_start_s": 0.05})
+    state: AppState = app.state.specgate
     async with app.router.lifespan_context(app):
         assert not state.ready
         await state.started.wait()
         assert state.ready
-    kinds = [kind for kind, _ in heard.events]
+    kinds = [kind for kind, _ in recorder.events]
     assert kinds[:-1] == ["progress"] * (len(kinds) - 1)
     assert len(kinds) > 1
-    assert heard.events[-1] == ("ready", engine.info)
+    assert recorder.events[-1] == ("ready", engine.info)
 
 
 async def test_failed_start_is_recorded_and_reported() -> None:
-    heard = Heard()
-    app, _, _ = build(heard.hooks, engine_args={"fake_fail_start": "no memory"})
-    state: State = app.state.specgate
+    recorder = Recorder()
+    app, _, _ = build(recorder.callbacks, engine_args={"fake_fail_start": "no memory"})
+    state: AppState = app.state.specgate
     async with app.router.lifespan_context(app):
         await state.started.wait()
         assert not state.ready
         assert isinstance(state.startup_error, EngineStartError)
-    assert heard.events[-1] == ("failed", state.startup_error)
-    assert "ready" not in dict(heard.events)
+    assert recorder.events[-1] == ("failed", state.startup_error)
+    assert "ready" not in dict(recorder.events)
 
 
-async def test_tokenizer_that_cannot_be_read_is_a_failed_start(monkeypatch: Any) -> None:
+async def test_an_unreadable_tokenizer_is_a_failed_start(monkeypatch: Any) -> None:
     def load(*args: Any, **kwargs: Any) -> None:
         raise OSError("no tokenizer here")
 
     monkeypatch.setattr("server.lifespan.Renderer.load", load)
-    heard = Heard()
-    app, _, _ = build(heard.hooks)
+    recorder = Recorder()
+    app, _, _ = build(recorder.callbacks)
     async with app.router.lifespan_context(app):
         await app.state.specgate.started.wait()
-    assert heard.events[-1][0] == "failed"
-    assert not isinstance(heard.events[-1][1], EngineConfigError)
+    assert recorder.events[-1][0] == "failed"
+    assert not isinstance(recorder.events[-1][1], EngineConfigError)
 
 
-async def test_stop_while_loading_ends_at_once() -> None:
-    heard = Heard()
-    app, _, _ = build(heard.hooks, engine_args={"fake_start_s": 60})
+async def test_stop_while_loading_ends_immediately() -> None:
+    recorder = Recorder()
+    app, _, _ = build(recorder.callbacks, engine_args={"fake_start_s": 60})
     async with asyncio.timeout(5):
         async with app.router.lifespan_context(app):
             await asyncio.sleep(0.01)
-    assert "failed" not in dict(heard.events)
+    assert "failed" not in dict(recorder.events)
 
 
-async def test_stop_ends_what_runs() -> None:
+async def test_stop_ends_a_running_engine() -> None:
     app, engine, _ = build(engine_args={"fake_step_ms": 5})
-    state: State = app.state.specgate
+    state: AppState = app.state.specgate
     async with app.router.lifespan_context(app):
         await state.started.wait()
     assert not state.ready
-    assert state.draining
+    assert state.stopping.is_set()
     assert engine.failure is None

@@ -57,7 +57,7 @@ async def test_no_template_is_a_clear_400() -> None:
     assert caught.value.code == "no_chat_template"
 
 
-async def test_half_a_character_is_a_400_that_names_the_field(renderer: Renderer) -> None:
+async def test_a_lone_surrogate_is_a_400_that_names_the_field(renderer: Renderer) -> None:
     with pytest.raises(InvalidField) as caught:
         await renderer.encode("\ud800", param="prompt")
     assert caught.value.param == "prompt"

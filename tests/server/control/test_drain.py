@@ -32,7 +32,7 @@ class Running:
         self._task = self.ahead.begin()
         await eventually(lambda: self.gateway.engine.num_running == 1, 20)
         self.drain = asyncio.create_task(switch(self.gateway, "ngram", **self._body))
-        await eventually(lambda: self.gateway.state.switcher.drain is not None)
+        await eventually(lambda: self.gateway.runtime.switcher.drain is not None)
         return self.drain
 
     async def end(self) -> httpx.Response:
@@ -53,7 +53,7 @@ class Running:
 
     @property
     def held(self) -> int:
-        return self.gateway.state.switcher.gate.held
+        return self.gateway.runtime.switcher.gate.num_waiting
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def test_an_idle_server_drains_at_once(gateway: Gateway) -> None:
         "generation": 1,
         "in_flight": 0,
     }
-    assert not gateway.state.switcher.gate.holds
+    assert not gateway.runtime.switcher.gate.must_wait
 
 
 async def test_admitted_requests_keep_their_method_and_held_ones_get_the_new(
@@ -85,7 +85,7 @@ async def test_admitted_requests_keep_their_method_and_held_ones_get_the_new(
     ahead = asyncio.create_task(gateway.complete("a", max_tokens=100, ignore_eos=True))
     await eventually(lambda: gateway.engine.num_running == 1, 20)
     draining = asyncio.create_task(switch(gateway, "ngram"))
-    await eventually(lambda: gateway.state.switcher.gate.holds)
+    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
     held = [
         asyncio.create_task(gateway.complete("b", max_tokens=40, **fields))
         for fields in ({}, {"speculative_model": "suffix"}, {"num_speculative_tokens": 1})
@@ -124,7 +124,7 @@ async def test_a_request_with_several_choices_counts_as_one_in_flight(start: Sta
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     ahead = asyncio.create_task(gateway.complete(["a", "b"], n=2, max_tokens=60, ignore_eos=True))
     await eventually(lambda: gateway.engine.num_running == 4)
-    assert len(gateway.state.switcher.in_flight) == 1
+    assert len(gateway.runtime.switcher.in_flight) == 1
     assert (await switch(gateway, "ngram")).status_code == 200
     assert set(statistics((await ahead).json())["by_proposer"]) == {"draft"}
 
@@ -165,9 +165,9 @@ async def test_a_drain_that_times_out_changes_nothing(start: StartGateway) -> No
         await asyncio.gather(*running.tasks)
         assert [exchange.status for exchange in held] == [200] * 3
         assert all('"proposer":"draft"' in exchange.text for exchange in held)
-        switcher, gateway = running.gateway.state.switcher, running.gateway
+        switcher, gateway = running.gateway.runtime.switcher, running.gateway
         assert (switcher.active.name, switcher.active.epoch) == ("draft", 0)
-        assert not switcher.gate.holds
+        assert not switcher.gate.must_wait
         assert gateway.engine.num_running == 1
         labels = {"mode": "drain", "outcome": "timed_out"}
         assert gateway.sample("specgate_spec_method_switches_total", **labels) == 1
@@ -220,13 +220,13 @@ async def test_a_drain_is_abandoned_when_its_caller_disconnects(start: StartGate
     await eventually(lambda: gateway.engine.num_running == 1, 20)
     caller = gateway.exchange("/v1/switch_spec_method", {"proposer": "ngram", "mode": "drain"})
     calling = caller.begin()
-    await eventually(lambda: gateway.state.switcher.gate.holds)
+    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
     held = asyncio.create_task(gateway.complete("b", max_tokens=2))
-    await eventually(lambda: gateway.state.switcher.gate.held == 1)
+    await eventually(lambda: gateway.runtime.switcher.gate.num_waiting == 1)
     caller.leave()
     await asyncio.wait_for(calling, 1)
     assert statistics((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"
-    assert gateway.state.switcher.active.epoch == 0
+    assert gateway.runtime.switcher.active.epoch == 0
     assert gateway.state.audit.switches[0].outcome == "abandoned"
     ahead.leave()
     await first
@@ -245,7 +245,7 @@ async def test_a_failed_swap_keeps_the_method_and_releases_held_requests(
         assert (await running.end()).status_code == 500
         await asyncio.gather(*running.tasks)
         assert all('"proposer":"draft"' in exchange.text for exchange in held)
-        assert running.gateway.state.switcher.active.name == "draft"
+        assert running.gateway.runtime.switcher.active.name == "draft"
         assert running.gateway.state.audit.switches[0].outcome == "failed"
 
 
@@ -278,7 +278,7 @@ async def test_a_stop_ends_the_drain_and_held_requests_with_503() -> None:
 async def test_a_stop_serves_held_requests_that_finish_in_time(start: StartGateway) -> None:
     async with drain(start) as running:
         (held,) = await running.hold(1)
-        running.gateway.state.switcher.stop()
+        running.gateway.runtime.switcher.stop()
         assert (await running.drain).status_code == 503
         await running.tasks[0]
         assert held.status == 200
@@ -317,7 +317,7 @@ async def test_twenty_drains_under_sixteen_streams_lose_no_request(
     for figures, name in answers:
         assert figures["proposer"] == name
         assert set(figures["by_proposer"]) == {name} - {"none"}
-    assert len(gateway.state.switcher.in_flight) == 0
+    assert len(gateway.runtime.switcher.in_flight) == 0
     asked = sum(
         gateway.sample("specgate_requests_total", proposer=n, selected_by="active") or 0
         for n in names

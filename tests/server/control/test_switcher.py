@@ -135,13 +135,13 @@ async def test_a_failed_switch_keeps_the_method_and_uses_its_generation(harness:
 @pytest.mark.parametrize("mode", SwitchMode)
 async def test_a_switch_on_a_dead_engine_fails_and_is_recorded(harness: Harness, mode: str) -> None:
     harness.engine.failure = EngineDead("gone", 3.0)
-    with harness.switcher.in_flight.admitted("none"), pytest.raises(EngineDead, match="gone"):
+    with harness.switcher.in_flight.track("none"), pytest.raises(EngineDead, match="gone"):
         await harness.switcher.switch(NGRAM, mode, "nightly")
     assert harness.engine.calls == []
     (record,) = harness.audit.switches
     assert (record.outcome, record.error, record.generation) == ("failed", "gone", None)
     assert (harness.switcher.active.spec_method, harness.switcher.active.epoch) == (PLAIN, 0)
-    assert not harness.switcher.gate.holds
+    assert not harness.switcher.gate.must_wait
     harness.engine.failure = None
     assert (await harness.switcher.switch(NGRAM)).generation == 1
 
@@ -190,8 +190,8 @@ async def test_the_error_of_an_unknown_mode_lists_the_modes(harness: Harness) ->
 async def test_an_immediate_switch_moves_unpinned_requests(
     harness: Harness, mode: str, expected: dict[str, int]
 ) -> None:
-    admitted = harness.switcher.in_flight.admitted
-    with admitted("none"), admitted("none"), admitted("draft", pinned=True):
+    track = harness.switcher.in_flight.track
+    with track("none"), track("none"), track("draft", pinned=True):
         result = await harness.switcher.switch(NGRAM, mode)
         assert result.in_flight == 3
         assert harness.switcher.in_flight.by_proposer == expected

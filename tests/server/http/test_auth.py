@@ -161,7 +161,7 @@ async def test_without_an_admin_key_other_requests_are_refused(
 ) -> None:
     async with client_of(gateway.app, peer, base_url) as client:
         response = await client.post("/v1/switch_spec_method", json=SWITCH, headers=headers)
-    assert gateway.state.switcher.active.epoch == 0
+    assert gateway.runtime.switcher.active.epoch == 0
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "admin_disabled"
 

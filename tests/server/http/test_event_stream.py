@@ -1,4 +1,4 @@
-"""Framing and the life of a stream, without an application."""
+"""Framing, errors and disconnects of a stream, without an application."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("text", ["a\nb\r\nc", "\x85 \u2028 \u2029", "漢字 🙂", '"\\'])
-def test_event_is_one_line_however_lines_are_split(text: str) -> None:
+def test_an_event_is_one_line_for_every_line_splitter(text: str) -> None:
     encoded = event({"text": text})
     decoded = encoded.decode()
     assert decoded.endswith("\n\n")
@@ -45,7 +45,7 @@ def test_event_is_one_line_however_lines_are_split(text: str) -> None:
     assert json.loads(decoded.removeprefix("data: ")) == {"text": text}
 
 
-def test_event_refuses_what_json_has_not() -> None:
+def test_an_event_refuses_values_that_json_lacks() -> None:
     with pytest.raises(ValueError, match="float"):
         event({"logprob": float("-inf")})
 
@@ -76,7 +76,7 @@ async def test_failure_before_the_first_event_is_raised() -> None:
     assert wire.sent == []
 
 
-async def test_failure_after_it_is_an_event_and_done() -> None:
+async def test_failure_after_the_first_event_is_an_event_and_done() -> None:
     async def events() -> AsyncGenerator[bytes, None]:
         yield b"one"
         raise RuntimeError("a secret of the server")
@@ -118,7 +118,7 @@ async def test_disconnect_closes_the_generator(at_yield: bool) -> None:
 
     wire = Wire()
     if at_yield:
-        # The client reads nothing more: the server waits in `send`.
+        # The client stops reading, so the server waits in `send`.
         async def stuck(message: Any) -> None:
             wire.sent.append(message)
             if len(wire.sent) > 1:
@@ -133,7 +133,7 @@ async def test_disconnect_closes_the_generator(at_yield: bool) -> None:
     assert closed.is_set()
 
 
-async def test_a_stopping_server_closes_the_generator_and_says_so() -> None:
+async def test_a_stopping_server_closes_the_generator_with_an_error_event() -> None:
     closed = asyncio.Event()
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -157,7 +157,7 @@ async def test_a_stopping_server_closes_the_generator_and_says_so() -> None:
     assert wire.sent[-1]["more_body"] is False
 
 
-async def test_a_cancellation_that_nobody_here_asked_for_is_an_error_and_no_stop() -> None:
+async def test_a_cancellation_from_elsewhere_is_an_error_and_not_a_stop() -> None:
     async def events() -> AsyncGenerator[bytes, None]:
         yield b"one"
         raise asyncio.CancelledError
@@ -175,7 +175,7 @@ async def test_a_cancellation_that_nobody_here_asked_for_is_an_error_and_no_stop
         await Wire().run(silent())
 
 
-async def test_until_disconnect_gives_the_result_or_cancels() -> None:
+async def test_until_disconnect_returns_the_result_or_cancels() -> None:
     wire = Wire()
     assert await until_disconnect(wire.receive, asyncio.sleep(0, "done")) == "done"
     wire.gone.set()

@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two shapes."""
+"""Log probabilities in OpenAI's two formats."""
 
 from engine_adapter.types import Alternative, TokenLogprob
 from server.openai.logprobs import CompletionLogprobs, chat_logprobs
@@ -21,7 +21,7 @@ def test_chat_lists_the_best_alternatives() -> None:
     }
 
 
-def test_part_of_a_character_has_no_bytes_and_no_infinity() -> None:
+def test_an_incomplete_character_has_no_bytes_and_no_infinity() -> None:
     (entry,) = chat_logprobs([TokenLogprob(PARTIAL)], 0)["content"]
     assert (entry["bytes"], entry["logprob"]) == (None, -9999.0)
     (entry,) = chat_logprobs([TokenLogprob(B)], 0)["content"]
@@ -34,7 +34,7 @@ def test_completion_adds_the_sampled_token_to_the_best() -> None:
     assert shaped["token_logprobs"] == [-2.0, -0.5]
 
 
-def test_offsets_go_on_from_part_to_part() -> None:
+def test_offsets_continue_from_part_to_part() -> None:
     logprobs = CompletionLogprobs(0)
     first = logprobs.shape([None, TokenLogprob(A)], "<s>", "<s>a")
     second = logprobs.shape([TokenLogprob(B), TokenLogprob(C)])
@@ -43,7 +43,7 @@ def test_offsets_go_on_from_part_to_part() -> None:
     assert first["top_logprobs"] == [None, {"a": -0.5}]
 
 
-def test_special_token_that_the_echo_lacks_takes_no_room() -> None:
+def test_a_special_token_that_the_echo_lacks_has_no_width() -> None:
     logprobs = CompletionLogprobs(0)
     first = logprobs.shape([None, TokenLogprob(A), TokenLogprob(B)], "<s>", "aé")
     second = logprobs.shape([TokenLogprob(C)])

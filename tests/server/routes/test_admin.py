@@ -22,7 +22,9 @@ async def switch(client: httpx.AsyncClient, **body: Any) -> httpx.Response:
     return await client.post("/v1/switch_spec_method", json=body)
 
 
-async def test_a_switch_answers_what_was_and_what_is(client: httpx.AsyncClient) -> None:
+async def test_a_switch_returns_the_previous_and_the_active_method(
+    client: httpx.AsyncClient,
+) -> None:
     response = await switch(
         client, speculative_model="[ngram]", num_speculative_tokens=3, timeout_s=30, reason="test"
     )
@@ -38,7 +40,7 @@ async def test_a_switch_answers_what_was_and_what_is(client: httpx.AsyncClient) 
     }
 
 
-async def test_the_next_request_uses_what_was_switched_to(client: httpx.AsyncClient) -> None:
+async def test_the_next_request_uses_the_new_method(client: httpx.AsyncClient) -> None:
     for name in ("suffix", "none", "draft-small"):
         await switch(client, speculative_model=name)
         response = await client.post("/v1/completions", json=COMPLETION)
@@ -58,8 +60,8 @@ async def test_null_and_none_are_plain_decoding(
 @pytest.mark.parametrize(
     ("body", "status", "param", "code"),
     [
-        ({"speculative_model": "nobody"}, 404, "speculative_model", "proposer_not_found"),
-        ({"proposer": "nobody"}, 404, "proposer", "proposer_not_found"),
+        ({"speculative_model": "nope"}, 404, "speculative_model", "proposer_not_found"),
+        ({"proposer": "nope"}, 404, "proposer", "proposer_not_found"),
         ({"speculative_model": "auto"}, 404, "speculative_model", "proposer_not_found"),
         ({"speculative_model": "[draft_model]"}, 400, "speculative_model", "proposer_ambiguous"),
         (
@@ -109,18 +111,20 @@ async def test_a_bad_switch_names_its_field_and_changes_nothing(
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
     assert error["message"]
-    assert gateway.state.switcher.active.epoch == 0
+    assert gateway.runtime.switcher.active.epoch == 0
 
 
 @pytest.mark.parametrize("content", [b'{"speculative_model"', b"", b"[]", b"null", b'"ngram"'])
-async def test_what_is_no_json_object_is_refused(client: httpx.AsyncClient, content: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object_is_refused(
+    client: httpx.AsyncClient, content: bytes
+) -> None:
     headers = {"Content-Type": "application/json"}
     response = await client.post("/v1/switch_spec_method", content=content, headers=headers)
     assert response.status_code == 400
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_of_fifty_switches_at_once_one_wins_at_a_time(
+async def test_of_fifty_simultaneous_switches_one_runs_at_a_time(
     gateway: Gateway, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running_now = most_at_once = 0
@@ -145,7 +149,7 @@ async def test_of_fifty_switches_at_once_one_wins_at_a_time(
     assert len(won) + len(lost) == 50
     assert {r.json()["error"]["code"] for r in lost} == {"switch_in_progress"}
     assert sorted(r.json()["generation"] for r in won) == list(range(1, len(won) + 1))
-    assert gateway.state.switcher.active.epoch == len(won)
+    assert gateway.runtime.switcher.active.epoch == len(won)
 
 
 async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: StartGateway) -> None:
@@ -154,7 +158,7 @@ async def test_an_engine_that_dies_in_a_switch_leaves_the_old_method(start: Star
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_dead"
     assert "retry-after" not in response.headers
-    assert gateway.state.switcher.active.name == "draft"
+    assert gateway.runtime.switcher.active.name == "draft"
     assert gateway.state.audit.switches[0].outcome == "failed"
 
 
@@ -194,7 +198,7 @@ async def test_a_dead_engine_is_shown_and_refuses_switches(
     assert (await switch(client, speculative_model="ngram")).json()["generation"] == 2
 
 
-async def test_an_engine_that_is_given_up_is_dead(
+async def test_an_engine_that_is_not_restarted_is_dead(
     gateway: Gateway, client: httpx.AsyncClient
 ) -> None:
     gateway.engine.die("killed too often")
@@ -202,7 +206,7 @@ async def test_an_engine_that_is_given_up_is_dead(
     assert (engine["state"], engine["retry_after_s"]) == ("dead", None)
 
 
-async def test_the_active_method_is_shown_with_its_past(client: httpx.AsyncClient) -> None:
+async def test_the_active_method_is_shown_with_past_switches(client: httpx.AsyncClient) -> None:
     await switch(client, speculative_model="suffix", mode="new_requests", reason="nightly")
     await switch(client, speculative_model="ngram", num_speculative_tokens=2)
     body = (await client.get("/v1/spec_method")).json()
@@ -219,7 +223,7 @@ async def test_the_active_method_is_shown_with_its_past(client: httpx.AsyncClien
     )
 
 
-async def test_the_figures_are_those_of_the_requests(client: httpx.AsyncClient) -> None:
+async def test_the_figures_match_the_requests(client: httpx.AsyncClient) -> None:
     request = {**COMPLETION, "max_tokens": 200, "spec_decode": {"proposer": "ngram"}}
     completion = (await client.post("/v1/completions", json=request)).json()
     counts = completion["metrics"]["speculative_decoding"]["by_proposer"]["ngram"]
@@ -241,7 +245,7 @@ async def test_requests_in_flight_move_with_an_immediate_switch_unless_pinned(
         for body in (long, long, {**long, "spec_decode": {"proposer": "suffix"}})
     ]
     tasks = [exchange.begin() for exchange in exchanges]
-    await eventually(lambda: len(gateway.state.switcher.in_flight) == 3)
+    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 3)
     before = (await gateway.client.get("/v1/spec_method")).json()["in_flight"]
     result = (await switch(gateway.client, speculative_model="ngram")).json()
     after = (await gateway.client.get("/v1/spec_method")).json()["in_flight"]
@@ -251,7 +255,7 @@ async def test_requests_in_flight_move_with_an_immediate_switch_unless_pinned(
     assert before == {"draft": 2, "suffix": 1}
     assert after == {"ngram": 2, "suffix": 1}
     assert result["in_flight"] == 3
-    assert len(gateway.state.switcher.in_flight) == 0
+    assert len(gateway.runtime.switcher.in_flight) == 0
 
 
 async def test_the_proposers_are_shown_in_their_order(client: httpx.AsyncClient) -> None:
@@ -277,7 +281,7 @@ async def test_the_proposers_are_shown_in_their_order(client: httpx.AsyncClient)
 
 
 @pytest.mark.parametrize("path", ["/v1/spec_method", "/v1/proposers"])
-async def test_before_the_start_has_ended_there_is_nothing_to_show(
+async def test_admin_routes_are_503_until_the_start_has_ended(
     start: StartGateway, path: str
 ) -> None:
     gateway = await start(wait=False, engine_args={"fake_start_s": 60})

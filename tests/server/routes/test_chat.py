@@ -37,10 +37,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"n": 0}, "n"),
 ]
-"""What is refused, and the field that the refusal names."""
+"""Refused fields, and the field that the error names."""
 
 
-async def test_answer_has_openais_shape(gateway: Gateway) -> None:
+async def test_a_response_has_openais_format(gateway: Gateway) -> None:
     response = await gateway.chat(max_tokens=5)
     body = response.json()
     assert response.status_code == 200
@@ -55,7 +55,7 @@ async def test_answer_has_openais_shape(gateway: Gateway) -> None:
     assert body["usage"]["completion_tokens"] == 5
 
 
-async def test_stream_opens_with_the_role_and_says_the_same(gateway: Gateway) -> None:
+async def test_a_stream_opens_with_the_role_and_has_the_same_text(gateway: Gateway) -> None:
     whole = (await gateway.chat(max_tokens=20, temperature=0)).json()
     chunks = events(await gateway.chat(max_tokens=20, temperature=0, stream=True))
     first, *rest = [chunk["choices"][0] for chunk in chunks]
@@ -133,7 +133,7 @@ async def test_chat_runs_to_its_own_end_without_a_limit(gateway: Gateway) -> Non
     assert body["usage"]["completion_tokens"] > 16
 
 
-async def test_both_limits_may_be_given_if_they_agree(gateway: Gateway) -> None:
+async def test_both_limits_are_accepted_if_they_are_equal(gateway: Gateway) -> None:
     body = (await gateway.chat(max_tokens=3, max_completion_tokens=3)).json()
     assert body["usage"]["completion_tokens"] == 3
 
@@ -147,6 +147,6 @@ async def test_bad_field_is_a_400_that_names_it(gateway: Gateway) -> None:
 
 
 async def test_messages_longer_than_the_context(gateway: Gateway) -> None:
-    response = await gateway.chat("word " * gateway.state.info.max_model_len)
+    response = await gateway.chat("word " * gateway.runtime.info.max_model_len)
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")

@@ -1,4 +1,4 @@
-"""Choosing a proposer in a request, and what the response says of it."""
+"""The proposer that a request selects, and the statistics in its response."""
 
 import asyncio
 from typing import Any
@@ -67,21 +67,21 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
         None,
     ),
 ]
-"""Fields, and the refusal's `param` and `code`."""
+"""Fields, and the error's `param` and `code`."""
 
 
-async def test_choice_is_told_in_header_and_body(gateway: Gateway) -> None:
+async def test_the_selection_is_in_header_and_body(gateway: Gateway) -> None:
     for fields, name, k in CHOICES:
         for ask in (gateway.complete, gateway.chat):
             response = await ask(max_tokens=12, **fields)
             assert response.status_code == 200, (fields, response.text)
             assert response.headers["x-specgate-spec-method"] == name, fields
-            told = response.json()["metrics"]["speculative_decoding"]
-            assert (told["proposer"], told["num_spec_tokens"]) == (name, k), fields
-            assert set(told["by_proposer"]) <= {name}, fields
+            figures = response.json()["metrics"]["speculative_decoding"]
+            assert (figures["proposer"], figures["num_spec_tokens"]) == (name, k), fields
+            assert set(figures["by_proposer"]) <= {name}, fields
 
 
-async def test_bad_choice_is_a_400_that_names_the_field(gateway: Gateway) -> None:
+async def test_an_invalid_selection_is_a_400_that_names_the_field(gateway: Gateway) -> None:
     for fields, param, code in REFUSED:
         for ask in (gateway.complete, gateway.chat):
             response = await ask(**fields)
@@ -90,14 +90,14 @@ async def test_bad_choice_is_a_400_that_names_the_field(gateway: Gateway) -> Non
             assert (error["param"], error["code"]) == (param, code), fields
 
 
-async def test_unknown_proposer_learns_the_names(gateway: Gateway) -> None:
+async def test_an_unknown_proposer_is_a_400_that_lists_the_names(gateway: Gateway) -> None:
     message = (await gateway.chat(speculative_model="nope")).json()["error"]["message"]
     for name in ("ngram", "suffix", "draft", "draft-small", "none"):
         assert name in message
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_statistics_of_choices_sum_to_the_roots(gateway: Gateway, stream: bool) -> None:
+async def test_statistics_of_choices_sum_to_the_responses(gateway: Gateway, stream: bool) -> None:
     response = await gateway.complete(["a = 1", "b = 2"], n=2, max_tokens=30, stream=stream)
     chunks = events(response) if stream else [response.json()]
     parts = [
@@ -129,14 +129,14 @@ async def test_statistics_of_choices_sum_to_the_roots(gateway: Gateway, stream: 
 
 async def test_perfect_drafts_show_in_the_figures(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_acceptance": 1})
-    told = (await gateway.complete(max_tokens=41, ignore_eos=True)).json()
-    figures = told["metrics"]["speculative_decoding"]
+    body = (await gateway.complete(max_tokens=41, ignore_eos=True)).json()
+    figures = body["metrics"]["speculative_decoding"]
     assert figures["draft_acceptance_rate"] == 1.0
     assert figures["mean_acceptance_length"] == figures["mean_tokens_per_step"] == 5.0
     assert figures["acceptance_histogram"] == [0, 0, 0, 0, 8]
 
 
-async def test_admission_is_counted_by_who_chose(gateway: Gateway) -> None:
+async def test_admissions_are_counted_by_the_origin_of_the_selection(gateway: Gateway) -> None:
     await gateway.complete(max_tokens=1)
     await gateway.complete(["a", "b"], n=2, max_tokens=1, speculative_model="ngram")
     name = "specgate_requests_total"
@@ -144,7 +144,7 @@ async def test_admission_is_counted_by_who_chose(gateway: Gateway) -> None:
     assert gateway.sample(name, proposer="ngram", selected_by="request") == 1
 
 
-async def test_switch_changes_what_the_next_request_gets(gateway: Gateway) -> None:
+async def test_a_switch_changes_the_next_requests_method(gateway: Gateway) -> None:
     response = await gateway.post("/v1/switch_spec_method", {"speculative_model": "suffix"})
     assert response.status_code == 200, response.text
     assert (await gateway.chat(max_tokens=1)).headers["x-specgate-spec-method"] == "suffix"
@@ -157,7 +157,7 @@ async def test_request_is_in_flight_until_it_ends(start: StartGateway) -> None:
     async with asyncio.timeout(30):
         while not gateway.engine.num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert dict(gateway.state.switcher.in_flight.by_proposer) == {"ngram": 1}
+    assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {"ngram": 1}
     exchange.leave()
     await task
-    assert dict(gateway.state.switcher.in_flight.by_proposer) == {}
+    assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {}

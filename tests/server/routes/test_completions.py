@@ -63,10 +63,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"model": 5}, "model"),
 ]
-"""What is refused, and the field that the refusal names."""
+"""Refused fields, and the field that the error names."""
 
 
-async def test_answer_has_openais_shape(gateway: Gateway) -> None:
+async def test_a_response_has_openais_format(gateway: Gateway) -> None:
     response = await gateway.complete(max_tokens=5)
     body = response.json()
     assert response.status_code == 200
@@ -84,7 +84,7 @@ async def test_answer_has_openais_shape(gateway: Gateway) -> None:
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
-async def test_stream_says_the_same_as_the_whole_answer(gateway: Gateway) -> None:
+async def test_a_stream_has_the_text_of_the_whole_response(gateway: Gateway) -> None:
     whole = (await gateway.complete(max_tokens=20, temperature=0)).json()
     chunks = events(await gateway.complete(max_tokens=20, temperature=0, stream=True))
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -125,7 +125,7 @@ async def test_prompts_times_n_are_numbered_prompt_by_prompt(
 ) -> None:
     fields = {"n": 2, "max_tokens": 6, "seed": 7, "stream": stream}
     both = await gateway.complete(["def f(x):", "import os"], **fields)
-    alone = (await gateway.complete("import os", **fields | {"stream": False})).json()
+    whole = (await gateway.complete("import os", **fields | {"stream": False})).json()
     texts = ["", "", "", ""]
     if stream:
         for chunk in events(both):
@@ -134,7 +134,7 @@ async def test_prompts_times_n_are_numbered_prompt_by_prompt(
     else:
         assert [choice["index"] for choice in both.json()["choices"]] == [0, 1, 2, 3]
         texts = [choice["text"] for choice in both.json()["choices"]]
-    assert texts[2:] == [choice["text"] for choice in alone["choices"]]
+    assert texts[2:] == [choice["text"] for choice in whole["choices"]]
     assert len(set(texts)) == 4
 
 
@@ -145,7 +145,7 @@ async def test_seed_repeats_and_choices_differ(gateway: Gateway) -> None:
     assert first[0]["text"] != first[1]["text"]
 
 
-async def test_largest_seed_has_room_for_choices(gateway: Gateway) -> None:
+async def test_the_largest_seed_works_with_several_choices(gateway: Gateway) -> None:
     response = await gateway.complete(n=2, seed=2**63 - 1, max_tokens=2)
     assert response.status_code == 200
 
@@ -157,7 +157,7 @@ async def test_usage_counts_each_prompt_once(gateway: Gateway) -> None:
     assert four["completion_tokens"] == 12
 
 
-async def test_cached_prompt_tokens_are_told(gateway: Gateway) -> None:
+async def test_cached_prompt_tokens_are_in_the_usage(gateway: Gateway) -> None:
     prompt = "x = 1\n" * 60
     await gateway.complete(prompt, max_tokens=2)
     usage = (await gateway.complete(prompt, max_tokens=2)).json()["usage"]
@@ -173,9 +173,9 @@ async def test_text_and_its_token_ids_are_one_prompt(gateway: Gateway) -> None:
     assert len(texts) == 1
 
 
-async def test_max_tokens_defaults_to_16_and_to_what_is_left(gateway: Gateway) -> None:
+async def test_max_tokens_defaults_to_16_or_the_remaining_context(gateway: Gateway) -> None:
     assert (await gateway.complete(ignore_eos=True)).json()["usage"]["completion_tokens"] == 16
-    nearly_full = [5] * (gateway.state.info.max_model_len - 3)
+    nearly_full = [5] * (gateway.runtime.info.max_model_len - 3)
     response = await gateway.complete(nearly_full, ignore_eos=True)
     assert response.json()["usage"]["completion_tokens"] == 3
 
@@ -237,7 +237,7 @@ async def test_echo_puts_the_prompt_first(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_alone_scores_the_prompt(gateway: Gateway, stream: bool) -> None:
+async def test_echo_without_generation_scores_the_prompt(gateway: Gateway, stream: bool) -> None:
     fields: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 1, "stream": stream}
     if stream:
         fields["stream_options"] = {"include_usage": True}
@@ -295,7 +295,7 @@ async def test_null_is_not_set(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("as_ids", [False, True])
 async def test_prompt_longer_than_the_context(gateway: Gateway, as_ids: bool) -> None:
-    length = gateway.state.info.max_model_len
+    length = gateway.runtime.info.max_model_len
     response = await gateway.complete([5] * length if as_ids else "word " * length)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -303,7 +303,7 @@ async def test_prompt_longer_than_the_context(gateway: Gateway, as_ids: bool) ->
 
 
 async def test_max_tokens_beyond_the_context(gateway: Gateway) -> None:
-    length = gateway.state.info.max_model_len
+    length = gateway.runtime.info.max_model_len
     assert (await gateway.complete([5], max_tokens=length - 1)).status_code == 200
     response = await gateway.complete([5], max_tokens=length)
     error = response.json()["error"]

@@ -1,4 +1,4 @@
-"""A client that goes away ends its sequences at once, whatever they were doing."""
+"""A client that disconnects ends its sequences immediately, in every phase."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ async def _ends_everything(gateway: Gateway, exchange: Exchange, task: asyncio.T
     exchange.leave()
     await asyncio.wait_for(task, 2)
     assert gateway.engine.num_running == gateway.engine.num_waiting == 0
-    assert dict(gateway.state.switcher.in_flight.by_proposer) == {}
+    assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {}
     # The engine still serves others.
     assert (await gateway.complete("b", max_tokens=1)).status_code == 200
 
@@ -57,7 +57,7 @@ async def test_in_prefill(start: StartGateway, stream: bool) -> None:
     await _ends_everything(gateway, exchange, task)
 
 
-async def test_it_is_seen_as_499_where_nothing_was_sent(start: StartGateway) -> None:
+async def test_a_disconnect_before_the_first_byte_counts_as_499(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 5})
     exchange = gateway.exchange("/v1/chat/completions", {"messages": [_user()]})
     task = exchange.begin()
@@ -85,7 +85,7 @@ async def test_stream_that_cannot_be_written_ends_its_sequence(start: StartGatew
     assert len(exchange.sent) == 4
 
 
-async def test_one_of_many_leaves_the_others_alone(start: StartGateway) -> None:
+async def test_a_disconnect_does_not_affect_other_requests(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 1})
     stay = [gateway.complete(f"x = {i}", temperature=0, max_tokens=40) for i in range(4)]
     staying = [asyncio.create_task(request) for request in stay]
@@ -95,10 +95,10 @@ async def test_one_of_many_leaves_the_others_alone(start: StartGateway) -> None:
     exchange.leave()
     await task
     texts = [(await request).json()["choices"][0]["text"] for request in staying]
-    alone = [
+    undisturbed = [
         (await gateway.complete(f"x = {i}", temperature=0, max_tokens=40)).json() for i in range(4)
     ]
-    assert texts == [body["choices"][0]["text"] for body in alone]
+    assert texts == [body["choices"][0]["text"] for body in undisturbed]
 
 
 def _user() -> dict[str, str]:

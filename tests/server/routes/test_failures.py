@@ -1,4 +1,4 @@
-"""Engines that die, hang or are not there: the status, and the end of a stream."""
+"""Engines that die, hang or are missing: the status, and the end of a stream."""
 
 import asyncio
 import json
@@ -19,9 +19,7 @@ def _events(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_dead_engine_is_a_503_that_says_when_it_is_back(
-    gateway: Gateway, stream: bool
-) -> None:
+async def test_a_dead_engine_is_a_503_with_retry_after(gateway: Gateway, stream: bool) -> None:
     gateway.engine.die(retry_after_s=7.5)
     response = await gateway.complete(stream=stream)
     error = response.json()["error"]
@@ -30,7 +28,7 @@ async def test_dead_engine_is_a_503_that_says_when_it_is_back(
     assert response.headers["retry-after"] == "8"
 
 
-async def test_where_nothing_recovers_nobody_is_told_to_come_back(gateway: Gateway) -> None:
+async def test_a_503_without_recovery_has_no_retry_after(gateway: Gateway) -> None:
     gateway.engine.die()
     response = await gateway.complete()
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
@@ -91,7 +89,7 @@ async def test_one_choice_that_fails_ends_the_others(start: StartGateway) -> Non
     await eventually(lambda: gateway.engine.num_running == 0)
 
 
-async def test_failure_of_one_request_is_no_others(start: StartGateway) -> None:
+async def test_a_failed_request_does_not_affect_others(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 1, "fake_fail_prompt": "broken"})
     fine, broken = await asyncio.gather(
         gateway.complete("fine", max_tokens=20), gateway.complete("broken", **LONG)
@@ -124,7 +122,7 @@ async def test_failure_after_keep_alive_is_an_error_event(start: StartGateway) -
 async def test_inference_waits_for_the_engine_with_503(start: StartGateway) -> None:
     gateway = await start(wait=False, engine_args={"fake_start_s": 0.3})
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        # Even with a bad body: nobody can tell yet.
+        # Even for an invalid body: it cannot be checked yet.
         response = await gateway.post(path, {})
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (503, "engine_not_ready")

@@ -1,4 +1,4 @@
-"""Fields beyond the honoured ones: refused by name, ignored and told, or without effect."""
+"""Fields that are not honoured: refused by name, ignored with notice, or without effect."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ ASKING: dict[str, Any] = {
     "lora_name": "mine",
     "reasoning_effort": "high",
 }
-"""Values that ask for something; other fields are tried with a value of no known meaning."""
+"""Values that are not neutral; other fields are tried with a value without a meaning."""
 
 
-async def test_refused_fields_are_named_unless_they_ask_for_nothing(gateway: Gateway) -> None:
+async def test_refused_fields_are_named_unless_neutral(gateway: Gateway) -> None:
     own = {"/v1/completions": {"echo", "best_of"}, "/v1/chat/completions": {"top_logprobs"}}
     own["/v1/chat/completions"].add("max_completion_tokens")
     for name, neutral in REFUSED.items():
@@ -42,7 +42,7 @@ async def test_refused_fields_are_named_unless_they_ask_for_nothing(gateway: Gat
                 assert HEADER not in response.headers
 
 
-async def test_unknown_fields_are_told_in_a_header(gateway: Gateway) -> None:
+async def test_unknown_fields_are_listed_in_a_header(gateway: Gateway) -> None:
     response = await gateway.complete(max_tokens=1, colour="red", shape=None)
     assert (response.status_code, response.headers[HEADER]) == (200, "colour, shape")
     response = await gateway.chat(max_tokens=1, stream=True, colour="red")

@@ -1,4 +1,4 @@
-"""What probes see while the server loads, serves, and is broken."""
+"""The probes while the server loads, serves, and is broken."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ async def test_an_engine_that_died_is_neither(start: StartGateway) -> None:
         assert "retry-after" not in (await gateway.client.get(path)).headers
 
 
-async def test_an_engine_that_is_being_replaced_is_neither_until_it_is(gateway: Gateway) -> None:
+async def test_an_engine_is_neither_while_it_is_being_replaced(gateway: Gateway) -> None:
     gateway.engine.die("killed by signal 9", retry_after_s=3.1)
     for path in ("/health", "/ready"):
         response = await gateway.client.get(path)
@@ -56,6 +56,6 @@ async def test_an_engine_that_is_being_replaced_is_neither_until_it_is(gateway: 
 
 
 async def test_while_it_stops_it_is_alive_and_not_ready(gateway: Gateway) -> None:
-    gateway.state.draining = True
+    gateway.state.stopping.set()
     assert await status_and_code(gateway, "/health") == (200, None)
     assert await status_and_code(gateway, "/ready") == (503, "stopping")

@@ -26,12 +26,14 @@ async def unload(gateway: Gateway, name: Any) -> httpx.Response:
 
 
 async def names(gateway: Gateway) -> dict[str, str]:
-    """Name -> state of every proposer that is shown."""
+    """Name -> state of every shown proposer."""
     body = (await gateway.client.get("/v1/proposers")).json()
     return {proposer["name"]: proposer["state"] for proposer in body["data"]}
 
 
-async def test_a_loaded_proposer_is_shown_chosen_switched_to_and_counted(gateway: Gateway) -> None:
+async def test_a_loaded_proposer_is_shown_selected_switched_to_and_counted(
+    gateway: Gateway,
+) -> None:
     response = await load(gateway, **LOOKUP, prompt_lookup_max=3)
     assert response.status_code == 200
     assert response.json().items() >= {**LOOKUP, "state": "loaded", "model": None}.items()
@@ -45,7 +47,7 @@ async def test_a_loaded_proposer_is_shown_chosen_switched_to_and_counted(gateway
     assert answer.headers["x-specgate-spec-method"] == "lookup"
 
 
-async def test_an_unloaded_proposer_cannot_be_chosen_and_may_come_back(gateway: Gateway) -> None:
+async def test_an_unloaded_proposer_cannot_be_selected_until_reloaded(gateway: Gateway) -> None:
     response = await unload(gateway, "suffix")
     assert response.json() == {"object": "proposer", "name": "suffix", "unloaded": True}
     assert "suffix" not in await names(gateway)
@@ -59,7 +61,7 @@ async def test_an_unloaded_proposer_cannot_be_chosen_and_may_come_back(gateway: 
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "param", "code", "says"),
+    ("fields", "status", "param", "code", "reason"),
     [
         ({"name": "a b", "method": "ngram"}, 400, "name", None, "must match"),
         ({"method": "ngram"}, 400, "name", MISSING, "required"),
@@ -85,24 +87,24 @@ async def test_an_unloaded_proposer_cannot_be_chosen_and_may_come_back(gateway: 
         ),
     ],
 )
-async def test_what_cannot_be_loaded_is_refused_and_nothing_changes(
+async def test_an_invalid_load_is_refused_and_changes_nothing(
     gateway: Gateway,
     fields: dict[str, Any],
     status: int,
     param: str,
     code: str | None,
-    says: str,
+    reason: str,
 ) -> None:
     before = await names(gateway)
     response = await load(gateway, **fields)
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
-    assert says in error["message"]
+    assert reason in error["message"]
     assert await names(gateway) == before
 
 
 @pytest.mark.parametrize("body", [[], "ngram", None, 5])
-async def test_a_body_that_is_no_object_is_a_400(gateway: Gateway, body: Any) -> None:
+async def test_a_body_that_is_not_an_object_is_a_400(gateway: Gateway, body: Any) -> None:
     assert (await gateway.post("/v1/load_proposer", body)).status_code == 400
 
 
@@ -111,7 +113,7 @@ async def test_an_unload_takes_a_name_and_nothing_else(gateway: Gateway, body: A
     assert (await gateway.post("/v1/unload_proposer", body)).status_code == 400
 
 
-async def test_a_checkpoint_that_cannot_be_used_leaves_nothing_behind(start: StartGateway) -> None:
+async def test_an_unusable_checkpoint_leaves_no_traces(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_fail_load": "config.json: hidden_size must be 64"})
     before = await names(gateway)
     response = await load(gateway, **LOOKUP)
@@ -122,7 +124,7 @@ async def test_a_checkpoint_that_cannot_be_used_leaves_nothing_behind(start: Sta
     assert (await load(gateway, **LOOKUP)).status_code == 400, "it can be tried again"
 
 
-async def test_one_that_is_on_its_way_is_shown_and_cannot_be_chosen(start: StartGateway) -> None:
+async def test_a_loading_proposer_is_shown_and_cannot_be_selected(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_load_s": 0.2})
     loading = asyncio.create_task(load(gateway, **LOOKUP))
     await asyncio.sleep(0.05)
@@ -139,7 +141,7 @@ async def test_one_that_is_on_its_way_is_shown_and_cannot_be_chosen(start: Start
     assert (await names(gateway))["lookup"] == "loaded"
 
 
-async def test_a_caller_that_leaves_does_not_stop_a_load(start: StartGateway) -> None:
+async def test_a_callers_disconnect_does_not_stop_a_load(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_load_s": 0.1})
     exchange = gateway.exchange("/v1/load_proposer", LOOKUP)
     task = exchange.begin()
@@ -189,7 +191,7 @@ async def test_nothing_is_unloaded_while_a_switch_runs(start: StartGateway) -> N
     await eventually(lambda: gateway.engine.num_running == 1)
     body = {"speculative_model": "suffix", "mode": "drain", "timeout_s": 30}
     draining = asyncio.create_task(gateway.post("/v1/switch_spec_method", body))
-    await eventually(lambda: gateway.state.switcher.busy)
+    await eventually(lambda: gateway.runtime.switcher.busy)
     response = await unload(gateway, "suffix")
     assert response.status_code == 409
     assert response.json()["error"]["code"] == "switch_in_progress"
@@ -198,8 +200,8 @@ async def test_nothing_is_unloaded_while_a_switch_runs(start: StartGateway) -> N
     assert (await draining).status_code == 200
 
 
-async def test_who_is_not_there_is_a_404(gateway: Gateway) -> None:
-    response = await unload(gateway, "nobody")
+async def test_unloading_an_unknown_proposer_is_a_404(gateway: Gateway) -> None:
+    response = await unload(gateway, "nope")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "proposer_not_found"
 
@@ -215,7 +217,7 @@ async def test_a_dead_engine_changes_nothing(start: StartGateway, call: str) -> 
     assert "lookup" not in {p.name for p in gateway.engine.info.proposers}
 
 
-async def test_every_change_that_was_asked_for_leaves_a_record(gateway: Gateway) -> None:
+async def test_every_requested_change_is_recorded(gateway: Gateway) -> None:
     with capture_logs() as logs:
         await load(gateway, **LOOKUP)
         await unload(gateway, "draft")
@@ -236,7 +238,7 @@ async def test_every_change_that_was_asked_for_leaves_a_record(gateway: Gateway)
 
 
 def quarantine(gateway: Gateway, name: str) -> None:
-    """Lets the engine report a fault that quarantines a proposer."""
+    """Makes the engine report a fault that quarantines a proposer."""
     report = StepReport(
         StepKind.DECODE, 0.01, {}, {}, {}, {}, {name: "ValueError: broken"}, (name,)
     )
@@ -244,7 +246,7 @@ def quarantine(gateway: Gateway, name: str) -> None:
     gateway.state.metrics.on_step(report)
 
 
-async def test_a_quarantined_proposer_is_shown_refused_to_switches_and_served_to_requests(
+async def test_a_quarantined_proposer_is_shown_and_refused_to_switches_only(
     gateway: Gateway,
 ) -> None:
     quarantine(gateway, "suffix")
@@ -263,7 +265,7 @@ async def test_a_quarantined_proposer_is_shown_refused_to_switches_and_served_to
     assert response.status_code == 200
 
 
-def test_the_quarantine_of_one_touches_no_other(gateway: Gateway) -> None:
+def test_a_quarantine_does_not_affect_other_proposers(gateway: Gateway) -> None:
     before = gateway.engine.info.proposers
     quarantine(gateway, "suffix")
     after = gateway.engine.info.proposers

@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP: loaded, chosen by name, shown, unloaded."""
+"""LoRA adapters over HTTP: loaded, selected by name, shown, unloaded."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ GONE = "/v1/unload_lora_adapter"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """A folder that the fake engine takes for an adapter."""
+    """A folder that the fake engine accepts as an adapter."""
     (tmp_path / "adapter_config.json").write_text("{}")
     return str(tmp_path)
 
@@ -33,7 +33,7 @@ async def text(gateway: Gateway, model: str | None) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-async def test_an_adapter_is_chosen_by_its_name(lora: Gateway) -> None:
+async def test_an_adapter_is_selected_by_its_name(lora: Gateway) -> None:
     assert await text(lora, "mine") != await text(lora, MODEL) == await text(lora, None)
     chat = await lora.chat(model="mine", max_tokens=4)
     assert chat.json()["model"] == "mine"
@@ -48,7 +48,7 @@ async def test_adapters_are_listed_with_their_parent(lora: Gateway, folder: str)
     assert (await lora.client.get("/v1/models/mine")).json() == mine
 
 
-async def test_one_is_loaded_and_unloaded_while_serving(lora: Gateway, folder: str) -> None:
+async def test_an_adapter_is_loaded_and_unloaded_while_serving(lora: Gateway, folder: str) -> None:
     assert (await lora.complete(model="other")).status_code == 404
     loaded = await lora.post(NEW, {"lora_name": "other", "lora_path": folder})
     assert loaded.status_code == 200, loaded.text
@@ -75,11 +75,11 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (GONE, {"lora_name": MODEL}, 404, "lora_name", "adapter_not_found"),
     (GONE, {"lora_name": 5}, 400, "lora_name", None),
 ]
-"""Path, body, and the refusal's status, `param` and `code`."""
+"""Path, body, and the error's status, `param` and `code`."""
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param", "code"), REFUSED)
-async def test_a_change_that_cannot_be_made_changes_nothing(
+async def test_a_refused_change_has_no_effect(
     lora: Gateway, path: str, body: dict[str, Any], status: int, param: str, code: str | None
 ) -> None:
     response = await lora.post(path, body)
@@ -95,7 +95,7 @@ async def test_without_enable_lora_nothing_is_loaded(gateway: Gateway) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (409, "lora_disabled")
 
 
-async def test_one_in_use_stays_until_its_requests_have_ended(
+async def test_an_adapter_in_use_is_not_unloaded_until_its_requests_end(
     start: StartGateway, folder: str
 ) -> None:
     gateway = await start(

@@ -1,4 +1,4 @@
-"""`/metrics` in both formats that Prometheus asks for."""
+"""`/metrics` in both formats that Prometheus requests."""
 
 from collections.abc import Callable, Iterable
 

@@ -15,7 +15,7 @@ async def test_models_are_the_served_names(start: StartGateway) -> None:
     for model in body["data"]:
         assert model["object"] == "model"
         assert abs(model["created"] - time.time()) < 60
-        assert model["max_model_len"] == gateway.state.info.max_model_len
+        assert model["max_model_len"] == gateway.runtime.info.max_model_len
     one = (await gateway.client.get("/v1/models/org/second")).json()
     assert one == body["data"][1]
 
@@ -36,7 +36,7 @@ async def test_unknown_model_is_a_404(gateway: Gateway) -> None:
 
 async def test_version_names_gateway_and_engine(gateway: Gateway) -> None:
     body = (await gateway.client.get("/version")).json()
-    engine_version = gateway.state.info.version
+    engine_version = gateway.runtime.info.version
     assert body == {
         "version": server.__version__,
         "engine": "fake",

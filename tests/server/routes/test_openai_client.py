@@ -120,20 +120,20 @@ def test_two_choices(client: openai.OpenAI, stream: bool) -> None:
     assert texts[0] != texts[1]
 
 
-def test_extra_body_chooses_the_proposer(client: openai.OpenAI) -> None:
+def test_extra_body_selects_the_proposer(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=MESSAGES, max_tokens=12, extra_body=BY_NGRAM
     )
     assert raw.headers["x-specgate-spec-method"] == "ngram"
     extra = raw.parse().model_extra or {}
-    told = extra["metrics"]["speculative_decoding"]
-    assert (told["proposer"], told["num_spec_tokens"]) == ("ngram", 3)
+    figures = extra["metrics"]["speculative_decoding"]
+    assert (figures["proposer"], figures["num_spec_tokens"]) == ("ngram", 3)
     stream = client.completions.create(
         model=MODEL, prompt="a", max_tokens=12, extra_body=BY_NGRAM, stream=True
     )
     *_, last = list(stream)
-    told = (last.model_extra or {})["metrics"]["speculative_decoding"]
-    assert (told["proposer"], told["num_spec_tokens"]) == ("ngram", 3)
+    figures = (last.model_extra or {})["metrics"]["speculative_decoding"]
+    assert (figures["proposer"], figures["num_spec_tokens"]) == ("ngram", 3)
 
 
 def test_logprobs_are_read(client: openai.OpenAI) -> None:
@@ -177,7 +177,7 @@ def test_closing_a_stream_aborts_it(client: openai.OpenAI, served: Served) -> No
         time.sleep(0.005)
 
 
-def test_giving_up_on_a_whole_answer_aborts_it(served: Served) -> None:
+def test_a_client_timeout_aborts_a_whole_response(served: Served) -> None:
     host, _, port = served.url.removeprefix("http://").partition(":")
     body = json.dumps({"prompt": "a", "max_tokens": 1500, "ignore_eos": True})
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

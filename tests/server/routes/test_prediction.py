@@ -1,4 +1,4 @@
-"""Predicted outputs: who drafts them, what the engine gets, what the usage says."""
+"""Predicted outputs: their proposer, the engine's request, and the usage."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -31,10 +31,10 @@ def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRe
     return requests
 
 
-async def test_it_is_drafted_by_a_proposer_of_its_own(
+async def test_a_prediction_is_drafted_by_its_own_proposer(
     gateway: Gateway, seen: list[GenerationRequest]
 ) -> None:
-    ids = gateway.state.renderer._encode(TEXT, False)
+    ids = gateway.runtime.renderer._encode(TEXT, False)
     for ask in (gateway.complete, gateway.chat):
         for content in (TEXT, [{"type": "text", "text": part} for part in (TEXT[:5], TEXT[5:])]):
             response = await ask(n=2, max_tokens=40, **predicting(content))
@@ -45,7 +45,7 @@ async def test_it_is_drafted_by_a_proposer_of_its_own(
     assert len(seen) == 8
 
 
-async def test_usage_has_what_was_kept_and_what_was_not(gateway: Gateway) -> None:
+async def test_usage_has_accepted_and_rejected_prediction_tokens(gateway: Gateway) -> None:
     body = (await gateway.chat(n=3, max_tokens=60, **predicting())).json()
     counts = body["metrics"]["speculative_decoding"]["by_proposer"]["prediction"]
     accepted, drafted = counts["accepted"], counts["drafted"]
@@ -62,7 +62,7 @@ async def test_usage_has_what_was_kept_and_what_was_not(gateway: Gateway) -> Non
     assert last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
 
 
-async def test_without_a_prediction_usage_says_nothing_of_one(
+async def test_usage_without_a_prediction_has_no_prediction_tokens(
     gateway: Gateway, seen: list[GenerationRequest]
 ) -> None:
     for fields in ({}, {"prediction": None}):
@@ -80,12 +80,12 @@ async def test_without_a_prediction_usage_says_nothing_of_one(
         ({"num_speculative_tokens": 2}, 2),
     ],
 )
-async def test_its_proposer_may_be_named_and_capped(
+async def test_the_proposer_of_a_prediction_can_be_named_and_capped(
     gateway: Gateway, fields: dict[str, Any], k: int
 ) -> None:
     body = (await gateway.chat(max_tokens=20, **predicting(), **fields)).json()
-    told = body["metrics"]["speculative_decoding"]
-    assert (told["proposer"], told["num_spec_tokens"]) == ("prediction", k)
+    figures = body["metrics"]["speculative_decoding"]
+    assert (figures["proposer"], figures["num_spec_tokens"]) == ("prediction", k)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -103,11 +103,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (predicting("a b " * 3000), "prediction.content"),
     ({"prediction": {"type": "content", "content": TEXT, "colour": 1}}, "prediction.colour"),
 ]
-"""Fields, and the refusal's `param`."""
+"""Fields, and the error's `param`."""
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
-async def test_it_is_refused_by_name_where_it_cannot_be_honoured(
+async def test_a_prediction_that_cannot_be_drafted_is_refused(
     gateway: Gateway, seen: list[GenerationRequest], fields: dict[str, Any], param: str
 ) -> None:
     for ask in (gateway.complete, gateway.chat):
@@ -117,21 +117,23 @@ async def test_it_is_refused_by_name_where_it_cannot_be_honoured(
     assert not seen
 
 
-async def test_a_configured_proposer_of_the_method_takes_its_place(start: StartGateway) -> None:
+async def test_a_configured_proposer_replaces_the_built_in_one(start: StartGateway) -> None:
     mine = {"name": "mine", "method": "prediction", "num_speculative_tokens": 3}
     gateway = await start(proposer=({"name": "ngram"}, mine), primary="ngram")
     response = await gateway.chat(max_tokens=8, **predicting())
     assert response.headers["x-specgate-spec-method"] == "mine"
 
 
-async def test_where_it_was_unloaded_a_prediction_is_refused(gateway: Gateway) -> None:
+async def test_a_prediction_is_refused_without_its_proposer(gateway: Gateway) -> None:
     unloaded = await gateway.post("/v1/unload_proposer", {"name": "prediction"})
     assert unloaded.status_code == 200, unloaded.text
     error = (await gateway.chat(max_tokens=8, **predicting())).json()["error"]
     assert (error["param"], error["code"]) == ("prediction", "proposer_not_found")
 
 
-async def test_no_switch_takes_it_away(gateway: Gateway, seen: list[GenerationRequest]) -> None:
+async def test_no_switch_changes_a_predictions_proposer(
+    gateway: Gateway, seen: list[GenerationRequest]
+) -> None:
     await gateway.post("/v1/switch_spec_method", {"speculative_model": "none"})
     response = await gateway.chat(max_tokens=8, **predicting())
     assert response.headers["x-specgate-spec-method"] == "prediction"

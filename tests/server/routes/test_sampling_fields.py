@@ -1,4 +1,4 @@
-"""The fields that shape or restrict what is sampled: what the engine gets, and what is refused."""
+"""The fields of sampling and constraints: the engine's options, and refused values."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -22,7 +22,7 @@ SCHEMA_TEXT = '{"type": "object", "properties": {"a": {"type": "integer"}}, "req
 
 @pytest.fixture
 def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
-    """What the engine is asked for, by an engine that answers everything with `{}`."""
+    """The requests of an engine whose response is always `{}`."""
     requests: list[GenerationRequest] = []
 
     async def generate(request: GenerationRequest) -> AsyncGenerator[Delta, None]:
@@ -34,7 +34,7 @@ def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRe
 
 
 def wrapped(schema: Any = SCHEMA, **fields: Any) -> dict[str, Any]:
-    """OpenAI's form of a schema."""
+    """OpenAI's wrapper of a schema."""
     json_schema = {"name": "answer", "schema": schema, **fields}
     return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
 
@@ -98,7 +98,7 @@ HONOURED: list[tuple[dict[str, Any], str, Any]] = [
 
 
 @pytest.mark.parametrize(("fields", "option", "value"), HONOURED)
-async def test_the_engine_is_asked_for_what_the_body_says(
+async def test_a_field_reaches_the_engine(
     gateway: Gateway,
     seen: list[GenerationRequest],
     fields: dict[str, Any],
@@ -164,11 +164,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (wrapped() | {"ignore_eos": True}, "ignore_eos"),
     (wrapped() | {"min_tokens": 3}, "min_tokens"),
 ]
-"""Fields, and the refusal's `param`."""
+"""Fields, and the error's `param`."""
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
-async def test_a_wrong_value_is_a_400_that_names_its_field(
+async def test_an_invalid_value_is_a_400_that_names_its_field(
     gateway: Gateway, seen: list[GenerationRequest], fields: dict[str, Any], param: str
 ) -> None:
     for ask in (gateway.complete, gateway.chat):
@@ -187,7 +187,7 @@ async def test_a_wrong_value_is_a_400_that_names_its_field(
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
     ],
 )
-async def test_an_engine_that_cannot_keep_to_a_form_says_so(
+async def test_an_engine_that_cannot_enforce_a_constraint_is_a_400(
     gateway: Gateway, fields: dict[str, Any], param: str
 ) -> None:
     for stream in (False, True):

@@ -19,11 +19,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-async def test_text_goes_there_and_back(gateway: Gateway) -> None:
+async def test_text_survives_a_round_trip(gateway: Gateway) -> None:
     text = "def f(x):\n    return 'é 漢字 🙂'\n"
     there = (await gateway.post("/tokenize", {"prompt": text})).json()
     assert there["count"] == len(there["tokens"]) > 10
-    assert there["max_model_len"] == gateway.state.info.max_model_len
+    assert there["max_model_len"] == gateway.runtime.info.max_model_len
     back = (await gateway.post("/detokenize", {"tokens": there["tokens"]})).json()
     assert back == {"prompt": "<|bos|>" + text}
 
@@ -45,7 +45,7 @@ async def test_chat_is_counted_as_the_chat_route_counts_it(gateway: Gateway) -> 
     assert usage["prompt_tokens"] == count
 
 
-async def test_last_message_can_go_on(gateway: Gateway) -> None:
+async def test_the_last_message_can_be_continued(gateway: Gateway) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
     closed = (await gateway.post("/tokenize", {"messages": messages})).json()["tokens"]
     body = {"messages": messages, "continue_final_message": True}

@@ -1,7 +1,7 @@
 """The arithmetic of the response's statistics."""
 
 from engine_adapter.counts import ProposerCounts, SpecStats
-from server.openai.statistics import acceptance_histogram, speculative_decoding, total
+from server.openai.usage import acceptance_histogram, speculative_decoding
 
 NGRAM = ProposerCounts(
     drafts=10, drafted=40, accepted=17, accepted_per_position=(8, 5, 3, 1), emitted=27
@@ -25,7 +25,7 @@ def test_figures_of_one_proposer() -> None:
     }
 
 
-def test_nothing_drafted_is_one_token_a_step_and_no_acceptance() -> None:
+def test_without_drafts_there_is_one_token_per_step() -> None:
     figures = speculative_decoding(SpecStats(), "none", 0)
     assert figures["mean_acceptance_length"] == figures["mean_tokens_per_step"] == 1.0
     assert figures["draft_acceptance_rate"] == 0.0
@@ -33,13 +33,13 @@ def test_nothing_drafted_is_one_token_a_step_and_no_acceptance() -> None:
     assert figures["by_proposer"] == {}
 
 
-def test_total_adds_each_proposer_to_itself() -> None:
+def test_a_sum_adds_each_proposer_to_itself() -> None:
     parts = [
         SpecStats(10, 27, {"ngram": NGRAM}),
         SpecStats(4, 10, {"draft": DRAFT}),
         SpecStats(10, 27, {"ngram": NGRAM}),
     ]
-    whole = total(parts)
+    whole = sum(parts, SpecStats())
     assert (whole.decode_steps, whole.decode_tokens) == (24, 64)
     assert whole.by_proposer["draft"] == DRAFT
     assert whole.by_proposer["ngram"].accepted_per_position == (16, 10, 6, 2)
@@ -55,7 +55,7 @@ def test_proposers_of_different_depth_share_one_histogram() -> None:
     assert accepted == figures["num_accepted_draft_tokens"] == 23
 
 
-def test_histogram_has_room_for_k_and_for_deeper_drafts() -> None:
-    # A switch in mid-request can draft deeper than the k chosen at admission, and shallower.
+def test_the_histogram_fits_k_and_longer_drafts() -> None:
+    # After a switch, drafts can be longer or shorter than the k selected at admission.
     assert acceptance_histogram(DRAFT, 5) == [0, 2, 2, 0, 0, 0]
     assert acceptance_histogram(NGRAM, 2) == [2, 3, 2, 2, 1]

@@ -6,11 +6,11 @@ from contextlib import aclosing
 
 import pytest
 
-from server.openai.streams import merge
+from server.openai.respond import merge
 
 
 class Source:
-    """A stream that knows whether it was closed."""
+    """A stream that records whether it was closed."""
 
     def __init__(self, *items: str | Exception, every_s: float = 0.0) -> None:
         self.closed = False

@@ -1,0 +1,82 @@
+"""One choice of a response: what the engine has sent for it, and how an endpoint writes it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine_adapter.counts import SpecStats
+from engine_adapter.types import Delta, FinishReason, TokenLogprob
+
+
+@dataclass(slots=True)
+class ChoiceState:
+    """What the engine has sent for one choice so far.
+
+    Attributes:
+        keep_text: keep text and log probabilities, for a response in one piece; a stream does
+            not need them again.
+        num_tokens: generated tokens.
+        has_begun: at least one delta has arrived.
+        spec: the statistics of the choice's speculation so far.
+    """
+
+    keep_text: bool
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    has_begun: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    spec: SpecStats = field(default_factory=SpecStats)
+
+    def add(self, delta: Delta) -> None:
+        """Adds what the engine has sent."""
+        self.has_begun = True
+        self.num_tokens += len(delta.token_ids)
+        if delta.num_cached_tokens:
+            self.num_cached_tokens = delta.num_cached_tokens
+        if delta.spec is not None:
+            self.spec = delta.spec
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+        if self.keep_text:
+            self.texts.append(delta.text)
+            self.logprobs.extend(delta.logprobs or ())
+            self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+
+    @property
+    def text(self) -> str:
+        """The whole text, with `keep_text`."""
+        return "".join(self.texts)
+
+
+class ChoiceShape(ABC):
+    """How an endpoint writes the choices of one response.
+
+    Attributes:
+        object_type, chunk_object_type: the `object` of a whole response and of a chunk.
+        echoes_prompt: every choice begins with its prompt.
+    """
+
+    object_type: str
+    chunk_object_type: str
+    echoes_prompt = False
+
+    def visible(self, delta: Delta) -> Delta:
+        """The part of a delta that the client sees."""
+        return delta
+
+    def role_chunk(self, index: int) -> dict[str, Any] | None:
+        """The choice of the chunk that precedes a choice's text, if the endpoint sends one."""
+        return None
+
+    @abstractmethod
+    def chunk_choice(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
+        """The choice of a chunk; with `echo` it begins with the prompt."""
+
+    @abstractmethod
+    def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
+        """The choice of a response in one piece."""

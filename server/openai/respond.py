@@ -1,0 +1,115 @@
+"""From a prepared request to the bytes of its response: admit, generate, shape, send."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from engine_adapter.interface import Engine
+from engine_adapter.types import Delta
+from server.http.event_stream import EventStream, until_disconnect
+from server.openai.request import AdmittedRequest, PreparedRequest, admitted
+from server.openai.response import ResponseBuilder
+from server.state import Runtime
+
+T = TypeVar("T")
+
+
+class GenerationResponse(Response):
+    """The response to a prepared request: one JSON body, or a stream of events.
+
+    Everything happens while it is sent, so that the request is in flight for as long as its
+    stream. An error before the first byte is an ordinary error response. A client that goes
+    away aborts the generation.
+    """
+
+    def __init__(self, runtime: Runtime, prepared: PreparedRequest) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._prepared = prepared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `ApiError` and `EngineError` before the first byte."""
+        engine = self._runtime.engine
+        async with admitted(self._runtime, receive, self._prepared) as request:
+            headers = request.headers()
+            if self._prepared.body.stream:
+                keepalive_s = self._runtime.settings.keepalive_s
+                events = stream_events(engine, request)
+                stream = EventStream(events, keepalive_s=keepalive_s, headers=headers)
+                await stream(scope, receive, send)
+                return
+            body = await until_disconnect(receive, whole_body(engine, request))
+        await JSONResponse(body, headers=headers)(scope, receive, send)
+
+
+async def whole_body(engine: Engine, request: AdmittedRequest) -> dict[str, Any]:
+    """Generates, and returns the response in one piece. Cancelling it aborts the generation."""
+    builder = ResponseBuilder(request)
+    async with aclosing(_deltas(engine, request)) as deltas:
+        async for index, delta in deltas:
+            builder.add(index, delta)
+    return builder.body()
+
+
+async def stream_events(engine: Engine, request: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Generates, and yields encoded events. Closing it aborts the generation."""
+    builder = ResponseBuilder(request)
+    async with aclosing(_deltas(engine, request)) as deltas:
+        async for index, delta in deltas:
+            for event in builder.events(index, delta):
+                yield event
+    for event in builder.last_events():
+        yield event
+
+
+def _deltas(engine: Engine, request: AdmittedRequest) -> AsyncGenerator[tuple[int, Delta], None]:
+    """(Index of the choice, delta) as the engine generates them."""
+    return merge([engine.generate(r) for r in request.engine_requests])
+
+
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yields (index of the stream, item) in order of arrival; closes all streams at its end.
+
+    The first exception of any stream is raised and ends the others. Whoever iterates must close
+    this generator (`aclosing`): that is what aborts the streams.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    arrivals: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(i, stream, arrivals)) for i, stream in enumerate(streams)]
+    try:
+        running = len(pumps)
+        while running:
+            arrival = await arrivals.get()
+            if arrival is None:
+                running -= 1
+            elif isinstance(arrival, BaseException):
+                raise arrival
+            else:
+                yield arrival
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int,
+    stream: AsyncGenerator[T, None],
+    arrivals: asyncio.Queue[tuple[int, T] | BaseException | None],
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                arrivals.put_nowait((index, item))
+    except Exception as error:
+        arrivals.put_nowait(error)
+    else:
+        arrivals.put_nowait(None)

@@ -1,0 +1,28 @@
+"""Text of requests: what UTF-8 can carry, and how much of it a message repeats."""
+
+MAX_ECHO = 200
+"""The most characters of a request's own text that an error message repeats."""
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text can be encoded: JSON can carry a lone surrogate, UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with a question mark instead of each lone surrogate."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def cut(text: str, limit: int = MAX_ECHO) -> str:
+    """The text, cut to `limit` characters; an ellipsis ends a text that was cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def clip(value: object) -> str:
+    """`value` as a message repeats it: its repr, cut to `MAX_ECHO` characters."""
+    return cut(repr(value))
