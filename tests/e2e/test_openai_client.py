@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.served import MODEL, PROPOSERS, Served
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 
 MESSAGES: Any = [{"role": "user", "content": "Write a function `parse_date`: read a date."}]
 PROMPT = "def parse_date(text):"

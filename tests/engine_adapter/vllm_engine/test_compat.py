@@ -32,13 +32,13 @@ over = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("name", compat.NAMES)
 def test_every_listed_name_exists(name: str) -> None:
     assert getattr(compat, name) is not None
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_a_module_is_found_even_if_nothing_imported_it_before() -> None:
     program = "from engine_adapter.vllm_engine import compat; compat.cpu_worker.CPUModelRunner"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

@@ -20,7 +20,7 @@ from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock
 from tests.engine_adapter.vllm_engine.support.plain_head import PlainHead
 from tests.engine_adapter.vllm_engine.support.recorded import Ask, RecordedEngine, Recording
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 K = 3
 ONE, TWO = SpecMethod("one", K), SpecMethod("two", K)

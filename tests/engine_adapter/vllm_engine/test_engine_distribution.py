@@ -31,7 +31,7 @@ from tests.engine_adapter.vllm_engine.support.exact import (
 )
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 on_the_engines_loop = pytest.mark.asyncio(loop_scope="session")
 
 TEXT = "import os\nimport sys\nimport json\nimport re\nimport "

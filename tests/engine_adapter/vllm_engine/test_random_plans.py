@@ -25,11 +25,10 @@ from tests.engine_adapter.vllm_engine.support.live import (
     generate,
     greedy,
 )
-from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
 from tests.engine_adapter.vllm_engine.worker.drafting.test_tensor_parallel import ENVIRONMENT
 
 pytestmark = [
-    pytest.mark.vllm,
+    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(3600),
 ]
@@ -51,6 +50,9 @@ async def random_plans(
     proposers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> AsyncIterator[Live]:
     """A cramped engine that plans at random."""
+    # Its import takes vLLM's, which a run without engines need not wait for.
+    from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
+
     built = arguments.engine_args
 
     def with_random_plans(*args: Any) -> Any:

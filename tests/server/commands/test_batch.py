@@ -231,6 +231,7 @@ def test_no_more_are_asked_at_once_than_was_said(files: Files) -> None:
     assert time.monotonic() - begun > 6 * 20 * 0.01
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_batch_goes_on(files: Files, number: int) -> None:
     files.write([completion(f"r{i}", max_tokens=40, ignore_eos=True) for i in range(200)])
