@@ -26,6 +26,8 @@ def unmarked(items: Iterable[Any]) -> list[str]:
 
 
 def _starts(item: Any) -> bool:
+    if item.nodeid.startswith("tests/server/routes/"):
+        return False  # their servers are threads of the test's own process
     if ENGINE_FIXTURES & set(item.fixturenames) or item.nodeid.startswith("tests/e2e/"):
         return True
     names = vars(item.module).values()
