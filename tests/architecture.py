@@ -252,7 +252,9 @@ def private_vllm_outside_compat(root: Path) -> list[str]:
         Import(module, node.value, node.lineno, False)
         for module, path in sources(root)
         for node in ast.walk(parse(path))
-        if isinstance(node, ast.Constant) and _is_vllm_path(node.value)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"vllm(\.\w+)+(:\w+)?", node.value)
     ]
     return [str(i) for i in named if i.importer != COMPAT and i.target not in PUBLIC_VLLM]
 

@@ -2,6 +2,9 @@
 
 Greedy output is stock vLLM's whatever drafts, under preemption, chunked prefill, prefix hits and
 aborts; and what the target drafts for itself is accepted, however often others drafted in between.
+
+A fault that shows in one step of a hundred is missed by 400 steps with a probability of 2 %, one in
+thirty by 100 steps with 3 %. `make prove` runs 10,000 and 2,000.
 """
 
 import asyncio
@@ -91,16 +94,16 @@ async def two_ranks() -> AsyncIterator[Live]:
             yield live
 
 
-async def test_a_thousand_steps_on_one_rank(
+async def test_four_hundred_steps_on_one_rank(
     one_rank: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await fuzz(one_rank, stock, prompts, steps=1000)
+    await fuzz(one_rank, stock, prompts, steps=400)
 
 
-async def test_two_hundred_steps_on_two_ranks(
+async def test_a_hundred_steps_on_two_ranks(
     two_ranks: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await fuzz(two_ranks, stock, prompts, steps=200)
+    await fuzz(two_ranks, stock, prompts, steps=100)
 
 
 @pytest.mark.prove

@@ -114,7 +114,7 @@ def test_a_proposer_may_be_json_or_a_mapping(given: Any) -> None:
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError):
-        Settings(model="org/m").port = 1
+        Settings(model="org/m").port = 1  # type: ignore[misc]
 
 
 def test_keys_are_not_shown() -> None:
