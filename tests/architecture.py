@@ -66,8 +66,8 @@ MAY_IMPORT_ENGINES = (
     # It steps vLLM's own engine with Specgate's arguments: the seam has no step to call.
     "benchmarks.step_cost",
 )
-COMPAT = "engine_adapter.vllm_engine.compat"
-PATCHES = "engine_adapter.vllm_engine.patches"
+COMPAT = f"{VLLM_ENGINE}.compat"
+PATCHES = f"{VLLM_ENGINE}.patches"
 PUBLIC_VLLM = frozenset(
     {
         "vllm.AsyncEngineArgs",
@@ -257,10 +257,6 @@ def private_vllm_outside_compat(root: Path) -> list[str]:
         and re.fullmatch(r"vllm(\.\w+)+(:\w+)?", node.value)
     ]
     return [str(i) for i in named if i.importer != COMPAT and i.target not in PUBLIC_VLLM]
-
-
-def _is_vllm_path(value: object) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"vllm(\.\w+)+(:\w+)?", value))
 
 
 def vllm_changed_outside_patches(root: Path) -> list[str]:
