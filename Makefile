@@ -17,13 +17,19 @@ BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: serve test prove check format clean
+.PHONY: serve unit test prove check format clean
 
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
 
+# Two processes: engines in one, servers in the other (tests/markers.py).
+PARALLEL := -n 2 --dist loadgroup
+
+unit: $(VENV)/.test  ## Runs the tests that start no engine; ARGS="..." goes to pytest.
+	$(BIN)/python -m pytest $(PARALLEL) -m "not engine and not prove" $(ARGS)
+
 test: $(VENV)/.test  ## Runs the tests; ARGS="..." goes to pytest.
-	$(BIN)/python -m pytest -m "not prove" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(ARGS)
 
 prove: $(VENV)/.test  ## Runs what takes too long for `make test`.
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
@@ -31,7 +37,7 @@ prove: $(VENV)/.test  ## Runs what takes too long for `make test`.
 check: $(VENV)/.dev  ## Format, lint, strict types, import directions.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy $(SOURCES) tests
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 format: $(VENV)/.dev  ## Formats, and fixes what lint can fix.

@@ -1,8 +1,37 @@
-"""What every test process needs before transformers or vLLM is imported."""
+"""What every test process needs before transformers or vLLM is imported, and what markers mean."""
 
 import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests import markers
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 # Threads that spin at a barrier while the one they wait for has no core make a busy machine slow.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if unmarked := markers.unmarked(items):
+        raise pytest.UsageError("Mark these tests `engine`:\n" + "\n".join(unmarked))
+    for item in items:
+        if name := markers.group(item):
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
+def pytest_collection_finish() -> None:
+    if markers.vllm_is_imported():
+        raise pytest.UsageError("A test module or conftest imports vLLM: import it in the test")
+
+
+@pytest.fixture(autouse=True)
+def imports_vllm_only_if_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is the first to import vLLM must say so."""
+    marked = any(request.node.get_closest_marker(name) for name in ("engine", "needs_vllm"))
+    before = markers.vllm_is_imported()
+    yield
+    if not marked and not before and markers.vllm_is_imported():
+        pytest.fail("this test imports vLLM: mark it `needs_vllm`")

@@ -165,5 +165,7 @@ def error_codes(sources: Iterable[str]) -> Iterator[str]:
                 given = [k.value for k in node.keywords if k.arg == "code"]
                 given += node.args[at : at + 1] if at is not None else []
                 yield from (
-                    a.value for a in given if isinstance(a, ast.Constant) and a.value is not None
+                    a.value
+                    for a in given
+                    if isinstance(a, ast.Constant) and isinstance(a.value, str)
                 )

@@ -18,7 +18,7 @@ from tests.server.gateway import BASE_URL, build
 OPEN = {"/health", "/ready"}
 """The routes that answer without a key, because probes have none."""
 
-KEYS = {"api_key": ("inference",), "admin_key": ("admin",)}
+KEYS: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
 ADMIN = {"authorization": "Bearer admin"}
 JSON = {"content-type": "application/json"}
 

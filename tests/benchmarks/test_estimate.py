@@ -18,13 +18,13 @@ def test_the_interval_covers_the_true_median_at_its_level() -> None:
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
-        estimate = median_interval(rng.normal(3.0, 1.0, 30))
+        estimate = median_interval(rng.normal(3.0, 1.0, 30).tolist())
         covered += estimate.low <= 3.0 <= estimate.high
     assert 180 <= covered <= 200
 
 
 def test_the_interval_narrows_with_the_sample() -> None:
-    values = np.random.default_rng(2).normal(0.0, 1.0, 400)
+    values = np.random.default_rng(2).normal(0.0, 1.0, 400).tolist()
     few, many = median_interval(values[:25]), median_interval(values)
     assert many.high - many.low < (few.high - few.low) / 2
 

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.served import Served, wait_until
 from tests.e2e.traffic import chat, clients, gather, leave
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 
 LONG = 1500
 """Enough tokens for seconds of work, which no client waits for."""

@@ -15,7 +15,7 @@ from tests.e2e.served import Served
 from tests.e2e.test_switching_http import STREAMS, Load, Plain, plain
 from tests.e2e.traffic import clients, gather
 
-pytestmark = [pytest.mark.vllm, pytest.mark.prove, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(1800)]
 
 ROUND_TRIPS, LOADS = 200, 15
 """Round trips of a load, and the most loads."""

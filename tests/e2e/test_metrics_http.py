@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.e2e.served import PROPOSERS, Samples, Served
 from tests.e2e.traffic import Streamed, chat, clients, gather, leave, stream
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 
 PAIRS = {
     "specgate_spec_decode_drafts_total": "vllm:spec_decode_num_drafts_total",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.served import MODEL, PROPOSERS, Served
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 
 MESSAGES: Any = [{"role": "user", "content": "Write a function `parse_date`: read a date."}]
 PROMPT = "def parse_date(text):"
@@ -19,7 +19,7 @@ GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 32, "temperature": 0}
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
     served.switch("draft")
-    transport = httpx.Client(trust_env=False, timeout=120)
+    transport: Any = httpx.Client(trust_env=False, timeout=120)
     url = f"{served.url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=transport) as made:
         yield made

@@ -12,7 +12,7 @@ import pytest
 from tests import documentation
 from tests.e2e.served import MODEL, ROOT, Served, environment
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 
 README = (ROOT / "README.md").read_text()
 CURLS = [block for block in documentation.blocks(README, "bash") if "curl" in block]

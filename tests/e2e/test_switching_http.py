@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.served import PROPOSERS, Served
 from tests.e2e.traffic import MESSAGES, Streamed, chat, clients, gather, stream
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 
 STREAMS, SWITCHES = 16, 50
 METHODS = [*PROPOSERS, "none"]

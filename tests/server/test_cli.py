@@ -106,6 +106,7 @@ def served() -> Iterator[Callable[..., Served]]:
 Serve = Callable[..., Served]
 
 
+@pytest.mark.engine
 def test_serve_starts_prints_its_usage_and_stops_cleanly(served: Serve) -> None:
     server = served()
     url = server.url
@@ -123,6 +124,7 @@ def test_serve_starts_prints_its_usage_and_stops_cleanly(served: Serve) -> None:
     assert "Traceback" not in "".join(server.err)
 
 
+@pytest.mark.engine
 def test_the_printed_curl_lines_work(served: Serve) -> None:
     server = served(
         *("--api-key", "sk-one", "--admin-key", "sk-two", "--served-model-name", "it's")
@@ -138,6 +140,7 @@ def test_the_printed_curl_lines_work(served: Serve) -> None:
     assert switch["active"]["spec_method"] == "ngram"
 
 
+@pytest.mark.engine
 def test_while_loading_it_answers_probes_and_can_be_stopped(served: Serve) -> None:
     server = served("--engine-args", '{"fake_start_s": 600}')
     server.line("Starting the fake engine")
@@ -155,6 +158,7 @@ def listening_port(pid: int) -> int:
     return int(port)
 
 
+@pytest.mark.engine
 def test_running_requests_finish_before_it_stops(served: Serve) -> None:
     server = served("--engine-args", '{"fake_step_ms": 20, "fake_acceptance": 0}')
     body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True, "stream": True}
@@ -168,6 +172,7 @@ def test_running_requests_finish_before_it_stops(served: Serve) -> None:
     assert server.wait() == 0
 
 
+@pytest.mark.engine
 def test_a_stream_that_does_not_finish_in_time_ends_with_an_error(served: Serve) -> None:
     server = served(
         *("--shutdown-timeout-s", "1", "--engine-args", '{"fake_step_ms": 1000}'), "--no-access-log"
@@ -186,6 +191,7 @@ def test_a_stream_that_does_not_finish_in_time_ends_with_an_error(served: Serve)
     assert "Traceback" not in "".join(server.err)
 
 
+@pytest.mark.engine
 def test_a_response_that_does_not_finish_in_time_is_a_503(served: Serve) -> None:
     server = served(
         *("--shutdown-timeout-s", "1", "--engine-args", '{"fake_step_ms": 1000}'), "--no-access-log"
@@ -199,6 +205,7 @@ def test_a_response_that_does_not_finish_in_time_is_a_503(served: Serve) -> None
     server.wait()
 
 
+@pytest.mark.engine
 def test_a_failed_start_ends_with_its_reason(served: Serve) -> None:
     server = served("--engine-args", '{"fake_fail_start": "not enough memory"}')
     assert server.wait() == 1
@@ -245,6 +252,7 @@ def test_a_port_in_use_is_found_before_anything_loads() -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.engine
 def test_logs_can_be_json(served: Serve) -> None:
     server = served("--log-json", SPECGATE_PROT="1")
     server.line('"event": "ready"')
@@ -261,6 +269,7 @@ def test_logs_can_be_json(served: Serve) -> None:
     assert "SPECGATE_PORT" in by_name["unknown_variable"]["detail"]
 
 
+@pytest.mark.engine
 def test_ctrl_c_stops_it_and_the_access_log_can_be_turned_off(served: Serve) -> None:
     server = served("--no-access-log")
     httpx.get(f"{server.url}/version")

@@ -176,7 +176,9 @@ REFUSED: list[tuple[Callable[[], Heads], dict[str, Any], str, tuple[str, ...]]] 
 
 
 @pytest.mark.parametrize(
-    ("make", "changes", "named", "words"), REFUSED, ids=lambda value: str(value)[:40]
+    ("make", "changes", "named", "words"),
+    REFUSED,
+    ids=lambda value: getattr(value, "__name__", str(value))[:40],
 )
 def test_an_unfit_configuration_is_refused(
     tmp_path: Path,

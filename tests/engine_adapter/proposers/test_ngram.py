@@ -98,7 +98,7 @@ def test_the_options_reach_the_proposer() -> None:
     assert [list(row) for row in proposer.propose(batch(rows, k=1)).tokens] == [[], [3]]
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_drafts_equal_those_of_vllm() -> None:
     from vllm.v1.spec_decode.ngram_proposer import (
         _find_longest_matched_ngram_and_propose_tokens as theirs,

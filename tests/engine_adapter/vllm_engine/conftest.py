@@ -109,7 +109,7 @@ def prompts() -> list[Prompt]:
     """Twenty-four prompts of 20 to 700 tokens; several share long beginnings."""
     from demo.prompts import load_prompts
 
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    tokenizer: Any = AutoTokenizer.from_pretrained(TARGET)
     rng = random.Random(5)
     loaded = load_prompts()
     chats = [[p for p in loaded if p.kind == kind][:8] for kind in ("quote", "free")]

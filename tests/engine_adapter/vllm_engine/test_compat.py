@@ -32,13 +32,13 @@ over = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("name", compat.NAMES)
 def test_every_listed_name_exists(name: str) -> None:
     assert getattr(compat, name) is not None
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_a_module_is_found_even_if_nothing_imported_it_before() -> None:
     program = "from engine_adapter.vllm_engine import compat; compat.cpu_worker.CPUModelRunner"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -93,7 +93,7 @@ def test_every_class_over_vllms_is_found() -> None:
     assert len(OVER) >= 10
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @over
 def test_every_override_is_listed_and_every_listed_one_overrides(ours: Subclass, name: str) -> None:
     upstream = getattr(compat, name)
@@ -101,7 +101,7 @@ def test_every_override_is_listed_and_every_listed_one_overrides(ours: Subclass,
     assert overrides == set(compat.HOOKS.get(name, ()))
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @over
 def test_every_override_has_vllms_parameters(ours: Subclass, name: str) -> None:
     upstream = getattr(compat, name)
@@ -112,7 +112,7 @@ def test_every_override_has_vllms_parameters(ours: Subclass, name: str) -> None:
     assert [finding for finding in wrong if finding] == []
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @over
 def test_vllm_calls_every_method_that_is_overridden(ours: Subclass, name: str) -> None:
     """One that it no longer calls is dead code, and nothing else would show it."""
@@ -143,7 +143,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
     }
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_a_hook_that_vllm_lost_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compat.HOOKS, "Scheduler", ("schedule", "gone"))
     monkeypatch.delitem(vars(compat), "Scheduler", raising=False)
@@ -209,7 +209,7 @@ def test_parameters_that_differ_from_vllms_are_found(source: str, right: bool) -
     assert (wrong_parameters(method, Upstream.run) is None) is right
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_methods_that_are_not_called_are_found() -> None:
     import_module("vllm.v1.engine")
     assert is_called(Upstream, "_step")
@@ -226,14 +226,14 @@ def owner_of(key: str) -> Any:
     return getattr(import_module(module), name) if colon else getattr(compat, key)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("key", compat.ATTRIBUTES)
 def test_every_listed_attribute_exists(key: str) -> None:
     owner = owner_of(key)
     assert [name for name in compat.ATTRIBUTES[key] if not has_attribute(owner, name)] == []
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @over
 def test_every_attribute_that_is_vllms_is_listed(ours: Subclass, name: str) -> None:
     upstream = getattr(compat, name)

@@ -24,7 +24,7 @@ from tests.engine_adapter.vllm_engine.support.recorded import (
     Recording,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 K = 3
 ONE, TWO = SpecMethod("one", K), SpecMethod("two", K)

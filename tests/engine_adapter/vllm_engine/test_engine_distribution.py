@@ -31,7 +31,7 @@ from tests.engine_adapter.vllm_engine.support.exact import (
 )
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.engine
 on_the_engines_loop = pytest.mark.asyncio(loop_scope="session")
 
 TEXT = "import os\nimport sys\nimport json\nimport re\nimport "
@@ -202,7 +202,7 @@ def test_the_stated_power(tree: Tree) -> None:
 def test_rounding_decides_no_candidate(tree: Tree, condition: str) -> None:
     """Otherwise float32 sums in another order could make an impossible generation possible."""
     sampling = CONDITIONS[condition]
-    nudged = {
+    nudged: dict[str, Any] = {
         "top_p": sampling.top_p + LEAST_GAP if sampling.top_p < 1 else 1.0,
         "min_p": sampling.min_p - LEAST_GAP if sampling.min_p else 0.0,
     }

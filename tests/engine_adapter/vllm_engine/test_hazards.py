@@ -35,7 +35,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     pinned,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_a_seeded_request_survives_chunked_prefill_and_repeats(

@@ -24,7 +24,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     pinned,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 MIB = 1 << 20
 HEAD_MIB = 64

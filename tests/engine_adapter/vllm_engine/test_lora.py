@@ -35,11 +35,11 @@ from tests.engine_adapter.vllm_engine.support.live import (
     pinned,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 LENGTH = 32
 DRAFTING = CHOICES | {"prediction": 8}
-LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
 
 @pytest.fixture(scope="module")

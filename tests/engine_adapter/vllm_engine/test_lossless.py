@@ -14,7 +14,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     pinned,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 LENGTH = 40
 

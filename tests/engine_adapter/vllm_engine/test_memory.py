@@ -12,7 +12,7 @@ from demo import model_path
 from engine_adapter.types import ProposerInfo
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 BUDGET = 64 << 20
 """Bytes of KV cache, for the target and the proposers with KV."""

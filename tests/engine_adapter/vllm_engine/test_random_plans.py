@@ -2,6 +2,9 @@
 
 Greedy output is stock vLLM's under preemption, chunked prefill, prefix hits and aborts, with every
 proposer. All drafts of the target for itself are accepted, also after steps of other proposers.
+
+A fault that shows in one step of a hundred is missed by 400 steps with a probability of 2 %, one in
+thirty by 100 steps with 3 %, if steps are independent. `make prove` runs 10,000 and 2,000 steps.
 """
 
 import asyncio
@@ -25,11 +28,10 @@ from tests.engine_adapter.vllm_engine.support.live import (
     generate,
     greedy,
 )
-from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
 from tests.engine_adapter.vllm_engine.worker.drafting.test_tensor_parallel import ENVIRONMENT
 
 pytestmark = [
-    pytest.mark.vllm,
+    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(3600),
 ]
@@ -51,6 +53,9 @@ async def random_plans(
     proposers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> AsyncIterator[Live]:
     """An engine with little KV that plans at random."""
+    # Its import takes vLLM's, which a run without engines need not wait for.
+    from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
+
     built = arguments.engine_args
 
     def with_random_plans(*args: Any) -> Any:
@@ -89,16 +94,16 @@ async def two_ranks() -> AsyncIterator[Live]:
             yield live
 
 
-async def test_a_thousand_steps_on_one_rank(
+async def test_four_hundred_steps_on_one_rank(
     one_rank: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await fuzz(one_rank, stock, prompts, steps=1000)
+    await fuzz(one_rank, stock, prompts, steps=400)
 
 
-async def test_two_hundred_steps_on_two_ranks(
+async def test_a_hundred_steps_on_two_ranks(
     two_ranks: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await fuzz(two_ranks, stock, prompts, steps=200)
+    await fuzz(two_ranks, stock, prompts, steps=100)
 
 
 @pytest.mark.prove

@@ -10,7 +10,7 @@ from engine_adapter.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 DRAFTING = {"ngram": 5, "suffix": 8, "draft": 4, "self": 5}
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     pinned,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 DRAFTING = {"ngram": 5, "suffix": 8, "draft": 4, "self": 5}
 NAMES = ("parse", "format", "split", "join")

@@ -237,6 +237,7 @@ def test_concurrency_limits_the_requests_in_flight(files: Files) -> None:
     assert time.monotonic() - begun > 6 * 20 * 0.01
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_batch_can_be_continued(files: Files, number: int) -> None:
     files.write([completion(f"r{i}", max_tokens=40, ignore_eos=True) for i in range(200)])

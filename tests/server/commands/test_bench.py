@@ -19,6 +19,7 @@ from server.commands import BAD_SETTING, FAILED, INTERRUPTED
 NGRAM = '{"name": "ngram"}'
 
 
+@pytest.mark.engine
 def test_gain_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     words = ["bench", "gain", "--engine", "fake", "--target", "demo", "--quick", "--kind", "free"]
@@ -35,6 +36,7 @@ def test_gain_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "gain.svg").stat().st_size > 1000
 
 
+@pytest.mark.engine
 def test_compare_measures_two_servers(tmp_path: Path) -> None:
     words = ["bench", "compare", "--engine", "fake", "--side", "one", "--side", "all"]
     words += ["--method", "none", "--concurrency", "2", "--pairs", "3", "--max-tokens", "48"]
@@ -78,6 +80,7 @@ def test_an_unknown_method_fails_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.engine
 def test_on_sigterm_it_ends_its_servers(tmp_path: Path) -> None:
     words = ["bench", "gain", "--engine", "fake", "--target", "demo", "--proposer", NGRAM]
     with subprocess.Popen([sys.executable, "-m", "server.cli", *words, "--out", tmp_path]) as bench:

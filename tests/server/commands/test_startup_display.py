@@ -49,7 +49,7 @@ def test_the_address_can_be_pasted(capsys: pytest.CaptureFixture[str], host: str
 
 @pytest.mark.parametrize(("active", "other"), [({}, "ngram"), ({"primary": "ngram"}, "none")])
 def test_the_switch_line_names_another_method(
-    capsys: pytest.CaptureFixture[str], active: dict[str, str], other: str
+    capsys: pytest.CaptureFixture[str], active: dict[str, Any], other: str
 ) -> None:
     words = curl(banner(capsys, **active), "/v1/switch_spec_method")
     assert json.loads(words[-1]) == {"speculative_model": other}

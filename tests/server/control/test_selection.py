@@ -1,5 +1,7 @@
 """The proposer that a request or a switch gets, for every spelling of docs/api.md."""
 
+from typing import Any
+
 import pytest
 
 from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod
@@ -116,7 +118,10 @@ def test_k_of_zero_is_plain_decoding() -> None:
 
 
 def test_errors_name_the_fields_that_the_client_wrote() -> None:
-    flat = {"proposer_param": "speculative_model", "k_param": "num_speculative_tokens"}
+    flat: dict[str, Any] = {
+        "proposer_param": "speculative_model",
+        "k_param": "num_speculative_tokens",
+    }
     with pytest.raises(SelectionError) as name:
         resolve(MethodRequest("nope", None, True, **flat), LOADED)
     with pytest.raises(SelectionError) as k:

@@ -115,7 +115,7 @@ def test_a_proposer_is_json_or_a_mapping(given: Any) -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        Settings(model="org/m").port = 1
+        Settings(model="org/m").port = 1  # type: ignore[misc]
 
 
 def test_keys_are_not_shown() -> None:

@@ -17,7 +17,7 @@ from engine_adapter.vllm_engine.wire import (
 )
 from tests.engine_adapter.vllm_engine.support.row_steps import CONTEXT, NGRAM, request
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 
 class ToyScheduler:

@@ -92,7 +92,7 @@ def test_only_a_single_worker_shares_the_engine_process(
 # -- arguments -------------------------------------------------------------------------------
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("name", RESERVED_ARGUMENTS)
 def test_a_reserved_argument_is_refused_with_the_reason(name: str) -> None:
     error = refusal(**{name: "anything"})
@@ -100,13 +100,13 @@ def test_a_reserved_argument_is_refused_with_the_reason(name: str) -> None:
     assert RESERVED_ARGUMENTS[name] in str(error)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("value", [False, {}, 0])
 def test_a_reserved_argument_is_refused_with_any_value(value: Any) -> None:
     assert refusal(async_scheduling=value).setting == "async_scheduling"
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize(
     "name", ["pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"]
 )
@@ -115,14 +115,14 @@ def test_a_kind_of_parallelism_that_is_not_proven_must_be_1(name: str) -> None:
     assert getattr(engine_args(config(**{name: 1}), 5, None), name) == 1
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_an_argument_that_is_unknown_to_vllm_is_named() -> None:
     error = refusal(max_model_length=100)
     assert error.setting == "engine_args"
     assert "max_model_length" in str(error)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_settings_reach_vllm() -> None:
     given = config(max_model_len=512, max_num_seqs=7, seed=None, dtype="float32")
     args = engine_args(given, 9, "/pipe")
@@ -136,7 +136,7 @@ def test_settings_reach_vllm() -> None:
     assert spec["name"] == "ngram"
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_the_classes_in_dotted_paths_exist() -> None:
     from importlib import import_module
 
@@ -146,14 +146,14 @@ def test_the_classes_in_dotted_paths_exist() -> None:
         assert isinstance(getattr(import_module(module), name), type)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_building_arguments_does_not_change_the_settings() -> None:
     given = config(max_num_seqs=3)
     engine_args(given, 5, None)
     assert dict(given.arguments) == {"max_num_seqs": 3}
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_the_kv_cache_has_a_small_default_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from engine_adapter.vllm_engine import compat
 
@@ -164,7 +164,7 @@ def test_the_kv_cache_has_a_small_default_on_cpu(monkeypatch: pytest.MonkeyPatch
     assert (own.kv_cache_memory_bytes, own.enforce_eager) == (1 << 20, False)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize(("cpu", "worker"), [(True, "CPUWorker"), (False, "GPUWorker")])
 def test_the_worker_fits_the_device(
     monkeypatch: pytest.MonkeyPatch, cpu: bool, worker: str
@@ -175,7 +175,7 @@ def test_the_worker_fits_the_device(
     assert engine_args(config(), 5, None).worker_cls.endswith(f".worker.{worker}")
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize(
     ("given", "backend", "compact"),
     [
@@ -193,7 +193,7 @@ def test_structured_output_has_one_backend_and_compact_json(
     assert (made.backend, made.disable_any_whitespace) == (backend, compact)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_a_backend_per_request_is_refused() -> None:
     error = refusal(structured_outputs_config={"backend": "auto"})
     assert error.setting == "structured_outputs_config"

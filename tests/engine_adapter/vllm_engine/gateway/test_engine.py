@@ -21,7 +21,7 @@ from engine_adapter.vllm_engine.gateway.engine import VllmEngine
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from tests.engine_adapter.vllm_engine.support.live import Recorder
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 CONSTRAINT = StructuredOutput(ConstraintKind.REGEX, "a", param="it")
 

@@ -197,7 +197,7 @@ def test_without_a_draft_model_no_tokenizer_is_read(make_model: MakeModel) -> No
 
 # -- heads -----------------------------------------------------------------------------------
 
-SIZES = {"hidden": LLAMA["hidden_size"], "vocabulary": LLAMA["vocab_size"]}
+SIZES: dict[str, Any] = {"hidden": LLAMA["hidden_size"], "vocabulary": LLAMA["vocab_size"]}
 HEADS = [
     ("mlp_speculator", mlp_speculator(**SIZES)),
     ("medusa", medusa(**SIZES)),

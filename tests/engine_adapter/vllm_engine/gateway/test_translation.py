@@ -85,14 +85,14 @@ def test_the_example_differs_from_every_default() -> None:
     assert not same, "a field with its default value would not show whether it is passed on"
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("name", PLAIN_FIELDS)
 def test_every_sampling_option_reaches_vllm(name: str) -> None:
     ours, theirs = getattr(OPTIONS, name), getattr(translated(OPTIONS), name)
     assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("name", PLAIN_FIELDS)
 def test_every_default_reaches_vllm(name: str) -> None:
     ours, theirs = getattr(SamplingOptions(), name), getattr(translated(SamplingOptions()), name)
@@ -102,7 +102,7 @@ def test_every_default_reaches_vllm(name: str) -> None:
         assert theirs == (list(ours) if isinstance(ours, tuple) else ours)
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize(
     ("wanted", "field", "value"),
     [
@@ -120,12 +120,12 @@ def test_each_kind_of_constraint_reaches_vllm(
     assert getattr(theirs, field) == value
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_without_a_constraint_vllm_gets_none() -> None:
     assert translated(SamplingOptions()).structured_outputs is None
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_outputs_are_deltas_of_one_sequence() -> None:
     from vllm.sampling_params import RequestOutputKind
 
@@ -134,13 +134,13 @@ def test_outputs_are_deltas_of_one_sequence() -> None:
     assert params.n == 1
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_the_selected_method_reaches_the_engine() -> None:
     spec = SpecDecodeParams(SpecMethod("small", 3), pinned=True, switch_epoch=4)
     assert from_extra_args(translated(SamplingOptions(), spec)) == spec
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize(
     "bad", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"presence_penalty": 9.0}]
 )

@@ -9,7 +9,7 @@ from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
 from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, RowSteps
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 
 def test_the_utility_call_switches_rows_and_requests_that_arrive_later() -> None:

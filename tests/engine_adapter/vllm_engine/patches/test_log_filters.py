@@ -13,7 +13,7 @@ from engine_adapter.vllm_engine.patches.log_filters import (
     silence_min_p_warning,
 )
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 
 @pytest.fixture

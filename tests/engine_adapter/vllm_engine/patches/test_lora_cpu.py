@@ -5,7 +5,7 @@ import torch
 
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 SLOTS, WIDTH, RANK = 3, 6, 2
 

@@ -20,7 +20,7 @@ from tests.engine_adapter.vllm_engine.support.dispatch_harness import (
     row,
 )
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 
 # -- faults ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def row_sampler(rows: int, sampling: Sampling, seeds: list[int | None] | None = 
     )
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(), Sampling(temperature=0.7), Sampling(top_k=3), Sampling(top_p=0.8)],
@@ -48,7 +48,7 @@ def test_drafts_are_sampled_from_their_stated_distributions(sampling: Sampling) 
     assert p_value(np.bincount(tokens, minlength=V), distribution(LOGITS, Sampling(0.85))) < ALPHA
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_a_greedy_row_beside_sampled_ones_takes_the_likeliest_token() -> None:
     sampler = row_sampler(3, Sampling())
     sampler.temperature[1] = 0.0
@@ -59,7 +59,7 @@ def test_a_greedy_row_beside_sampled_ones_takes_the_likeliest_token() -> None:
     assert len(set(tokens[rows == 0].tolist())) > 1
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
     """So the target as its own draft model emits its drafts, at any temperature."""
     from vllm.v1.sample.sampler import Sampler

@@ -11,6 +11,8 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputs,
 )
 
+pytestmark = pytest.mark.needs_vllm
+
 SIZE = 4
 TABLE = np.array([[7, 3, 9], [2, 5, 0], [8, 1, 6]], np.int32)
 

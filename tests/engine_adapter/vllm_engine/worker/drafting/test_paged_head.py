@@ -13,7 +13,7 @@ import pytest
 
 from engine_adapter.types import PLAIN, SpecMethod
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 TWIN, STRANGER, THIRD = SpecMethod("twin", 4), SpecMethod("stranger", 3), SpecMethod("third", 5)
 NGRAM = SpecMethod("ngram", 4)

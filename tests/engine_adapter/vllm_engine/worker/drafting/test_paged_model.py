@@ -13,7 +13,7 @@ import pytest
 
 from engine_adapter.types import PLAIN, SpecMethod
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 TWIN, STRANGER = SpecMethod("twin", 4), SpecMethod("stranger", 3)
 NGRAM = SpecMethod("ngram", 4)

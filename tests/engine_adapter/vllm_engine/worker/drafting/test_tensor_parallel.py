@@ -16,7 +16,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
 )
 
 pytestmark = [
-    pytest.mark.vllm,
+    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(900),
 ]

@@ -24,7 +24,7 @@ from tests.engine_adapter.vllm_engine.support.verified_pairs import (
     observed,
 )
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 SAMPLES = 75_000
 MANY = 300_000

@@ -10,7 +10,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.needs_vllm
 
 CPU = torch.device("cpu")
 V = 12

@@ -33,7 +33,7 @@ def test_logprobs_follow_the_layout_of_the_output() -> None:
     assert padded[1][:3, 0].tolist() == [10, 11, 20]
 
 
-@pytest.mark.vllm
+@pytest.mark.needs_vllm
 def test_a_warm_up_call_without_inputs_matches_exactly() -> None:
     """vLLM warms its rejection sampler up with `None` for the draft probabilities."""
     logits = torch.full((4, verified_pairs.V), -100.0)

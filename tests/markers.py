@@ -1,0 +1,52 @@
+"""What the markers of the tests mean, checked, and the process in which a test runs.
+
+A test marked `engine` starts a vLLM engine or a process of the `specgate` command. A test marked
+`needs_vllm` imports vLLM and starts no engine. All others run without either.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+ENGINE_FIXTURES = frozenset({"live", "cramped", "stock", "served"})
+"""Fixtures that start an engine or a server; each fixture built on one of them counts too."""
+
+STARTERS = frozenset({"tests.engine_adapter.vllm_engine.conftest.start", "tests.e2e.served.Served"})
+"""What starts an engine or a server. A module that imports one marks all its tests."""
+
+SERVERS = ("tests/e2e/", "tests/server/")
+"""Folders of the `engine` tests that start the command. The other ones start engines."""
+
+
+def unmarked(items: Iterable[Any]) -> list[str]:
+    """Tests that start an engine or a server and are not marked `engine`."""
+    return [
+        item.nodeid for item in items if _starts(item) and not item.get_closest_marker("engine")
+    ]
+
+
+def _starts(item: Any) -> bool:
+    if item.nodeid.startswith("tests/server/routes/"):
+        return False  # their servers are threads of the test's own process
+    if ENGINE_FIXTURES & set(item.fixturenames) or item.nodeid.startswith("tests/e2e/"):
+        return True
+    names = vars(item.module).values()
+    return any(
+        f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}" in STARTERS
+        for value in names
+    )
+
+
+def group(item: Any) -> str | None:
+    """Tests of one group run in one process, so that they share engines and the import of vLLM.
+
+    Engines and servers are in two groups, because each of them takes about half of the time.
+    """
+    if item.get_closest_marker("engine"):
+        return "servers" if item.nodeid.startswith(SERVERS) else "engines"
+    return "needs_vllm" if item.get_closest_marker("needs_vllm") else None
+
+
+def vllm_is_imported() -> bool:
+    """Whether this process has imported vLLM."""
+    return "vllm" in sys.modules
