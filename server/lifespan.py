@@ -46,7 +46,7 @@ class StartupCallbacks:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Starts the engine in the background, and stops it after the last request."""
+    """Starts the engine in the background; stops it and closes the audit after the last request."""
     state: AppState = app.state.specgate
     starting = asyncio.create_task(_start(state, app.state.startup_callbacks))
     try:
@@ -58,6 +58,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await state.engine.stop()
+        state.audit.close()
 
 
 async def _start(state: AppState, callbacks: StartupCallbacks) -> None:

@@ -36,6 +36,7 @@ def test_a_killed_gateway_leaves_no_engine_behind() -> None:
     )
     assert gateway.stdout is not None
     child = psutil.Process(int(gateway.stdout.readline()))
+    gateway.stdout.close()
     gateway.send_signal(signal.SIGKILL)
     gateway.wait()
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,16 +76,15 @@ def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
 
 def test_memory_keeps_the_last_hundred_and_the_file_all(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    audit = Audit(str(path))
-    for generation in range(REMEMBERED + 5):
-        audit.add(record(generation))
+    with closing(Audit(str(path))) as audit:
+        for generation in range(REMEMBERED + 5):
+            audit.add(record(generation))
     assert [r.generation for r in audit.switches] == list(range(REMEMBERED + 4, 4, -1))
     assert [line["generation"] for line in lines(path)] == list(range(REMEMBERED + 5))
 
 
 def test_a_write_error_is_logged_once_and_fails_no_switch() -> None:
-    audit = Audit("/dev/full")
-    with capture_logs() as logs:
+    with closing(Audit("/dev/full")) as audit, capture_logs() as logs:
         for generation in range(3):
             audit.add(record(generation))
     failures = [line for line in logs if line["event"] == "audit_log_failed"]
