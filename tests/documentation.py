@@ -110,7 +110,7 @@ def unreadable_blocks(pages: Mapping[str, str]) -> list[str]:
 
 
 def unknown_metrics(pages: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Metrics that the pages name and nobody writes; a star stands for any ending."""
+    """Metrics that the pages name and the code does not write; a star matches any ending."""
     known = {f"{name}{suffix}" for name in names for suffix in ("", "_bucket", "_sum", "_count")}
     findings = []
     for page, text in pages.items():

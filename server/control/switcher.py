@@ -50,7 +50,7 @@ class Switcher:
     """Holds the active method and changes it. Lives on the event loop; nothing here blocks.
 
     Args:
-        catalog: gives the proposers that are loaded now.
+        loaded_proposers: returns the proposers that are loaded at the time of the call.
         initial: the method at start, under any name that a switch accepts.
 
     Attributes:
@@ -58,24 +58,24 @@ class Switcher:
         in_flight: the admitted requests that have not ended.
 
     Raises:
-        SelectionError: `initial` is not in the catalog.
+        SelectionError: `initial` names no loaded proposer.
     """
 
     def __init__(
         self,
         engine: Engine,
-        catalog: Callable[[], LoadedProposers],
+        loaded_proposers: Callable[[], LoadedProposers],
         metrics: Metrics,
         initial: str,
         audit: Audit,
     ) -> None:
         method = resolve(
-            MethodRequest(initial, None, True, proposer_param="spec_method"), catalog()
+            MethodRequest(initial, None, True, proposer_param="spec_method"), loaded_proposers()
         )
         self.gate = Gate()
         self.in_flight = InFlight()
         self._engine = engine
-        self._catalog = catalog
+        self._loaded_proposers = loaded_proposers
         self._metrics = metrics
         self._audit = audit
         self._attempt: _Attempt | None = None
@@ -85,7 +85,7 @@ class Switcher:
         self._generation = 0
         self._active: ActiveMethod
         self._publish(method)
-        metrics.declare_proposers(catalog().names)
+        metrics.declare_proposers(loaded_proposers().names)
         metrics.declare_switches()
 
     @property
@@ -161,8 +161,8 @@ class Switcher:
         except ValueError:
             known = ", ".join(SwitchMode)
             raise SelectionError(f"mode must be one of {known}", "mode", "unknown_mode") from None
-        catalog = self._catalog()
-        method = resolve(request, catalog)
+        loaded = self._loaded_proposers()
+        method = resolve(request, loaded)
         previous = self._active.spec_method
         begun = time.perf_counter()
         attempt = _Attempt(
@@ -172,7 +172,7 @@ class Switcher:
             refusal = SwitchInProgress()
             self._record(attempt, SwitchOutcome.REFUSED, refusal)
             raise refusal
-        if method.proposer in catalog.quarantined:
+        if method.proposer in loaded.quarantined:
             quarantined = ProposerQuarantined(method.proposer)
             self._record(attempt, SwitchOutcome.REFUSED, quarantined)
             raise quarantined

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposers import methods as catalog
+from engine_adapter.proposers import methods
 from engine_adapter.proposers.contract import ProposerSpec
 
 
@@ -63,7 +63,7 @@ def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
             example = '{"name": "ngram", "num_speculative_tokens": 5}'
             raise ValueError(f"must be a JSON object such as {example}, got {item!r}")
     try:
-        return catalog.parse_specs(items)
+        return methods.parse_specs(items)
     except EngineConfigError as error:
         raise ValueError(error.message) from None
 
