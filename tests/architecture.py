@@ -275,6 +275,8 @@ def _changes_of_compat(tree: ast.Module) -> Iterator[int]:
         if isinstance(node, ast.Assign) and _root(node.value) in aliases:
             aliases |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     for node in ast.walk(tree):
+        if not isinstance(node, ast.expr):
+            continue
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             changed = _root(node) in aliases
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -19,7 +19,7 @@ HEADS = ProposerSpec("heads", "mlp_speculator", 3, "folder/heads", draft_options
 
 def timeline(start_s: float, step_s: float, *emitted: int) -> Timeline:
     """A stream whose steps take `step_s`; its first event comes at `start_s`."""
-    times = start_s + step_s * np.arange(len(emitted))
+    times = start_s + step_s * np.arange(len(emitted), dtype=np.float64)
     return Timeline(times, np.cumsum(emitted))
 
 

@@ -15,14 +15,14 @@ async def test_each_side_is_compared_with_the_first() -> None:
     keys = [(r.method, r.concurrency, r.side) for r in results]
     assert keys == [(m, c, s) for m in plan.methods for c in (1, 4) for s in plan.sides]
     by_key = dict(zip(keys, results, strict=True))
-    one = by_key["look", 4, "one"]
+    one = by_key["look", 4, Side.ONE]
     assert one.base == "stock"
     assert one.tokens_per_s == pytest.approx(4 * 2 / 0.011)
     assert one.tokens_per_step == pytest.approx(2)
     assert one.ratio.median == pytest.approx(10 / 11)
     assert one.added_ms.text(1, "+") == "+1.0 (+1.0 to +1.0)"
     assert one.ratio.count == len(one.samples) == 4
-    assert by_key["none", 1, "all"].added_ms.median == pytest.approx(2.0)
+    assert by_key["none", 1, Side.ALL].added_ms.median == pytest.approx(2.0)
     assert seen == results
     assert {row.count("|") for row in [*TABLE_HEAD, *map(table_row, results)]} == {
         TABLE_HEAD[0].count("|")

@@ -1,6 +1,7 @@
 """`specgate bench step`: order of the turns, table rows and profiles, without an engine."""
 
 import cProfile
+import os
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +51,7 @@ def engines(
         yield {side: FakePipe(side, turns) for side in setups}
 
     monkeypatch.setattr(step_cost, "_engines", fake)
-    monkeypatch.setattr(step_cost.os, "environ", {"OMP_NUM_THREADS": "2"})
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "2"})
     return started, turns
 
 
@@ -87,11 +88,11 @@ def test_each_side_has_its_own_proposers(engines: Any) -> None:
 def test_the_engines_have_one_openmp_thread_unless_set(engines: Any) -> None:
     plan = StepPlan("t", [], ["none"], rounds=1)
     printed(plan)
-    assert step_cost.os.environ["OMP_NUM_THREADS"] == "2"
-    del step_cost.os.environ["OMP_NUM_THREADS"]
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    del os.environ["OMP_NUM_THREADS"]
     printed(plan)
-    assert step_cost.os.environ["OMP_NUM_THREADS"] == "1"
-    assert step_cost.os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
 def test_an_unknown_method_is_refused_before_anything_starts(engines: Any) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +108,7 @@ class Exchange:
     app: FastAPI
     path: str
     body: bytes
-    sent: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[MutableMapping[str, Any]] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     _body_sent: bool = False
 
@@ -154,5 +154,5 @@ class Exchange:
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
         self.sent.append(message)

@@ -40,13 +40,14 @@ class Host:
 
 def test_the_host_provides_the_model_of_the_spec() -> None:
     host = Host()
-    METHOD.create(SPEC, host)
+    METHOD.create(SPEC, host)  # type: ignore[arg-type]
     assert host.specs == [SPEC]
 
 
 def test_drafts_and_lag_are_those_of_the_hosts_model() -> None:
     rows = {"a": [1], "b": [1, 2], "c": [3]}
-    drafts = METHOD.create(SPEC, Host()).propose(batch(rows, k=[3, 0, 1]))
+    proposer = METHOD.create(SPEC, Host())  # type: ignore[arg-type]
+    drafts = proposer.propose(batch(rows, k=[3, 0, 1]))
     assert drafts == Drafts([[0, 1, 2], [], [20]], catchup_tokens=6)
 
 

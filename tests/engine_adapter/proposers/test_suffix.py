@@ -16,7 +16,9 @@ PATTERN = [11, 12, 13, 14, 15, 16]
 
 
 def proposer(**options: Any) -> SuffixProposer:
-    return METHOD.create(parse_spec({"name": "suffix", **options}), None)  # type: ignore[arg-type]
+    suffix = METHOD.create(parse_spec({"name": "suffix", **options}), None)  # type: ignore[arg-type]
+    assert isinstance(suffix, SuffixProposer)
+    return suffix
 
 
 def step(

@@ -74,6 +74,7 @@ async def texts(folders: dict[str, str], prompts: list[Prompt]) -> dict[str, lis
     """The texts of stock vLLM for six prompts, with each adapter and with none."""
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
     llm = AsyncLLM.from_engine_args(
@@ -86,7 +87,12 @@ async def texts(folders: dict[str, str], prompts: list[Prompt]) -> dict[str, lis
             **COMMON,
         )
     )
-    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, output_kind=2)
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=LENGTH,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
 
     async def run(name: str, i: int) -> tuple[int, ...]:
         request = LoRARequest(name, "ab".index(name) + 1, folders[name]) if name else None

@@ -1,6 +1,7 @@
 """A client that disconnects ends its sequences immediately, in every phase."""
 
 import asyncio
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ async def test_stream_that_cannot_be_written_ends_its_sequence(start: StartGatew
     gateway = await start(engine_args={"fake_step_ms": 1})
     exchange = gateway.exchange("/v1/completions", {**BODY, "stream": True})
 
-    async def broken(message: dict[str, Any]) -> None:
+    async def broken(message: MutableMapping[str, Any]) -> None:
         exchange.sent.append(message)
         if len(exchange.sent) > 3:
             raise OSError("the pipe is broken")

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine_adapter.counts import StepKind, StepReport
+from engine_adapter.types import ProposerState
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -270,5 +271,5 @@ def test_a_quarantine_does_not_affect_other_proposers(gateway: Gateway) -> None:
     quarantine(gateway, "suffix")
     after = gateway.engine.info.proposers
     for old, new in zip(before, after, strict=True):
-        expected = replace(old, state="quarantined", last_error="ValueError: broken")
+        expected = replace(old, state=ProposerState.QUARANTINED, last_error="ValueError: broken")
         assert new == (expected if old.name == "suffix" else old)

@@ -111,7 +111,7 @@ class DispatchHarness:
             "c": Capabilities(model=True, hidden_states=True),
             "d": Capabilities(model=True, draft_kv=True),
         }
-        self.report: DraftReport | None = None
+        self.report: DraftReport
 
     def propose(
         self, rows: Mapping[str, Row], plan: Mapping[str, tuple[str, int]]

@@ -29,13 +29,16 @@ def _raise(batch: DraftBatch) -> Drafts:
     raise RuntimeError(f"broken at {int(batch.num_tokens[0])} tokens")
 
 
+NAN: Any = float("nan")
+"""Not a token id."""
+
 WAYS: dict[str, Callable[[DraftBatch], Any]] = {
     "raises": _raise,
     "ids": lambda batch: Drafts([[10**6] * k for k in batch.k.tolist()]),
     "negative": lambda batch: Drafts([[-1] * k for k in batch.k.tolist()]),
     "many": lambda batch: Drafts([[5] * (k + 1) for k in batch.k.tolist()]),
     "rows": lambda batch: Drafts([[5]] * (len(batch.k) + 1)),
-    "nan": lambda batch: Drafts([[float("nan")] * k for k in batch.k.tolist()]),
+    "nan": lambda batch: Drafts([[NAN] * k for k in batch.k.tolist()]),
     "nothing": lambda batch: None,
     "overwrites": lambda batch: batch.token_ids.fill(0),
 }

@@ -176,9 +176,14 @@ class Stock:
 
     async def _run(self, prompt: Prompt, max_tokens: int, **options: Any) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            temperature=0, max_tokens=max_tokens, ignore_eos=True, output_kind=2, **options
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **options,
         )
         last = None
         inputs = {"prompt_token_ids": list(prompt)}

@@ -117,6 +117,7 @@ class World:
             if isinstance(model, ToyHead):
                 blocks = self.num_blocks * self.block_size // self.kernel_size
                 shape = (blocks, 1, self.kernel_size, 1)
+                assert model._states is not None
                 model._states.bind_kv_cache(torch.full(shape, -1.0, dtype=torch.float64))
         return dispatch
 

@@ -78,6 +78,9 @@ def head_outputs(
 class _ToyForward(ABC):
     """Mixed into the real classes; replaces their forward pass."""
 
+    _max_num_tokens: int
+    max_model_len: int
+
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         super().__init__(spec, vllm_config, device, runner)  # type: ignore[call-arg]
         seed, *layers = spec.model.split("/")[1:]

@@ -22,6 +22,9 @@ from tests.engine_adapter.vllm_engine.support.dispatch_harness import (
 
 pytestmark = pytest.mark.needs_vllm
 
+NAN: Any = float("nan")
+"""Not a token id."""
+
 
 # -- faults ----------------------------------------------------------------------------------
 
@@ -47,7 +50,7 @@ def overwrite(batch: DraftBatch) -> Drafts:
         (lambda batch: Drafts([[VOCABULARY]]), "BadDrafts"),
         (lambda batch: Drafts([[1, 2, 3, 4]]), "BadDrafts"),
         (lambda batch: None, "BadDrafts"),
-        (lambda batch: Drafts([[float("nan")]]), "BadDrafts"),
+        (lambda batch: Drafts([[NAN]]), "BadDrafts"),
         (overwrite, "ValueError"),
     ],
 )

@@ -23,6 +23,10 @@ class Base:
 
 
 class Hooked(RunnerHooks, Base):
+    query_start_loc: Any
+    input_ids: Any
+    discard_request_mask: Any
+
     def __init__(self, seeds: dict[int, int], tokens: list[int]) -> None:
         self.device = torch.device("cpu")
         self._step = StepState()
@@ -83,12 +87,16 @@ def test_a_step_whose_sampled_drafts_were_all_dropped_is_verified() -> None:
     dropped = metadata([0, 0])
     runner._sample(None, dropped)
     assert runner.sampled_with is dropped
-    assert runner._get_spec_decode_draft_probs(dropped).drafts == {1: "draft"}
+    inputs = runner._get_spec_decode_draft_probs(dropped)
+    assert inputs is not None
+    assert inputs.drafts == {1: "draft"}
 
 
 def generators(runner: Hooked) -> Any:
     """The generators that the verifier gets."""
-    return runner._get_spec_decode_draft_probs(None).generators
+    inputs = runner._get_spec_decode_draft_probs(None)
+    assert inputs is not None
+    return inputs.generators
 
 
 def test_generators_are_seeded_by_seed_and_token_for_seeded_rows_only() -> None:
