@@ -34,7 +34,7 @@ test: $(VENV)/.test  ## Runs the tests; ARGS="..." goes to pytest.
 prove: $(VENV)/.test  ## Runs what takes too long for `make test`.
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
 
-check: $(VENV)/.dev  ## Format, lint, strict types, import directions.
+check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES) tests

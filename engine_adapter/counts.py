@@ -82,7 +82,7 @@ class StepReport:
         seconds: from the step's scheduling to its outputs.
         verified: the step's counts by proposer; `none` has the tokens emitted without drafts.
         draft_seconds: seconds spent in each proposer that drafted.
-        drafted: tokens that each proposer drafted in this step; the next step verifies them.
+        proposed_tokens: tokens that each proposer drafted in this step; the next one verifies them.
         catchup_tokens: positions whose KV each proposer computed before it drafted.
         faults: proposers that failed in this step, each with the cause.
         quarantined: proposers that this step quarantined.
@@ -92,7 +92,7 @@ class StepReport:
     seconds: float
     verified: Mapping[str, ProposerCounts]
     draft_seconds: Mapping[str, float]
-    drafted: Mapping[str, int]
+    proposed_tokens: Mapping[str, int]
     catchup_tokens: Mapping[str, int]
     faults: Mapping[str, str] = field(default_factory=dict)
     quarantined: tuple[str, ...] = ()

@@ -121,7 +121,7 @@ class ProposerRegistry:
     def record_step(self, report: StepReport) -> None:
         """Updates latencies and states from a step's report."""
         for name, seconds in report.draft_seconds.items():
-            self._latency[name].append((seconds, report.drafted.get(name, 0)))
+            self._latency[name].append((seconds, report.proposed_tokens.get(name, 0)))
         for name in report.quarantined:
             self.infos = tuple(
                 replace(info, state=ProposerState.QUARANTINED, last_error=report.faults[name])

@@ -36,7 +36,7 @@ class Switch:
     """A change of the default spec method.
 
     Attributes:
-        epoch: the number of the switch; 0 is the method at start. On the wire: `generation`.
+        epoch: the number of the switch; 0 is the method at start. In the API: `generation`.
     """
 
     spec_method: SpecMethod
@@ -44,7 +44,7 @@ class Switch:
 
 
 NO_SWITCH = Switch(PLAIN, 0)
-"""The state before the first switch; every request is admitted after it."""
+"""The state before the first switch: its epoch, 0, is never later than a request's."""
 
 
 class ConstraintKind(StrEnum):
@@ -140,7 +140,7 @@ class LoraAdapter:
     Attributes:
         name: how requests name it.
         path: its folder, or its id on the hub.
-        id: the number of this load; never used again.
+        id: unique for each load; never reused.
     """
 
     name: str

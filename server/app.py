@@ -1,4 +1,4 @@
-"""`create_app`: the only place that connects the parts of the server."""
+"""`create_app`: the application, its middleware and its routes."""
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry

@@ -74,7 +74,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
     else:
         callbacks.on_ready(state.runtime.info)
     finally:
-        state.started.set()
+        state.start_ended.set()
 
 
 async def _create_runtime(state: AppState) -> Runtime:

@@ -24,7 +24,7 @@ from server.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything that serving a request needs; made when the engine has started.
+    """Everything that routes need of a started engine.
 
     Attributes:
         info: the engine as it started.
@@ -54,7 +54,7 @@ class AppState:
     Attributes:
         runtime: `None` until the engine has started.
         startup_error: the reason why the engine did not start.
-        started: set when the start has ended, with a runtime or with an error.
+        start_ended: set when the start has ended, with a runtime or with an error.
         stopping: set when the server stops.
     """
 
@@ -65,17 +65,17 @@ class AppState:
     audit: Audit
     runtime: Runtime | None = None
     startup_error: Exception | None = None
-    started: asyncio.Event = field(default_factory=asyncio.Event)
+    start_ended: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ready(self) -> bool:
-        """Whether a request is served in the current state."""
+        """Whether a new request would be served now."""
         started = self.runtime is not None and self.engine.failure is None
         return started and not self.stopping.is_set()
 
 
-# Coroutines, although they await nothing: FastAPI runs plain functions in a thread.
+# Coroutines: FastAPI would run plain functions in a thread.
 
 
 async def get_state(request: Request) -> AppState:

@@ -13,13 +13,15 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    # A wrapper, because pytest-xdist reads the groups in an implementation that also runs first.
     if unmarked := markers.unmarked(items):
         raise pytest.UsageError("Mark these tests `engine`:\n" + "\n".join(unmarked))
     for item in items:
         if name := markers.group(item):
             item.add_marker(pytest.mark.xdist_group(name))
+    return (yield)
 
 
 def pytest_collection_finish() -> None:

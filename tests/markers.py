@@ -1,4 +1,4 @@
-"""What the markers of the tests mean, checked, and the process in which a test runs.
+"""Checks the tests' markers, and decides in which process a test runs.
 
 A test marked `engine` starts a vLLM engine or a process of the `specgate` command. A test marked
 `needs_vllm` imports vLLM and starts no engine. All others run without either.
@@ -10,6 +10,9 @@ from typing import Any
 
 ENGINE_FIXTURES = frozenset({"live", "cramped", "stock", "served"})
 """Fixtures that start an engine or a server; each fixture built on one of them counts too."""
+
+SHARED_ENGINES = frozenset({"live", "cramped"})
+"""Engines that tests of several modules use."""
 
 STARTERS = frozenset({"tests.engine_adapter.vllm_engine.conftest.start", "tests.e2e.served.Served"})
 """What starts an engine or a server. A module that imports one marks all its tests."""
@@ -38,12 +41,15 @@ def _starts(item: Any) -> bool:
 
 
 def group(item: Any) -> str | None:
-    """Tests of one group run in one process, so that they share engines and the import of vLLM.
+    """The group of a test: tests of one group run in one process.
 
-    Engines and servers are in two groups, because each of them takes about half of the time.
+    Servers are one group, because README's examples need a fixed port. So are the tests that share
+    an engine, those that import vLLM, and the tests of a module that starts its own engine.
     """
     if item.get_closest_marker("engine"):
-        return "servers" if item.nodeid.startswith(SERVERS) else "engines"
+        if item.nodeid.startswith(SERVERS):
+            return "servers"
+        return "engines" if SHARED_ENGINES & set(item.fixturenames) else item.nodeid.split("::")[0]
     return "needs_vllm" if item.get_closest_marker("needs_vllm") else None
 
 

@@ -65,7 +65,7 @@ async def running(**settings: Any) -> AsyncIterator[tuple[FastAPI, httpx.AsyncCl
         httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client,
     ):
         state: AppState = app.state.specgate
-        await state.started.wait()
+        await state.start_ended.wait()
         yield app, client
 
 

@@ -45,8 +45,9 @@ def test_a_test_without_an_engine_needs_no_marker() -> None:
 
 
 def test_engines_and_servers_run_in_processes_of_their_own() -> None:
-    engine = item("tests/engine_adapter/vllm_engine/test_a.py", (), BARE, "engine")
-    assert markers.group(engine) == "engines"
+    path = "tests/engine_adapter/vllm_engine/test_a.py"
+    assert markers.group(item(path, ("live",), BARE, "engine")) == "engines"
+    assert markers.group(item(path, ("stock",), BARE, "engine")) == path
     assert markers.group(item("tests/e2e/test_a.py", (), BARE, "engine")) == "servers"
     assert markers.group(item("tests/demo/test_a.py", (), BARE, "needs_vllm")) == "needs_vllm"
     assert markers.group(item("tests/demo/test_a.py", (), BARE)) is None

@@ -119,7 +119,9 @@ class Stepper:
             seconds=now_s - began_s,
             verified=verified,
             draft_seconds=self._draft_seconds(rows),
-            drafted={name: counts.drafted for name, counts in verified.items() if name != NONE},
+            proposed_tokens={
+                name: counts.drafted for name, counts in verified.items() if name != NONE
+            },
             catchup_tokens={},
         )
         self._observer.on_step(report)

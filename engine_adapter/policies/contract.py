@@ -13,10 +13,10 @@ from engine_adapter.types import SpecMethod
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A request of the step that can get drafts.
+    """A request of the step whose proposer drafts for it, or reads a part of its prompt.
 
     Attributes:
-        spec_method: the request's method: pinned, routed or the active one; never plain decoding.
+        spec_method: the request's method: pinned, or the active one; never plain decoding.
         draft_budget: the most draft tokens that the row's context and `max_tokens` allow; 0
             where the step ends in the middle of the prompt, so that a proposer with KV can
             read along.
@@ -29,7 +29,7 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step, before it runs: the rows that can get drafts."""
+    """One step, before it runs: the rows that a proposer drafts for or reads."""
 
     rows: Sequence[RowView]
 

@@ -1,9 +1,9 @@
-"""Everything of Specgate's that crosses a process, and its form in vLLM's free dictionaries.
+"""The data of Specgate's that cross a process, and their form in vLLM's free dictionaries.
 
-Gateway to engine: the configuration in `VllmConfig.additional_config`, a request's choice in
+Gateway to engine: the configuration in `VllmConfig.additional_config`, a request's spec method in
 `SamplingParams.extra_args`, a switch as the arguments of a utility call. Engine to gateway:
-statistics in place of a KV connector's, and the state of a load. From worker to scheduler:
-`DraftReport`.
+statistics instead of a KV connector's, encoded in `core.counting` and decoded here, and the state
+of a load. Worker to scheduler: `DraftReport`; the scheduler reads that of rank 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,14 +53,14 @@ class SpecgateConfig:
 
 
 def to_extra_args(params: SpecDecodeParams) -> dict[str, Any]:
-    """A request's choice, for `SamplingParams.extra_args`."""
+    """A request's spec method, for `SamplingParams.extra_args`."""
     method = params.spec_method
     fields = [method.proposer, method.num_speculative_tokens, params.pinned, params.switch_epoch]
     return {KEY: [*fields, list(params.prediction)]}
 
 
 def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
-    """A request's choice; plain decoding for a request that is not the gateway's (a warm-up)."""
+    """Reads it. Plain decoding for a request that is not the gateway's, as in a warm-up."""
     fields = (sampling_params.extra_args or {}).get(KEY) if sampling_params else None
     if fields is None:
         return SpecDecodeParams()
@@ -83,13 +83,13 @@ class DraftReport:
 
     Attributes:
         seconds: proposer -> time spent in it.
-        drafted: proposer -> tokens that it drafted.
+        proposed: proposer -> tokens that it drafted in this step, not verified yet.
         catchup: proposer -> tokens of lag that it removed.
         faults: proposer that failed -> cause.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
-    drafted: dict[str, int] = field(default_factory=dict)
+    proposed: dict[str, int] = field(default_factory=dict)
     catchup: dict[str, int] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
 
@@ -133,14 +133,14 @@ def decode_request(params: Mapping[str, Any] | None) -> SpecStats | None:
 
 def decode_step(stats: Mapping[str, Any]) -> StepReport:
     """The report of `StepTally.to_wire`."""
-    kind, seconds, tallies, draft_seconds, drafted, catchup, faults, quarantined = stats[KEY]
+    kind, seconds, tallies, draft_seconds, proposed, catchup, faults, quarantined = stats[KEY]
     verified = {name: decode_counts(wire) for name, wire in tallies.items()}
     return StepReport(
         kind=StepKind(kind),
         seconds=seconds,
         verified=verified,
         draft_seconds=draft_seconds,
-        drafted=drafted,
+        proposed_tokens=proposed,
         catchup_tokens=catchup,
         faults=faults,
         quarantined=tuple(quarantined),

@@ -165,7 +165,7 @@ class BatchRun:
         app = create_app(settings, engine, metrics, registry, StartupCallbacks(self._display.stage))
         state: AppState = app.state.specgate
         async with app.router.lifespan_context(app):
-            await state.started.wait()
+            await state.start_ended.wait()
             self._display.close()
             if state.startup_error is not None:
                 return print_start_error(state.startup_error)

@@ -8,12 +8,20 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine_adapter.types import NONE, PLAIN, EngineInfo, ProposerInfo, SpecDecodeParams, SpecMethod
+from engine_adapter.types import (
+    NONE,
+    PLAIN,
+    EngineInfo,
+    ProposerInfo,
+    ProposerState,
+    SpecDecodeParams,
+    SpecMethod,
+)
 from server.control.types import SelectedBy
 from server.text import cut
 
 PLAIN_SPELLINGS = frozenset({NONE, "disable"})
-"""Names of plain decoding on the wire, in lower case; `null` also means plain decoding."""
+"""Names of plain decoding in the API, in lower case; `null` also means plain decoding."""
 
 PREDICTION = "prediction"
 """The method that drafts the prediction of a request."""
@@ -40,7 +48,7 @@ class MethodRequest:
     """The proposer and k that a client requests, not looked up yet.
 
     Attributes:
-        proposer: the name as written; `None` with `is_named` is the wire's null, plain decoding.
+        proposer: the name as written; `None` with `is_named` is JSON's null, plain decoding.
         num_speculative_tokens: the maximum draft length; `None` is the proposer's own k.
         is_named: the client named a proposer, or null.
         proposer_param, k_param: the names of the two fields as the client wrote them, for
@@ -101,7 +109,7 @@ class LoadedProposers:
     @property
     def quarantined(self) -> frozenset[str]:
         """The names of the proposers that faults excluded from drafting."""
-        return frozenset(p.name for p in self.proposers if p.state == "quarantined")
+        return frozenset(p.name for p in self.proposers if p.state == ProposerState.QUARANTINED)
 
     @property
     def largest_k(self) -> int:

@@ -1,9 +1,10 @@
 """The active spec method, and the switches that change it, one at a time.
 
 A switch has four phases: prepare (check that it is possible and the only one), fence (a drain
-holds new requests and waits for the admitted ones), swap (the engine), release. The engine has a
-method before it is published, so the generation of an admitted request is never newer than the
-engine's. A switch that fails, or does not get past its fence, leaves the old method.
+holds new requests and waits for the admitted ones), swap (the engine), release. The engine applies
+an `immediate` switch before the method is published, so no request carries the number of a switch
+that the engine has not applied. A switch that fails, or does not get past its fence, leaves the old
+method. A switch's number is `epoch` in the code and `generation` in the API.
 """
 
 import asyncio
@@ -13,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from engine_adapter.interface import Engine
 from engine_adapter.types import SpecMethod, Switch
-from server.control.admission import Gate, InFlight
 from server.control.audit import Audit
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
+from server.control.gate import Gate, InFlight
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
 from server.control.selection import (
     ActiveMethod,
@@ -82,7 +83,7 @@ class Switcher:
         self._swapping: asyncio.Task[SwitchResult] | None = None
         self._deadline: asyncio.Timeout | None = None
         self._stopping = False
-        self._generation = 0
+        self._epoch = 0
         self._active: ActiveMethod
         self._publish(method)
         metrics.declare_proposers(loaded_proposers().names)
@@ -201,22 +202,22 @@ class Switcher:
 
     async def _swap(self, attempt: _Attempt) -> SwitchResult:
         # A failed swap uses its number too: the engine may have seen it.
-        self._generation += 1
-        generation, method = self._generation, attempt.method
+        self._epoch += 1
+        epoch, method = self._epoch, attempt.method
         immediate = attempt.mode == SwitchMode.IMMEDIATE
         try:
-            await self._engine.switch(Switch(method, generation), running=immediate)
+            await self._engine.switch(Switch(method, epoch), running=immediate)
         except BaseException as error:
             # The engine may have applied it, and later requests must not look older than it.
-            self._active = replace(self._active, epoch=generation)
-            self._release(attempt, SwitchOutcome.FAILED, error, generation)
+            self._active = replace(self._active, epoch=epoch)
+            self._release(attempt, SwitchOutcome.FAILED, error, epoch)
             raise
         if immediate:
             self.in_flight.move_unpinned(method.proposer)
         self._publish(method)
-        record = self._release(attempt, SwitchOutcome.SWITCHED, None, generation)
+        record = self._release(attempt, SwitchOutcome.SWITCHED, None, epoch)
         return SwitchResult(
-            record.previous, record.to, record.mode, generation, len(self.in_flight), record.took_ms
+            record.previous, record.to, record.mode, epoch, len(self.in_flight), record.took_ms
         )
 
     def _release(
@@ -224,10 +225,10 @@ class Switcher:
         attempt: _Attempt,
         outcome: SwitchOutcome,
         error: BaseException | None,
-        generation: int | None = None,
+        epoch: int | None = None,
     ) -> SwitchRecord:
         """Ends a switch: records it, and lets the held requests continue."""
-        record = self._record(attempt, outcome, error, generation)
+        record = self._record(attempt, outcome, error, epoch)
         self._attempt = None
         self.gate.open()
         return record
@@ -237,7 +238,7 @@ class Switcher:
         attempt: _Attempt,
         outcome: SwitchOutcome,
         error: BaseException | None,
-        generation: int | None = None,
+        epoch: int | None = None,
     ) -> SwitchRecord:
         record = SwitchRecord(
             when=attempt.when,
@@ -250,15 +251,15 @@ class Switcher:
             reason=attempt.reason,
             outcome=outcome,
             error=None if error is None else str(error) or type(error).__name__,
-            generation=generation,
+            generation=epoch,
             in_flight=len(self.in_flight),
             took_ms=attempt.took_ms,
         )
-        swapped_s = None if generation is None else record.took_ms / 1e3
-        self._metrics.count_switch(attempt.mode, outcome, swapped_s)
+        took_s = None if epoch is None else record.took_ms / 1e3
+        self._metrics.count_switch(attempt.mode, outcome, took_s)
         self._audit.add(record)
         return record
 
     def _publish(self, method: SpecMethod) -> None:
-        self._active = ActiveMethod(method, method.proposer, self._generation, time.time())
+        self._active = ActiveMethod(method, method.proposer, self._epoch, time.time())
         self._metrics.set_spec_method(method.proposer)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from engine_adapter.cancellation import was_cancelled
 from engine_adapter.interface import Engine
 from engine_adapter.types import Delta
 from server.http.event_stream import EventStream, until_disconnect
@@ -21,9 +22,9 @@ T = TypeVar("T")
 class GenerationResponse(Response):
     """The response to a prepared request: one JSON body, or a stream of events.
 
-    Everything happens while it is sent, so that the request is in flight for as long as its
-    stream. An error before the first byte is an ordinary error response. A client that goes
-    away aborts the generation.
+    Everything happens while it is sent, so that the request is in flight until its stream has
+    ended, or until its body is complete. An error before the first byte is an ordinary error
+    response. A client that disconnects aborts the generation.
     """
 
     def __init__(self, runtime: Runtime, prepared: PreparedRequest) -> None:
@@ -74,8 +75,8 @@ def _deltas(engine: Engine, request: AdmittedRequest) -> AsyncGenerator[tuple[in
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yields (index of the stream, item) in order of arrival; closes all streams at its end.
 
-    The first exception of any stream is raised and ends the others. Whoever iterates must close
-    this generator (`aclosing`): that is what aborts the streams.
+    The first exception of any stream is raised and ends the others. The caller must close this
+    generator (`aclosing`), which aborts the streams.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -109,7 +110,9 @@ async def _pump(
         async with aclosing(stream):
             async for item in stream:
                 arrivals.put_nowait((index, item))
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if was_cancelled():
+            raise
         arrivals.put_nowait(error)
     else:
         arrivals.put_nowait(None)

@@ -42,7 +42,9 @@ def test_a_batch_is_answered_by_the_named_proposers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert "12 done, 0 skipped, 0 left, 0 failed" in done.stdout
     assert "Traceback" not in done.stderr
-    entries = {entry["custom_id"]: entry for entry in map(json.loads, target.open())}
+    entries = {
+        entry["custom_id"]: entry for entry in map(json.loads, target.read_text().splitlines())
+    }
     assert sorted(entries) == sorted(one["custom_id"] for one in lines)
     for i, one in enumerate(lines):
         body = entries[one["custom_id"]]["response"]["body"]

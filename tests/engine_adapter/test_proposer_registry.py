@@ -26,7 +26,7 @@ def step(**changes: Any) -> StepReport:
         StepKind.DECODE,
         0.1,
         {},
-        **({"draft_seconds": {}, "drafted": {}, "catchup_tokens": {}} | changes),
+        **({"draft_seconds": {}, "proposed_tokens": {}, "catchup_tokens": {}} | changes),
     )
 
 
@@ -93,15 +93,15 @@ def test_only_one_proposer_loads_at_a_time_and_is_shown_last(registry: ProposerR
 
 
 def test_a_new_process_starts_without_latencies(registry: ProposerRegistry) -> None:
-    registry.record_step(step(draft_seconds={"ngram": 0.5}, drafted={"ngram": 5}))
+    registry.record_step(step(draft_seconds={"ngram": 0.5}, proposed_tokens={"ngram": 5}))
     assert registry.snapshot()[0].draft_latency_ms == 100
     registry.on_engine_started([{}])
     assert registry.snapshot()[0].draft_latency_ms is None
 
 
 def test_latency_is_the_mean_per_drafted_token(registry: ProposerRegistry) -> None:
-    registry.record_step(step(draft_seconds={"ngram": 0.002}, drafted={"ngram": 4}))
-    registry.record_step(step(draft_seconds={"ngram": 0.004}, drafted={"ngram": 2}))
+    registry.record_step(step(draft_seconds={"ngram": 0.002}, proposed_tokens={"ngram": 4}))
+    registry.record_step(step(draft_seconds={"ngram": 0.004}, proposed_tokens={"ngram": 2}))
     shown = {info.name: info.draft_latency_ms for info in registry.snapshot()}
     assert shown["ngram"] == pytest.approx(1.0)
     assert shown["small"] is None

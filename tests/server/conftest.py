@@ -32,7 +32,7 @@ async def start() -> AsyncIterator[StartGateway]:
             await stack.enter_async_context(client)
             gateway = Gateway(app, cast(FakeEngine, engine), registry, client)
             if wait:
-                await gateway.state.started.wait()
+                await gateway.state.start_ended.wait()
                 assert gateway.state.startup_error is None
             return gateway
 

@@ -85,6 +85,9 @@ class Served:
         status = self.process.wait(START_S)
         for reader in self._readers:
             reader.join(START_S)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
         return status
 
 

@@ -33,7 +33,7 @@ async def test_progress_then_ready() -> None:
     state: AppState = app.state.specgate
     async with app.router.lifespan_context(app):
         assert not state.ready
-        await state.started.wait()
+        await state.start_ended.wait()
         assert state.ready
     kinds = [kind for kind, _ in recorder.events]
     assert kinds[:-1] == ["progress"] * (len(kinds) - 1)
@@ -46,7 +46,7 @@ async def test_failed_start_is_recorded_and_reported() -> None:
     app, _, _ = build(recorder.callbacks, engine_args={"fake_fail_start": "no memory"})
     state: AppState = app.state.specgate
     async with app.router.lifespan_context(app):
-        await state.started.wait()
+        await state.start_ended.wait()
         assert not state.ready
         assert isinstance(state.startup_error, EngineStartError)
     assert recorder.events[-1] == ("failed", state.startup_error)
@@ -61,7 +61,7 @@ async def test_an_unreadable_tokenizer_is_a_failed_start(monkeypatch: Any) -> No
     recorder = Recorder()
     app, _, _ = build(recorder.callbacks)
     async with app.router.lifespan_context(app):
-        await app.state.specgate.started.wait()
+        await app.state.specgate.start_ended.wait()
     assert recorder.events[-1][0] == "failed"
     assert not isinstance(recorder.events[-1][1], EngineConfigError)
 
@@ -79,7 +79,7 @@ async def test_stop_ends_a_running_engine() -> None:
     app, engine, _ = build(engine_args={"fake_step_ms": 5})
     state: AppState = app.state.specgate
     async with app.router.lifespan_context(app):
-        await state.started.wait()
+        await state.start_ended.wait()
     assert not state.ready
     assert state.stopping.is_set()
     assert engine.failure is None

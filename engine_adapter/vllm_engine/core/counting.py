@@ -26,7 +26,7 @@ class Tally:
     def __init__(self) -> None:
         self.wire = [0] * NUM_TOTALS
 
-    def verified(self, drafted: int, accepted: int) -> None:
+    def add_verified(self, drafted: int, accepted: int) -> None:
         """Counts one row's verification in one step."""
         wire = self.wire
         wire[0] += 1
@@ -36,7 +36,7 @@ class Tally:
         for position in range(NUM_TOTALS, NUM_TOTALS + accepted):
             wire[position] += 1
 
-    def emitted(self, tokens: int) -> None:
+    def add_emitted(self, tokens: int) -> None:
         """Counts the tokens that one row emitted in one step."""
         self.wire[3] += tokens
 
@@ -67,14 +67,14 @@ class RowState:
     first_tokens: int = 0
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
-    def emitted(self, tokens: int) -> None:
+    def add_emitted(self, tokens: int) -> None:
         """Counts the tokens that the request emitted in one step."""
         if not self.steps:
             self.first_tokens = tokens
         self.steps += 1
         self.tokens += tokens
         if self.verified_by != NONE:
-            self.tallies[self.verified_by].emitted(tokens)
+            self.tallies[self.verified_by].add_emitted(tokens)
 
     def to_wire(self) -> dict[str, Any]:
         """The request's statistics so far; see `wire.decode_request`."""
@@ -101,5 +101,5 @@ class StepTally:
         """The step's report; see `wire.decode_step`. `seconds`: how long the step took."""
         tallies = {name: tally.wire for name, tally in self.tallies.items()}
         drafting = self.drafting
-        report = [drafting.seconds, drafting.drafted, drafting.catchup, drafting.faults]
+        report = [drafting.seconds, drafting.proposed, drafting.catchup, drafting.faults]
         return {KEY: [self.kind.value, seconds, tallies, *report, self.quarantined]}

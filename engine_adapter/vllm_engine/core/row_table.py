@@ -43,7 +43,8 @@ class RowTable:
     def admit(self, request_id: str, params: SpecDecodeParams, streams_stats: bool) -> None:
         """Adds a row, with its own method or with that of a switch that overtook the request.
 
-        A request that has a row already, as the next input of a streaming session has, keeps it.
+        A request that already has a row keeps it: vLLM adds the next input of a streaming session
+        under the same id.
 
         Args:
             streams_stats: see `RowState`.
@@ -86,7 +87,7 @@ class RowTable:
     def plan(
         self, scheduled: Iterable[str], verified: Iterable[str], requests: Mapping[str, Any]
     ) -> StepPlan:
-        """The proposer and k of each row that gets drafts at the end of the step.
+        """The proposer and k of each row that is drafted for, or read in the middle of its prompt.
 
         Args:
             scheduled: ids of the step's requests.
@@ -130,14 +131,14 @@ class RowTable:
     def count_verified(self, request_id: str, drafted: int, accepted: int) -> None:
         """Counts a row's verified drafts for the proposer that drafted them."""
         row = self._rows[request_id]
-        row.tallies[row.verified_by].verified(drafted, accepted)
-        self._step.tallies[row.verified_by].verified(drafted, accepted)
+        row.tallies[row.verified_by].add_verified(drafted, accepted)
+        self._step.tallies[row.verified_by].add_verified(drafted, accepted)
 
     def count_emitted(self, request_id: str, tokens: int) -> None:
         """Counts a row's emitted tokens; the last call of a step for the row."""
         row = self._rows[request_id]
-        row.emitted(tokens)
-        self._step.tallies[row.verified_by].wire[3] += tokens
+        row.add_emitted(tokens)
+        self._step.tallies[row.verified_by].add_emitted(tokens)
         row.verified_by = NONE
 
     def attach_stats(self, outputs: Iterable[Any]) -> None:
@@ -155,7 +156,7 @@ class RowTable:
 
 
 def draft_budget(request: Any, max_model_len: int) -> int:
-    """The most drafts that could all still be emitted after this step emits one token.
+    """How many draft tokens can still be emitted: this step and a bonus token take one each.
 
     Args:
         request: vLLM's `Request`; `num_tokens`, `num_output_tokens` and `max_tokens` are read.

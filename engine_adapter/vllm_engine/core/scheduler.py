@@ -25,7 +25,7 @@ class SchedulerHooks:
     row_table: RowTable
 
     def add_request(self, request: Any) -> None:
-        """Gives the request a row, with the choice that came with it."""
+        """Gives the request a row with its spec method."""
         params = request.sampling_params
         # vLLM's front end finds stop strings: any output may be the last that it reads.
         streams_stats = bool(params.stop)

@@ -74,15 +74,18 @@ class ProposerDispatch:
     # -- following the batch -----------------------------------------------------------------
 
     def observe(self, scheduler_output: Any) -> None:
-        """Follows ended requests and changed KV blocks. Called first in a step."""
+        """Drops the state of ended requests, and reports changed KV blocks to the draft models.
+
+        Called first in a step.
+        """
         self._quarantined = scheduler_output.specgate_quarantined
         if ended := list(scheduler_output.finished_req_ids):
             for proposer in self.host.proposers.values():
                 proposer.forget(ended)
             self._batches.forget(ended)
         # A preempted request keeps its proposers' state, but its drafts and blocks are gone.
-        ended.extend(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
-        self.sampled_drafts.forget(ended)
+        without_blocks = [*ended, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
+        self.sampled_drafts.forget(without_blocks)
         if not self.host.draft_models:
             return
         fresh = self._fresh_blocks(scheduler_output)
@@ -90,7 +93,7 @@ class ProposerDispatch:
         for model in self.host.draft_models.values():
             if fresh or copies:
                 model.blocks_changed(fresh, copies)
-            model.forget(ended)
+            model.forget(without_blocks)
 
     def store_states(
         self, slots: torch.Tensor, final: torch.Tensor, auxiliary: Sequence[torch.Tensor]
@@ -142,7 +145,7 @@ class ProposerDispatch:
             drafts = self.draft(name, batch)
             merged.set(batch.rows, drafts)
             report.seconds[name] = time.perf_counter() - began
-            report.drafted[name] = sum(map(len, drafts.tokens))
+            report.proposed[name] = sum(map(len, drafts.tokens))
             if drafts.catchup_tokens:
                 report.catchup[name] = drafts.catchup_tokens
         return [list(tokens) for tokens in merged.collect().tokens], report

@@ -6,14 +6,14 @@ One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, th
     worker  RunnerHooks._update_states              dispatch: ended requests, changed KV blocks
             RunnerHooks._calc_spec_decode_metadata  plain decoding if there are no drafts
             (forward pass of the target: new tokens, and the drafts of the step before)
-            RunnerHooks.sample_tokens               calls all that follow:
-            RunnerHooks._sample                     VERIFY  Verifier.__call__
-            RunnerHooks._input_fits_in_drafter      always, since the plan decides for each row
-            RunnerHooks._bookkeeping_sync           the tokens are on the CPU, in the batch
-            RunnerHooks.propose_draft_token_ids     DRAFT   ProposerDispatch.propose
-            RunnerHooks._copy_draft_token_ids_to_cpu
+            RunnerHooks.sample_tokens               calls these:
+                ._sample                            VERIFY  Verifier.__call__
+                ._input_fits_in_drafter             yes, since the plan decides for each row
+                ._bookkeeping_sync                  the tokens are on the CPU, in the batch
+                .propose_draft_token_ids            DRAFT   ProposerDispatch.propose
+                ._copy_draft_token_ids_to_cpu
     core    SpecgateScheduler.update_from_output    COUNT   per request and proposer
-            (take_draft_token_ids, update_draft_token_ids: the next step verifies these drafts)
+            (vLLM hands the drafts to the scheduler: the next step verifies them)
 
 With one rank, core and worker are one process.
 """
@@ -163,7 +163,7 @@ class RunnerHooks:
     # -- draft -------------------------------------------------------------------------------
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
-        """True. vLLM decides for the whole batch; here plan and dispatch decide for each row."""
+        """True after a forward pass. vLLM decides for the batch; the plan decides for each row."""
         return common_attn_metadata is not None
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ class RunnerHooks:
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> list[list[int]]:
-        """The drafts of each row of the batch, `[]` for a row without."""
+        """The drafts of each row of the batch, `[]` for a row without, or `[]` for all."""
         total = scheduler_output.total_num_scheduled_tokens
         self.drafter.store_states(
             common_attn_metadata.slot_mapping[:total],

@@ -265,7 +265,7 @@ async def test_a_stop_ends_the_drain_and_held_requests_with_503() -> None:
         gateway: Any = Gateway(app, engine, registry, client)  # type: ignore[arg-type]
         running = Running(gateway)
         async with app.router.lifespan_context(app):
-            await gateway.state.started.wait()
+            await gateway.state.start_ended.wait()
             await running.begin()
             (held,) = await running.hold(1)
         response = await asyncio.wait_for(running.drain, 2)

@@ -130,5 +130,5 @@ async def test_inference_waits_for_the_engine_with_503(start: StartGateway) -> N
     assert (await gateway.client.get("/v1/models")).status_code == 503
     version = (await gateway.client.get("/version")).json()
     assert (version["engine"], version["engine_version"]) == ("fake", None)
-    await gateway.state.started.wait()
+    await gateway.state.start_ended.wait()
     assert (await gateway.complete(max_tokens=1)).status_code == 200

@@ -28,7 +28,7 @@ async def test_once_started_it_is_alive_and_ready(gateway: Gateway) -> None:
 
 async def test_a_start_that_failed_is_neither(start: StartGateway) -> None:
     gateway = await start(wait=False, engine_args={"fake_fail_start": "no memory"})
-    await gateway.state.started.wait()
+    await gateway.state.start_ended.wait()
     for path in ("/health", "/ready"):
         assert await status_and_code(gateway, path) == (503, "engine_start_failed")
         assert "retry-after" not in (await gateway.client.get(path)).headers

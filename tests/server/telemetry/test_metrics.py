@@ -17,7 +17,7 @@ STEP = StepReport(
         "none": ProposerCounts(emitted=3),
     },
     draft_seconds={"draft": 0.004},
-    drafted={"draft": 4},
+    proposed_tokens={"draft": 4},
     catchup_tokens={"draft": 17},
 )
 

@@ -40,15 +40,15 @@ def run_step(state: RowState, tokens: int, drafted: int = 0) -> None:
     """One step of a row, as `RowTable` counts it."""
     state.verified_by = state.drafted_by if drafted else NONE
     if drafted:
-        state.tallies[state.verified_by].verified(drafted, tokens - 1)
-    state.emitted(tokens)
+        state.tallies[state.verified_by].add_verified(drafted, tokens - 1)
+    state.add_emitted(tokens)
 
 
 def test_a_tally_counts_drafts_positions_and_emitted_tokens() -> None:
     tally = Tally()
     for drafted, accepted in ((4, 2), (3, 0), (4, 4)):
-        tally.verified(drafted, accepted)
-        tally.emitted(accepted + 1)
+        tally.add_verified(drafted, accepted)
+        tally.add_emitted(accepted + 1)
     assert decode_counts(over_the_wire(tally.wire)) == ProposerCounts(
         drafts=3, drafted=11, accepted=6, accepted_per_position=(2, 2, 1, 1), emitted=9
     )
@@ -62,7 +62,7 @@ def test_acceptance_falls_along_positions_and_sums_to_the_accepted() -> None:
     rng, tally = np.random.default_rng(0), Tally()
     for _ in range(500):
         drafted = int(rng.integers(1, 9))
-        tally.verified(drafted, int(rng.integers(0, drafted + 1)))
+        tally.add_verified(drafted, int(rng.integers(0, drafted + 1)))
         counts = decode_counts(tally.wire)
         positions = counts.accepted_per_position
         assert list(positions) == sorted(positions, reverse=True)
@@ -110,7 +110,7 @@ def test_steps_without_drafts_are_credited_to_no_proposer() -> None:
 
 def test_rows_do_not_share_their_tallies() -> None:
     first, second = row(), row()
-    first.tallies["ngram"].verified(1, 1)
+    first.tallies["ngram"].add_verified(1, 1)
     assert not second.tallies
 
 
@@ -123,9 +123,9 @@ def test_an_output_without_statistics_decodes_to_none() -> None:
 def test_a_steps_report_survives_the_wire() -> None:
     drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
     step = StepTally(StepKind.VERIFY, drafts)
-    step.tallies["small"].verified(4, 1)
-    step.tallies["small"].emitted(2)
-    step.tallies[NONE].emitted(3)
+    step.tallies["small"].add_verified(4, 1)
+    step.tallies["small"].add_emitted(2)
+    step.tallies[NONE].add_emitted(3)
     step.quarantined = ["bad"]
     report = decode_step(over_the_wire(step.to_wire(0.25)))
     assert report == StepReport(
@@ -136,7 +136,7 @@ def test_a_steps_report_survives_the_wire() -> None:
             NONE: ProposerCounts(emitted=3),
         },
         draft_seconds={"small": 0.5},
-        drafted={"small": 8},
+        proposed_tokens={"small": 8},
         catchup_tokens={"small": 17},
         faults={"bad": "ValueError: no"},
         quarantined=("bad",),

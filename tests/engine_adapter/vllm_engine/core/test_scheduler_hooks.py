@@ -121,7 +121,7 @@ def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
     scheduler.add_request(arriving("r"))
     assert set(scheduler.requests) == {"r"}
     output = scheduled({}, "r")
-    run_step(scheduler, output, {"r": (0, 0)}, DraftReport(drafted={"ngram": 5}))
+    run_step(scheduler, output, {"r": (0, 0)}, DraftReport(proposed={"ngram": 5}))
     assert output.specgate_plan == {"r": NGRAM}
     assert output.specgate_quarantined == frozenset()
     sent = run_step(scheduler, scheduled({"r": 5}), {"r": (5, 2)}, None)

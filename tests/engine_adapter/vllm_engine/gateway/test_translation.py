@@ -188,8 +188,8 @@ def test_an_aborted_or_failed_sequence_raises() -> None:
 
 def test_statistics_come_with_their_output() -> None:
     row = RowState(SpecMethod(), pinned=False, streams_stats=False)
-    row.emitted(1)
-    row.emitted(1)
+    row.add_emitted(1)
+    row.add_emitted(1)
     assert to_delta(output(kv_transfer_params=row.to_wire())).spec == SpecStats(1, 1, {})
 
 

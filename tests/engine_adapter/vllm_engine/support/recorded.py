@@ -154,7 +154,7 @@ def _run(
     try:
         while added < len(requests) or _engine.has_unfinished_requests():
             if switches and step in switches:
-                scheduler.switch(Switch(switches[step], step + 1))
+                scheduler.row_table.switch(Switch(switches[step], step + 1))
             while added < len(requests) and requests[added].at <= step:
                 _add(ids[added], requests[added], pinned=not switches)
                 added += 1

@@ -162,7 +162,7 @@ def test_the_report_has_drafts_catch_up_and_time_of_each_proposer(
         {"r": row(9), "s": row(9), "t": row(9)}, {"r": ("a", 3), "s": ("b", 2), "t": ("a", 1)}
     )
     report = harness.report
-    assert report.drafted == {"a": 4, "b": 2}
+    assert report.proposed == {"a": 4, "b": 2}
     assert report.catchup == {"b": 17}
     assert set(report.seconds) == {"a", "b"}
     assert all(0 <= seconds < 5 for seconds in report.seconds.values())
@@ -171,7 +171,7 @@ def test_the_report_has_drafts_catch_up_and_time_of_each_proposer(
 def test_a_report_covers_one_step_only(harness: DispatchHarness) -> None:
     harness.propose({"r": row(9)}, {"r": ("a", 3)})
     harness.propose({"r": row(9)}, {"r": ("b", 3)})
-    assert set(harness.report.drafted) == {"b"}
+    assert set(harness.report.proposed) == {"b"}
 
 
 # -- following the batch ---------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_a_fault_costs_the_proposers_own_rows_their_drafts(
     report = harness.report
     assert list(report.faults) == ["b"]
     assert report.faults["b"].startswith(why)
-    assert report.drafted == {"a": 2, "b": 0, "d": 2}
+    assert report.proposed == {"a": 2, "b": 0, "d": 2}
 
 
 def test_a_device_failure_is_not_contained(harness: DispatchHarness) -> None:
@@ -115,7 +115,7 @@ def test_after_a_members_fault_the_next_member_drafts(harness: DispatchHarness) 
     assert drafts == {"r": [409] * 3, "s": [109], "t": []}
     report = harness.report
     assert list(report.faults) == ["b"]
-    assert report.drafted == {"e": 3, "a": 1}
+    assert report.proposed == {"e": 3, "a": 1}
 
 
 def test_a_quarantined_member_is_skipped(harness: DispatchHarness) -> None:

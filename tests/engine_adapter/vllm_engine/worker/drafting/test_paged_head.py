@@ -69,7 +69,7 @@ def test_the_first_pass_runs_all_positions_with_a_known_next_token(make: Any) ->
     result = world.step()
     assert result.fed["twin"]["r"] == list(range(10))
     assert result.report.catchup == {}
-    assert result.report.drafted == {"twin": 4}
+    assert result.report.proposed == {"twin": 4}
 
 
 def test_a_chunked_prompt_is_run_chunk_by_chunk(make: Any) -> None:

@@ -88,7 +88,7 @@ def test_the_first_pass_runs_the_prompt_and_is_not_catch_up(make: Any) -> None:
     result = world.step()
     assert result.fed["twin"]["r"] == list(range(11))
     assert result.report.catchup == {}
-    assert result.report.drafted == {"twin": 4}
+    assert result.report.proposed == {"twin": 4}
 
 
 def test_a_chunked_prompt_is_run_chunk_by_chunk(make: Any) -> None:

@@ -12,7 +12,7 @@ from server.openai.respond import merge
 class Source:
     """A stream that records whether it was closed."""
 
-    def __init__(self, *items: str | Exception, every_s: float = 0.0) -> None:
+    def __init__(self, *items: str | BaseException, every_s: float = 0.0) -> None:
         self.closed = False
         self._items = items
         self._every_s = every_s
@@ -21,7 +21,7 @@ class Source:
         try:
             for item in self._items:
                 await asyncio.sleep(self._every_s)
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     raise item
                 yield item
         finally:
@@ -70,3 +70,13 @@ async def test_cancelling_closes_all() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert all(source.closed for source in sources)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_stream_that_is_cancelled_from_within_ends_the_others(count: int) -> None:
+    broken = Source("a", asyncio.CancelledError())
+    others = [Source(*"x" * 100, every_s=0.01) for _ in range(count - 1)]
+    async with asyncio.timeout(5), aclosing(merge([s.stream() for s in (broken, *others)])) as all_:
+        with pytest.raises(asyncio.CancelledError):
+            [item async for item in all_]
+    assert all(source.closed for source in (broken, *others))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from server.control.admission import Gate, InFlight
+from server.control.gate import Gate, InFlight
 
 
 class Crowd:

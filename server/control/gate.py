@@ -1,4 +1,4 @@
-"""What a drain needs of admission: the gate before it, and the requests in flight after it.
+"""The gate that holds new requests during a drain, and the requests in flight that it waits for.
 
 While a drain closes the gate, new requests wait in order of arrival; the drain itself waits until
 no request is in flight. A request that finds the gate open and no one waiting pays only for
@@ -22,7 +22,7 @@ class Ticket:
     @property
     def is_next(self) -> bool:
         """Whether the gate is open and this ticket is the first in the queue."""
-        return self._gate.is_next(self)
+        return self._gate.would_pass(self)
 
     def wake(self) -> None:
         """Wakes the request, which then checks `is_next`."""
@@ -78,7 +78,7 @@ class Gate:
             # iteration, and they must reach the engine before the next request.
             asyncio.get_running_loop().call_soon(self._wake_next)
 
-    def is_next(self, ticket: Ticket) -> bool:
+    def would_pass(self, ticket: Ticket) -> bool:
         """Whether the gate is open and `ticket` is the first in the queue."""
         return self._open and self._queue[0] is ticket
 
