@@ -1,4 +1,4 @@
-"""Every internal of vLLM's that Specgate depends on, as data: names, hooks, attributes, patches.
+"""The internals of vLLM that Specgate depends on, as data: names, hooks, attributes, patches.
 
 Read in vLLM 0.32.0; docs/upgrading-vllm.md says how another release is taken in. A version outside
 `SUPPORTED`, in which an internal may be gone or mean something else, is refused. Names are imported
@@ -188,6 +188,16 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "num_scheduled_tokens",
         "total_num_scheduled_tokens",
         "scheduled_spec_decode_tokens",
+        "scheduled_cached_reqs",
+        "finished_req_ids",
+        "kv_cache_block_copies",
+    ),
+    "vllm.v1.core.sched.output:NewRequestData": ("block_ids", "num_computed_tokens"),
+    "vllm.v1.core.sched.output:CachedRequestData": (
+        "req_ids",
+        "resumed_req_ids",
+        "new_block_ids",
+        "num_computed_tokens",
     ),
     "vllm.v1.engine:EngineCoreOutputs": ("outputs",),
     "vllm.v1.engine:EngineCoreOutput": ("request_id", "kv_transfer_params"),
@@ -198,6 +208,21 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "GPUWorker": ("vllm_config", "rank", "model_runner", "device"),
     "CPUModelRunner": _RUNNER_ATTRIBUTES,
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
+    "vllm.v1.worker.gpu_input_batch:InputBatch": (
+        "num_reqs",
+        "req_ids",
+        "req_id_to_index",
+        "block_table",
+        "generators",
+        "logitsprocs",
+        "num_computed_tokens_cpu",
+        "num_prompt_tokens",
+        "num_tokens_no_spec",
+        "temperature_cpu",
+        "token_ids_cpu",
+        "top_k_cpu",
+        "top_p_cpu",
+    ),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
     "AttentionLayerBase": ("kv_cache",),
