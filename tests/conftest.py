@@ -14,14 +14,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     # A wrapper, because pytest-xdist reads the groups in an implementation that also runs first.
     if unmarked := markers.unmarked(items):
         raise pytest.UsageError("Mark these tests `engine`:\n" + "\n".join(unmarked))
     for item in items:
         if name := markers.group(item):
             item.add_marker(pytest.mark.xdist_group(name))
-    return (yield)
+    yield
+    grouped = [item for item in items if item.get_closest_marker("xdist_group")]
+    if hasattr(config, "workerinput") and not all("@" in item.nodeid for item in grouped):
+        raise pytest.UsageError("pytest-xdist ignored the groups: is its version right for pytest?")
 
 
 def pytest_collection_finish() -> None:

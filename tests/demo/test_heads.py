@@ -172,7 +172,7 @@ def test_training_lowers_a_heads_loss(
 ) -> None:
     head = new_head(name, target, chats)
     before = _first_loss(head, batch)
-    train_heads(target, {name: head}, chats, epochs=24)
+    train_heads(target, {name: head}, chats, epochs=12)
     assert _first_loss(head, batch) < 0.9 * before
 
 
