@@ -22,7 +22,7 @@ $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
 
-# Two processes: engines in one, servers in the other (tests/markers.py).
+# Two processes; tests that share an engine or a port stay in one of them (tests/markers.py).
 PARALLEL := -n 2 --dist loadgroup
 
 unit: $(VENV)/.test  ## Runs the tests that start no engine; ARGS="..." goes to pytest.

@@ -44,13 +44,13 @@ def group(item: Any) -> str | None:
     """The group of a test: tests of one group run in one process.
 
     Servers are one group, because README's examples need a fixed port. So are the tests that share
-    an engine, those that import vLLM, and the tests of a module that starts its own engine.
+    an engine, and the tests of a module that starts its own engine. Other tests run anywhere.
     """
-    if item.get_closest_marker("engine"):
-        if item.nodeid.startswith(SERVERS):
-            return "servers"
-        return "engines" if SHARED_ENGINES & set(item.fixturenames) else item.nodeid.split("::")[0]
-    return "needs_vllm" if item.get_closest_marker("needs_vllm") else None
+    if not item.get_closest_marker("engine"):
+        return None
+    if item.nodeid.startswith(SERVERS):
+        return "servers"
+    return "engines" if SHARED_ENGINES & set(item.fixturenames) else item.nodeid.split("::")[0]
 
 
 def vllm_is_imported() -> bool:

@@ -17,13 +17,20 @@ pytestmark = pytest.mark.needs_vllm
 
 
 @pytest.fixture
-def logger(request: pytest.FixtureRequest) -> Iterator[logging.Logger]:
-    """vLLM's logger of the module of the name in `compat`, as it was before any filter."""
+def logger(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> Iterator[logging.Logger]:
+    """vLLM's logger of the module of the name in `compat`, without any filter, read by `caplog`.
+
+    vLLM may have configured its loggers not to propagate, so `caplog` is attached to this one.
+    """
     logger = logging.getLogger(getattr(compat, request.param).__module__)
     propagate, filters = logger.propagate, list(logger.filters)
-    logger.propagate = True
+    logger.propagate = False
     logger.filters.clear()
+    logger.addHandler(caplog.handler)
     yield logger
+    logger.removeHandler(caplog.handler)
     logger.propagate = propagate
     logger.filters[:] = filters
 
