@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import architecture
+from tests import architecture, source_style
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,14 +57,14 @@ RULES: list[tuple[Check, str]] = [
         "Make it a function in engine_adapter/vllm_engine/patches and list it in compat.PATCHES",
     ),
     (architecture.cycles, "Move what both need into a module below them"),
-    (architecture.vague_names, "Name the file after its concern"),
-    (architecture.missing_docstrings, "Say in a docstring what it is for"),
+    (source_style.vague_names, "Name the file after its concern"),
+    (source_style.missing_docstrings, "Say in a docstring what it is for"),
     (
-        architecture.long_files,
+        source_style.long_files,
         'Split it by concern, or begin a sentence of its docstring with "Long because"',
     ),
     (
-        architecture.long_functions,
+        source_style.long_functions,
         'Split it, or begin a sentence of its docstring with "Long because"',
     ),
 ]
@@ -224,9 +224,9 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         },
         "engine_adapter.d -> engine_adapter.e -> engine_adapter.d",
     ),
-    (architecture.vague_names, {"demo/utils.py": "", "demo/corpus.py": ""}, "demo.utils"),
+    (source_style.vague_names, {"demo/utils.py": "", "demo/corpus.py": ""}, "demo.utils"),
     (
-        architecture.missing_docstrings,
+        source_style.missing_docstrings,
         {
             "demo/__init__.py": "",
             "demo/a.py": '"""A."""\nclass B:\n "B."\n def c(self): ...\n def _d(self): ...',
@@ -246,8 +246,8 @@ def test_a_tree_that_breaks_the_rule_is_found(
 
 
 LIMITS = [
-    (architecture.long_files, 300, 350, '"""Doc.{reason}"""\n', 1),
-    (architecture.long_functions, 40, 60, 'def f():\n    """Doc.{reason}"""\n', 0),
+    (source_style.long_files, 300, 350, '"""Doc.{reason}"""\n', 1),
+    (source_style.long_functions, 40, 60, 'def f():\n    """Doc.{reason}"""\n', 0),
 ]
 
 

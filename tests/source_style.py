@@ -1,0 +1,75 @@
+"""Checks on a source tree: names, docstrings and sizes; returned as in `tests.architecture`."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.architecture import FunctionNode, parse, sources
+
+SOFT_FILE, HARD_FILE = 300, 350
+SOFT_FUNCTION, HARD_FUNCTION = 40, 60
+VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+
+
+def vague_names(root: Path) -> list[str]:
+    """Modules and packages whose names name no concern."""
+    return [module for module, _ in sources(root) if module.rpartition(".")[2] in VAGUE_NAMES]
+
+
+def missing_docstrings(root: Path) -> list[str]:
+    """Modules, and public classes, functions and methods, that say nothing.
+
+    An empty `__init__.py` has nothing to say.
+    """
+    missing = []
+    for module, path in sources(root):
+        tree = parse(path)
+        if tree.body and not ast.get_docstring(tree):
+            missing.append(module)
+        missing += [f"{module}.{name}" for name in _undocumented(tree, "")]
+    return missing
+
+
+def _undocumented(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
+    for child in node.body:
+        if not isinstance(child, ast.ClassDef | FunctionNode) or child.name.startswith("_"):
+            continue
+        if not ast.get_docstring(child):
+            yield prefix + child.name
+        if isinstance(child, ast.ClassDef):
+            yield from _undocumented(child, f"{prefix}{child.name}.")
+
+
+def long_files(root: Path) -> list[str]:
+    """Files over the hard limit, or over the soft one without a reason in their docstring."""
+    counts = ((module, parse(p), len(p.read_text().splitlines())) for module, p in sources(root))
+    return [
+        f"{module}: {count} lines"
+        for module, tree, count in counts
+        if count > (HARD_FILE if _gives_reason(tree) else SOFT_FILE)
+    ]
+
+
+def long_functions(root: Path) -> list[str]:
+    """The same of functions; their docstrings do not count as lines."""
+    return [
+        f"{module}.{node.name}: {_length(node)} lines"
+        for module, path in sources(root)
+        for node in ast.walk(parse(path))
+        if isinstance(node, FunctionNode)
+        and _length(node) > (HARD_FUNCTION if _gives_reason(node) else SOFT_FUNCTION)
+    ]
+
+
+def _gives_reason(node: ast.Module | FunctionNode) -> bool:
+    """A sentence of the docstring begins with "Long because"."""
+    return bool(re.search(r"(?:^|[.:]\s+|\n\s*)Long because \w", ast.get_docstring(node) or ""))
+
+
+def _length(node: FunctionNode) -> int:
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if ast.get_docstring(node) and isinstance(first, ast.Expr):
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
