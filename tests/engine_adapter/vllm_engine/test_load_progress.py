@@ -96,8 +96,11 @@ async def test_the_pipe_is_removed_and_writing_to_it_then_is_harmless() -> None:
     ProgressWriter(pipe).write("no reader")
 
 
-def test_without_a_pipe_nothing_is_written() -> None:
+def test_without_a_pipe_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(os, "open", lambda *args: opened.append(args))
     ProgressWriter(None).write("nothing")
+    assert opened == []
 
 
 @pytest.mark.timeout(20)

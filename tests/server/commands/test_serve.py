@@ -14,8 +14,8 @@ def settings(host: str = "127.0.0.1", port: int = 0) -> Settings:
 
 
 def test_a_bound_port_accepts_connections() -> None:
-    with bind(settings()) as listener, socket.create_connection(listener.getsockname()):
-        pass
+    with bind(settings()) as listener, socket.create_connection(listener.getsockname()) as client:
+        assert client.getpeername() == listener.getsockname()
 
 
 def test_a_bound_port_is_not_bound_again() -> None:
@@ -31,8 +31,8 @@ def test_a_port_that_was_just_closed_can_be_bound() -> None:
         client = socket.create_connection(address)
         listener.accept()[0].close()
         client.close()
-    with bind(settings(port=address[1])):
-        pass
+    with bind(settings(port=address[1])) as again:
+        assert again.getsockname() == address
 
 
 def test_an_unknown_host_name_is_an_invalid_host(monkeypatch: pytest.MonkeyPatch) -> None:

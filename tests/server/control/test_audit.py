@@ -100,10 +100,13 @@ def test_a_path_that_cannot_be_opened_is_an_invalid_setting(tmp_path: Path, name
         open_audit(settings)
 
 
-def test_without_a_path_there_is_no_file() -> None:
+def test_without_a_path_there_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     audit = open_audit(Settings(model="org/m"))
     audit.add(record())
     audit.close()
+    assert audit.switches == (record(),)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_switch_over_http_is_recorded_with_its_caller(

@@ -149,8 +149,9 @@ async def test_a_callers_disconnect_does_not_stop_a_load(start: StartGateway) ->
     await asyncio.sleep(0.02)
     exchange.leave()
     task.cancel()
-    await eventually(lambda: any(p.name == "lookup" for p in gateway.engine.info.proposers))
     await eventually(lambda: bool(gateway.state.audit.proposer_changes))
+    assert (await names(gateway))["lookup"] == "loaded"
+    assert [change.outcome for change in gateway.state.audit.proposer_changes] == ["loaded"]
 
 
 async def test_the_active_proposer_is_not_unloaded(gateway: Gateway) -> None:
