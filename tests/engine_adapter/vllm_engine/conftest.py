@@ -16,7 +16,7 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import DispatchHarness
-from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock
+from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock, start_stock
 
 TARGET = str(model_path("target"))
 CONTEXT = 1024
@@ -88,18 +88,7 @@ async def cramped() -> AsyncIterator[Live]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stock() -> AsyncIterator[Stock]:
     """vLLM's own engine on the same target, without speculation."""
-    from vllm import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    llm = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=TARGET,
-            enforce_eager=True,
-            async_scheduling=False,
-            kv_cache_memory_bytes=256 << 20,
-            **COMMON,
-        )
-    )
+    llm = start_stock(TARGET, **COMMON)
     yield Stock(llm)
     llm.shutdown()
 

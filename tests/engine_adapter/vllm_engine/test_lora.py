@@ -33,6 +33,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     generate,
     greedy,
     pinned,
+    start_stock,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -72,21 +73,11 @@ async def lora(folders: dict[str, str]) -> AsyncIterator[Live]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def texts(folders: dict[str, str], prompts: list[Prompt]) -> dict[str, list[tuple[int, ...]]]:
     """The texts of stock vLLM for six prompts, with each adapter and with none."""
-    from vllm import AsyncEngineArgs, SamplingParams
+    from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
 
-    llm = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=TARGET,
-            enforce_eager=True,
-            async_scheduling=False,
-            kv_cache_memory_bytes=256 << 20,
-            **LORA,
-            **COMMON,
-        )
-    )
+    llm = start_stock(TARGET, **LORA, **COMMON)
     params = SamplingParams(
         temperature=0,
         max_tokens=LENGTH,

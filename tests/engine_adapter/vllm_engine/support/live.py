@@ -146,6 +146,22 @@ def add_counts(many: Iterable[Mapping[str, ProposerCounts]]) -> dict[str, Propos
     return sums
 
 
+def start_stock(model: str, **arguments: Any) -> Any:
+    """vLLM's own engine, without speculation."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=model,
+            enforce_eager=True,
+            async_scheduling=False,
+            kv_cache_memory_bytes=256 << 20,
+            **arguments,
+        )
+    )
+
+
 class Stock:
     """Stock vLLM without speculation: the reference for every output."""
 

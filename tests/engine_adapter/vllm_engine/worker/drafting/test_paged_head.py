@@ -8,10 +8,10 @@ and the target's hidden states.
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import pytest
 
 from engine_adapter.types import PLAIN, SpecMethod
+from tests.engine_adapter.vllm_engine.support.paged_cases import kinds_of_worlds, prompt
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -26,27 +26,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda **how: paged.World(monkeypatch, proposers=paged.HEADS, **how)
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(0, 29, length).tolist()
-    return tokens
-
-
 # -- random runs -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("how", "pressure"),
-    [
-        ({}, False),
-        ({"chunk": 7}, False),
-        ({"budget": 9, "chunk": 16}, False),
-        ({"block_size": 8, "kernel_size": 4, "chunk": 11, "budget": 16}, False),
-        ({"num_blocks": 36, "chunk": 9, "budget": 12}, True),
-        ({"num_blocks": 30, "block_size": 8, "kernel_size": 2, "chunk": 20}, True),
-        ({"num_blocks": 40, "draft_contexts": {"twin": 50}}, True),
-    ],
-    ids=["roomy", "chunked", "small budget", "kernel blocks", "tight", "tight kernel", "short"],
-)
+@pytest.mark.parametrize(("how", "pressure"), kinds_of_worlds({"twin": 50}))
 @pytest.mark.parametrize("seed", range(3))
 def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int

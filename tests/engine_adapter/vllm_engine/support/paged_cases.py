@@ -1,0 +1,38 @@
+"""Prompts and kinds of worlds for the tests of draft models and heads; imports no vLLM."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens of the toy vocabulary."""
+    tokens: list[int] = np.random.default_rng(seed).integers(0, 29, length).tolist()
+    return tokens
+
+
+def kinds_of_worlds(draft_contexts: Mapping[str, int]) -> list[Any]:
+    """Arguments of a world, and whether its blocks are so few that it preempts.
+
+    Args:
+        draft_contexts: draft model -> its context, for the world in which it is short.
+    """
+    return [
+        pytest.param({}, False, id="roomy"),
+        pytest.param({"chunk": 7}, False, id="chunked"),
+        pytest.param({"budget": 9, "chunk": 16}, False, id="small budget"),
+        pytest.param(
+            {"block_size": 8, "kernel_size": 4, "chunk": 11, "budget": 16},
+            False,
+            id="kernel blocks",
+        ),
+        pytest.param({"num_blocks": 36, "chunk": 9, "budget": 12}, True, id="tight"),
+        pytest.param(
+            {"num_blocks": 30, "block_size": 8, "kernel_size": 2, "chunk": 20},
+            True,
+            id="tight kernel",
+        ),
+        pytest.param({"num_blocks": 40, "draft_contexts": draft_contexts}, True, id="short"),
+    ]
