@@ -32,6 +32,9 @@ ROW_DECAY = 0.9
 CLASS_WEIGHT, ROW_WEIGHT = 4.0, 2.0
 """Trials that a prior counts as: the position before, or the class."""
 
+REFRESH_STEPS = 4
+"""Observed steps after which the ratios are computed again: they change slowly."""
+
 PRIOR_ACCEPTED, PRIOR_OFFERED = 0.6, 0.5
 """Of a proposer that has no evidence yet."""
 
@@ -78,6 +81,7 @@ class AcceptanceModel:
         self.drafts = np.zeros(shape[:2])
         self._offer = np.full(shape, PRIOR_OFFERED)
         self._hazard = np.full(shape, PRIOR_ACCEPTED)
+        self._stale_steps = 0
         # Of each slot and proposer: accepted tokens and drafts with a token, seen and predicted.
         self._rows = np.zeros((0, num_proposers, 4))
 
@@ -122,7 +126,7 @@ class AcceptanceModel:
         hit = position < accepted[:, None]
         self._observe_rows(slot, proposer, kind, (asked > 0) & (drafted > 0), verified, accepted)
         self._observe_class(proposer, kind, (wanted, offered, verified, hit))
-        self._refresh()
+        self._stale_steps += 1
 
     def _observe_rows(
         self,
@@ -152,6 +156,7 @@ class AcceptanceModel:
 
     def _refresh(self) -> None:
         """Ratios of the counts; the prior of a class is all classes, then the position before."""
+        self._stale_steps = 0
         for ratio, hits, trials, prior in (
             (self._offer, self._offered, self._asked, PRIOR_OFFERED),
             (self._hazard, self._accepted, self._verified, PRIOR_ACCEPTED),
@@ -169,6 +174,8 @@ class AcceptanceModel:
 
     def offers(self, slots: Ints, kinds: Ints, proposers: Ints) -> Floats:
         """The chance that a draft reaches each position, if it is accepted so far: [B, J, K]."""
+        if self._stale_steps >= REFRESH_STEPS:
+            self._refresh()
         rows = self._rows[slots[:, None], proposers]
         factor = (rows[:, :, 2] + ROW_WEIGHT) / (rows[:, :, 3] + ROW_WEIGHT)
         offer = self._offer[proposers, kinds[:, None]]

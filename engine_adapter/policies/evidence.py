@@ -14,7 +14,7 @@ from engine_adapter.policies.acceptance import AcceptanceModel, Floats, Ints, Ob
 from engine_adapter.policies.contract import RequestClass, RowView
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
 
-PROVEN_DRAFTS = 6
+PROVEN_DRAFTS = 12
 """Drafts after which a proposer's evidence counts; until then it is only probed."""
 
 
