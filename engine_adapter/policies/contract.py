@@ -53,13 +53,13 @@ class StepView:
         rows: the rows that a proposer drafts for or reads.
         num_running: all rows of the step, also those that decode plainly.
         num_waiting: requests in the engine's queue.
-        verified: draft tokens of the step before, which this step verifies.
+        fixed_drafts: draft tokens that the rows of other policies, and of proposers, get.
     """
 
     rows: Sequence[RowView]
     num_running: int = 0
     num_waiting: int = 0
-    verified: int = 0
+    fixed_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ only when both numbers are at most (1 - hysteresis) times the lower level's limi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from engine_adapter.policies.contract import StepPlan, StepView
@@ -19,6 +20,9 @@ from engine_adapter.types import NONE, PLAIN, SpecMethod
 
 LEVELS = ("light", "heavy", "extreme")
 """The levels of load, in rising order."""
+
+DEFAULT_MAX_RUNNING = 8
+"""Without parameters the primary proposer drafts up to this many running rows."""
 
 MAX_COUNT = 1 << 20
 _LEVEL_FIELDS = ("proposer", "num_speculative_tokens", "max_running", "max_waiting")
@@ -29,10 +33,12 @@ class Level:
     """One level of load.
 
     Attributes:
+        name: `light`, `heavy` or `extreme`.
         spec_method: the method of its rows.
         max_running, max_waiting: the load is above this level with more; `None` is no limit.
     """
 
+    name: str
     spec_method: SpecMethod
     max_running: int | None = None
     max_waiting: int | None = None
@@ -76,11 +82,20 @@ class LoadPolicy:
             drafts[row.request_id] = replace(method, num_speculative_tokens=k)
         return StepPlan(drafts)
 
+    @property
+    def suspended(self) -> bool:
+        """Never: it has no guard."""
+        return False
+
+    def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
+        """Nothing: the load alone decides."""
+
     def state(self) -> dict[str, Any]:
         """The current level and its method."""
-        method = self.parameters.levels[self.level].spec_method
+        level = self.parameters.levels[self.level]
+        method = level.spec_method
         return {
-            "level": LEVELS[self.level],
+            "level": level.name,
             "proposer": method.proposer,
             "num_speculative_tokens": method.num_speculative_tokens,
         }
@@ -128,13 +143,30 @@ def read_load(
         raise PolicyError("proposer", "needs disable_by_batch_size; a level has its own proposer")
     else:
         raw = {name: given[name] for name in LEVELS if name in given}
+        if not raw and primary is not None:
+            raw = {"light": {"max_running": DEFAULT_MAX_RUNNING}}
     levels = [_read_level(name, raw.get(name, {}), known_ks, primary) for name in _present(raw)]
     _check_order(levels)
     return LoadParameters(
-        tuple(level for _, level in levels),
+        tuple(levels),
         given.get("hysteresis", 0.25),
         given.get("dwell_steps", 16),
     )
+
+
+def load_json(parameters: LoadParameters) -> dict[str, Any]:
+    """The parameters as a JSON object that `read_load` takes."""
+    levels: dict[str, Any] = {}
+    for level in parameters.levels:
+        method = level.spec_method
+        levels[level.name] = {"proposer": method.proposer}
+        if method.num_speculative_tokens:
+            levels[level.name]["num_speculative_tokens"] = method.num_speculative_tokens
+        for key in ("max_running", "max_waiting"):
+            if getattr(level, key) is not None:
+                levels[level.name][key] = getattr(level, key)
+    damping = {"hysteresis": parameters.hysteresis, "dwell_steps": parameters.dwell_steps}
+    return {**levels, **damping}
 
 
 def _shortest_form(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,9 +186,7 @@ def _present(raw: Mapping[str, Any]) -> Sequence[str]:
     return [name for name in LEVELS if name in raw or name == "extreme"]
 
 
-def _read_level(
-    name: str, raw: Any, known_ks: Mapping[str, int], primary: str | None
-) -> tuple[str, Level]:
+def _read_level(name: str, raw: Any, known_ks: Mapping[str, int], primary: str | None) -> Level:
     if not isinstance(raw, Mapping):
         raise PolicyError(name, f"must be an object with {', '.join(_LEVEL_FIELDS)}")
     for key in raw:
@@ -171,7 +201,7 @@ def _read_level(
     if not last and raw.get("max_running") is None and raw.get("max_waiting") is None:
         raise PolicyError(f"{name}.max_running", f"{name} needs max_running or max_waiting")
     method = _read_method(name, raw, known_ks, NONE if last else primary)
-    return name, Level(method, raw.get("max_running"), raw.get("max_waiting"))
+    return Level(name, method, raw.get("max_running"), raw.get("max_waiting"))
 
 
 def _read_method(
@@ -192,13 +222,13 @@ def _read_method(
     return SpecMethod(proposer, k)
 
 
-def _check_order(levels: Sequence[tuple[str, Level]]) -> None:
+def _check_order(levels: Sequence[Level]) -> None:
     """Raises `PolicyError` where a higher level has a lower limit: it would never be reached."""
-    for (_, lower), (name, higher) in zip(levels[:-1], levels[1:-1], strict=False):
+    for lower, higher in pairwise(levels[:-1]):
         for key in ("max_running", "max_waiting"):
             low, high = getattr(lower, key), getattr(higher, key)
             if high is not None and (low is None or high <= low):
                 below = "no limit" if low is None else low
                 raise PolicyError(
-                    f"{name}.{key}", f"must be above the level before ({below}), got {high}"
+                    f"{higher.name}.{key}", f"must be above the level before ({below}), got {high}"
                 )
