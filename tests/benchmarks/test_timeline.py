@@ -13,7 +13,7 @@ from tests.benchmarks.fake_systems import SteadySystem, timeline
 
 
 def chunk(tokens: int, **more: Any) -> bytes:
-    return b"data: " + json.dumps({"usage": {"completion_tokens": tokens}, **more}).encode()
+    return json.dumps({"usage": {"completion_tokens": tokens}, **more}).encode()
 
 
 def test_an_event_without_new_tokens_is_not_a_step() -> None:
@@ -25,7 +25,7 @@ def test_an_event_without_new_tokens_is_not_a_step() -> None:
             (3.0, chunk(3)),
             (3.5, chunk(4)),
             (3.6, chunk(4, choices=[], metrics=figures)),
-            (3.7, b"data: [DONE]"),
+            (3.7, b"[DONE]"),
         ]
     )
     assert read.times_s.tolist() == [2.0, 3.0, 3.5]
@@ -35,9 +35,9 @@ def test_an_event_without_new_tokens_is_not_a_step() -> None:
 
 def test_a_failed_stream_is_refused() -> None:
     with pytest.raises(RuntimeError, match="the engine died"):
-        read_events([(1.0, chunk(1)), (2.0, b'data: {"error": {"message": "the engine died"}}')])
+        read_events([(1.0, chunk(1)), (2.0, b'{"error": {"message": "the engine died"}}')])
     with pytest.raises(RuntimeError, match="no tokens"):
-        read_events([(1.0, b"data: [DONE]")])
+        read_events([(1.0, b"[DONE]")])
 
 
 def test_one_stream_is_measured_from_its_first_token_to_its_last() -> None:
