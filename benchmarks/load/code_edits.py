@@ -6,9 +6,9 @@ question is phrased like the demo's own training chats, so that its target copie
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from benchmarks.load.prompts import Prompt, chat
+from benchmarks.load.prompts import Prompt, Split, chat
 from demo.prompts import Prompt as MeasuredPrompt
 
 LABEL = "edit"
@@ -20,19 +20,26 @@ _FORMS = (
 )
 
 
-def code_edits(measured: Sequence[MeasuredPrompt]) -> list[Prompt]:
-    """One chat for each answer that is code, in the order of the prompts."""
+def code_edits(measured: Sequence[MeasuredPrompt], halves: Mapping[str, Split]) -> list[Prompt]:
+    """One chat for each different answer that is code, in the order of the prompts.
+
+    Args:
+        measured: the prompts whose answers are used.
+        halves: corpus group -> half of its chats.
+    """
     edits: list[Prompt] = []
+    seen: set[str] = set()
     for prompt in measured:
-        code = prompt.reference
-        found = _CODE.search(code)
-        if found is None:
+        found = _CODE.search(prompt.reference)
+        if found is None or (code := prompt.reference[found.start() :]) in seen:
             continue
+        seen.add(code)
         old = found[1]
         form = _FORMS[len(edits) % len(_FORMS)]
         question = form.format(old=old, new=_renamed(old))
-        content = f"{code[found.start() :]}\n\n{question}"
-        edits.append(chat(f"edit-{prompt.id}", LABEL, [{"role": "user", "content": content}]))
+        content = f"{code}\n\n{question}"
+        message = {"role": "user", "content": content}
+        edits.append(chat(f"edit-{prompt.id}", LABEL, [message], halves[prompt.group]))
     return edits
 
 

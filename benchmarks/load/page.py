@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -9,7 +10,7 @@ from benchmarks.load import plots
 from benchmarks.load.arrivals import Ramp
 from benchmarks.load.results import ConditionResults, all_tables
 from benchmarks.load.samples import Pass
-from benchmarks.load.tables import Table
+from benchmarks.load.tables import NOTES, Table
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1c1f23; --line: #d5d9de; --soft: #f3f5f7 }
@@ -18,20 +19,15 @@ STYLE = """
 }
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
   max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
-svg { width: 100%; height: auto; color: var(--text) }
+svg { width: 100%; height: auto; margin-top: 1rem; color: var(--text) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
-th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: right }
+th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: right;
+  white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 th { background: var(--soft) }
 pre { background: var(--soft); padding: .75rem; overflow-x: auto; font-size: 12px }
 """
-NOTES = (
-    "A latency is its mean and, in brackets, its percentiles 50, 95 and 99. A ratio has its 95 % "
-    "bootstrap interval in brackets. Ratios of tokens per second and of goodput are medians over "
-    "repetitions; ratios of latencies are ratios of means over the requests that succeeded on both "
-    "sides, and below 1 is faster."
-)
 
 
 def page(
@@ -80,8 +76,9 @@ def _condition(
 ) -> Iterator[str]:
     condition = result.condition
     yield f"<h2>{escape(condition.name)}</h2>"
-    for table in result.tables():
-        yield _table(table)
+    for position, table in enumerate(result.tables()):
+        # The first one has the heading's text as its title.
+        yield _table(table if position else replace(table, title=""))
     yield plots.latency_curves(number, passes, sides)
     if len({label for figures in result.figures for label in figures.by_label}) > 1:
         yield plots.label_bars(number, result, sides)

@@ -11,9 +11,7 @@ class Split(StrEnum):
 
     ALL = "all"
     TUNE = "tune"
-    """Every second prompt, from the first."""
     REPORT = "report"
-    """The others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +23,14 @@ class Prompt:
         label: its kind; figures are given for each label.
         content: the fields of the body that hold the prompt: `messages` or `prompt`.
         max_tokens: the length limit of this answer; `None` is the run's.
+        half: the split that it belongs to; `None` lets its position decide.
     """
 
     id: str
     label: str
     content: Mapping[str, Any] = field(repr=False)
     max_tokens: int | None = None
+    half: Split | None = None
 
     @property
     def path(self) -> str:
@@ -38,23 +38,34 @@ class Prompt:
         return "/v1/chat/completions" if "messages" in self.content else "/v1/completions"
 
 
-def chat(prompt_id: str, label: str, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+def chat(
+    prompt_id: str, label: str, messages: Sequence[Mapping[str, Any]], half: Split | None = None
+) -> Prompt:
     """A prompt that is a chat."""
-    return Prompt(prompt_id, label, {"messages": list(messages)})
+    return Prompt(prompt_id, label, {"messages": list(messages)}, half=half)
 
 
-def half(prompts: Sequence[Prompt], split: Split) -> list[Prompt]:
-    """The prompts of a split, separately for each label, in order.
+def alternating(number: int) -> Split:
+    """The half of the prompt with this number."""
+    return Split.REPORT if number % 2 else Split.TUNE
 
-    The halves depend only on the order, so equal files have equal halves on every machine.
+
+def prompts_in(split: Split, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts of a split, in order.
+
+    Of the prompts with one label whose half is not fixed, every second one is in `REPORT`. The
+    halves depend only on the order, so equal files have equal halves on every machine.
     """
     if split == Split.ALL:
         return list(prompts)
     counts: dict[str, int] = {}
     chosen = []
     for prompt in prompts:
-        number = counts.get(prompt.label, 0)
-        counts[prompt.label] = number + 1
-        if number % 2 == (split == Split.REPORT):
+        half = prompt.half
+        if half is None:
+            number = counts.get(prompt.label, 0)
+            counts[prompt.label] = number + 1
+            half = alternating(number)
+        if half == split:
             chosen.append(prompt)
     return chosen

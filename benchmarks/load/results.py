@@ -12,6 +12,7 @@ from benchmarks.load.pairs import Pairs, pairs
 from benchmarks.load.run import LoadPlan, LoadRun
 from benchmarks.load.samples import Condition, Pass
 from benchmarks.load.tables import (
+    NOTES,
     Table,
     figures_table,
     labels_table,
@@ -98,7 +99,8 @@ def write(
     A line of `load.jsonl` is one request with the fields of `Sample`, and its pass.
     """
     base = run.plan.sides[0].name
-    lines = [line for table in all_tables(results, base) for line in table.markdown()]
+    lines = [NOTES, ""]
+    lines += [line for table in all_tables(results, base) for line in table.markdown()]
     report.write(folder, NAME, {**info, **described(run)}, results, lines)
     with (folder / f"{NAME}.jsonl").open("w", encoding="utf-8") as file:
         for number, each in enumerate(run.passes):

@@ -147,13 +147,15 @@ async def prepare(side: Side, *, ignore_eos: bool) -> Target:
     for tried in (extras, plain, {}):
         reply = await _try(side, endpoint, model, tried)
         if reply.status == 200 and reply.problem is None:
-            refused = [*(set(extras) - set(tried))]
-            if "stream_options" in refused or tried is plain:
-                refused = [*(set(refused) - {"stream_options"}), "continuous_usage_stats"]
-            return Target(side, endpoint, model, tried, tuple(sorted(refused)), _json(version))
+            refused = sorted(_names(extras) - _names(tried))
+            return Target(side, endpoint, model, tried, tuple(refused), _json(version))
         if reply.status not in (400, 422):
             break
     raise RuntimeError(f"--side {side.name}: {describe(reply)}")
+
+
+def _names(fields: Mapping[str, Any]) -> set[str]:
+    return {*fields, *fields.get("stream_options", {})}
 
 
 async def _try(side: Side, endpoint: Endpoint, model: str, extras: Mapping[str, Any]) -> Reply:

@@ -38,6 +38,13 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+NOTES = (
+    "A latency is its mean and, in brackets, its percentiles 50, 95 and 99. A ratio has its 95 % "
+    "bootstrap interval in brackets. Ratios of tokens per second and of goodput are medians over "
+    "repetitions; ratios of latencies are ratios of means over the requests that succeeded on both "
+    "sides, and below 1 is faster."
+)
+
 THROUGHPUT_HEAD = (
     "side",
     "tokens/s",
@@ -132,7 +139,8 @@ def _latency(values: Distribution | None) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

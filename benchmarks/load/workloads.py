@@ -8,7 +8,8 @@ from pathlib import Path
 
 from benchmarks.load.code_edits import code_edits
 from benchmarks.load.prompt_files import read_prompts
-from benchmarks.load.prompts import Prompt, Split, chat, half
+from benchmarks.load.prompts import Prompt, Split, alternating, chat, prompts_in
+from demo.prompts import Prompt as MeasuredPrompt
 from demo.prompts import PromptKind, load_prompts
 
 RANDOM_PROMPTS, RANDOM_WORDS = 80, 60
@@ -63,12 +64,21 @@ def _shuffled(pool: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
         yield from order
 
 
+def _halves(measured: Sequence[MeasuredPrompt]) -> dict[str, Split]:
+    """Corpus group -> half: what is written about one definition is in one half, of every kind."""
+    groups = dict.fromkeys(prompt.group for prompt in measured)
+    return {group: alternating(number) for number, group in enumerate(groups)}
+
+
 def _measured(kind: PromptKind) -> list[Prompt]:
-    return [chat(p.id, p.kind, p.messages) for p in load_prompts() if p.kind == kind]
+    measured = load_prompts()
+    halves = _halves(measured)
+    return [chat(p.id, p.kind, p.messages, halves[p.group]) for p in measured if p.kind == kind]
 
 
 def _edits() -> list[Prompt]:
-    return code_edits(load_prompts())
+    measured = load_prompts()
+    return code_edits(measured, _halves(measured))
 
 
 def _random_words() -> list[Prompt]:
@@ -108,7 +118,7 @@ def workload(name: str, split: Split) -> Workload:
     """
 
     def pool(kind: str) -> list[Prompt]:
-        return half(KINDS[kind](), split)
+        return prompts_in(split, KINDS[kind]())
 
     if name == "random":
         return Workload(name, [[pool(name)]], (HOTTEST,))
@@ -120,7 +130,7 @@ def workload(name: str, split: Split) -> Workload:
         return Workload(name, [[pool(kind) for kind in KINDS]], MIXED_TEMPERATURES)
     if name == "shift" or name.startswith("shift:"):
         return Workload(name, [[pool(kind)] for kind in _phases(name)])
-    prompts = half(read_prompts(Path(name)), split)
+    prompts = prompts_in(split, read_prompts(Path(name)))
     if not prompts:
         raise ValueError(f"{name}: the split {split} has no prompts; use a larger file")
     return Workload(Path(name).name, [[prompts]])
