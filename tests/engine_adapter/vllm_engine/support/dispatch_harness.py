@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import Capabilities
 from engine_adapter.types import SpecMethod
@@ -114,11 +115,17 @@ class DispatchHarness:
         self.report: DraftReport
 
     def propose(
-        self, rows: Mapping[str, Row], plan: Mapping[str, tuple[str, int]]
+        self,
+        rows: Mapping[str, Row],
+        plan: Mapping[str, tuple[str, int]],
+        fallbacks: Mapping[str, tuple[str, int]] | None = None,
+        shadows: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, list[int]]:
-        """The drafts of each row after a step; `plan` has each row's proposer and k.
+        """The drafts of each row after a step; the step's report is in `report` afterwards.
 
-        The step's report is in `report` afterwards.
+        Args:
+            plan, fallbacks: each row's proposer and k.
+            shadows: proposer -> rows.
         """
         every = list(rows.values())
         self.runner.input_batch = SimpleNamespace(
@@ -130,7 +137,11 @@ class DispatchHarness:
             token_ids_cpu=np.tile(np.arange(CONTEXT, dtype=np.int32), (len(every), 1)),
         )
         drafts, self.report = self.dispatch.propose(
-            {name: SpecMethod(*chosen) for name, chosen in plan.items()},
+            StepPlan(
+                {name: SpecMethod(*chosen) for name, chosen in plan.items()},
+                {name: SpecMethod(*chosen) for name, chosen in (fallbacks or {}).items()},
+                shadows or {},
+            ),
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},
                 sampled=[[5] * r.sampled for r in every],
