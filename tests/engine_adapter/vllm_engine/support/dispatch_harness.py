@@ -14,7 +14,7 @@ import torch
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities
+from engine_adapter.proposers.contract import Capabilities, ProposerSpec
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -104,6 +104,7 @@ class DispatchHarness:
         self.dispatch.bind(self.runner)
         host = self.dispatch.host
         host.proposers = dict(self.echoes)
+        host.specs = tuple(ProposerSpec(name, "ngram", 4, None) for name in self.echoes)
         host.draft_models = {"d": self.draft_model}
         host._target = SimpleNamespace(vocab_size=VOCABULARY)
         host.capabilities = {
@@ -113,6 +114,19 @@ class DispatchHarness:
             "d": Capabilities(model=True, draft_kv=True),
         }
         self.report: DraftReport
+
+    def finds_nothing(self, name: str, *request_ids: str) -> None:
+        """Makes a proposer find nothing for these rows, or for any row."""
+        echo = self.echoes[name]
+        drafts_of = echo.propose
+
+        def propose(batch: DraftBatch) -> Drafts:
+            drafts = drafts_of(batch)
+            empty = request_ids or batch.request_ids
+            pairs = zip(batch.request_ids, drafts.tokens, strict=True)
+            return Drafts([[] if r in empty else tokens for r, tokens in pairs])
+
+        echo.propose = propose  # type: ignore[method-assign]
 
     def propose(
         self,
