@@ -94,7 +94,7 @@ class AcceptanceModel:
         """Takes N drafts that the target has read, or whose tokens it has written by itself.
 
         Args:
-            slot: the requests' rows, [N]; at most one draft for each slot and proposer.
+            slot: the requests' rows, [N].
             proposer, kind: proposers by index, and classes of request, [N].
             asked, drafted, accepted: the k asked for, and tokens, [N]; 0 drafted tokens are a
                 proposer that found nothing.
@@ -120,7 +120,9 @@ class AcceptanceModel:
     ) -> None:
         predicted = (self._hazard[proposer, kind] * verified).sum(axis=1)
         seen = np.stack((accepted, predicted, found, self._offer[proposer, kind, 0]), axis=1)
-        self._rows[slot, proposer] = ROW_DECAY * self._rows[slot, proposer] + seen
+        # A row may have two drafts of one proposer in a step: one that was verified, and a miss.
+        self._rows[slot, proposer] *= ROW_DECAY
+        np.add.at(self._rows, (slot, proposer), seen)
 
     def _observe_class(
         self, proposer: Ints, kind: Ints, seen: tuple[npt.NDArray[np.bool_], ...]

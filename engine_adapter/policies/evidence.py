@@ -206,6 +206,10 @@ class Evidence:
         slots = self._slots
         return np.array([slots[row.request_id] for row in rows], np.intp)
 
+    def forget_reads(self, request_id: str) -> None:
+        """No proposer has read the row any more: it was preempted, and its KV is gone."""
+        self._read_upto[self._slots[request_id]] = 0
+
     # -- observing a step --------------------------------------------------------------------
 
     def observe_drafts(self, seen: Iterable[tuple[str, str, int, int, int]]) -> None:

@@ -53,6 +53,7 @@ class RowTable:
         self._seen: list[tuple[str, str, int, int, int]] = []
         self._context = 0
         self._emitted = 0
+        self._planned = False
 
     # -- requests --------------------------------------------------------------------------
 
@@ -114,6 +115,7 @@ class RowTable:
         verified: Container[str],
         requests: Mapping[str, Any],
         num_waiting: int = 0,
+        resumed: Iterable[str] = (),
     ) -> StepPlan:
         """What drafts for each row at the end of the step.
 
@@ -122,9 +124,14 @@ class RowTable:
             verified: ids of those whose drafts the step verifies.
             requests: id -> vLLM's `Request`; see `draft_budget`.
             num_waiting: requests in the queue.
+            resumed: ids of those that run again after a preemption.
         """
+        for request_id in resumed:
+            self._rows[request_id].asked = 0  # its drafts were dropped, whatever they were
+            self.planner.evidence.forget_reads(request_id)
         self._end_drafts(scheduled, verified)
-        if not self.num_drafting:
+        self._planned = self.num_drafting > 0
+        if not self._planned:
             return NO_PLAN
         self.planner.evidence.unavailable = self.quarantine.names
         views = self._views(scheduled, requests)
@@ -143,7 +150,7 @@ class RowTable:
                 row.verified_by, row.verified_asked = row.drafted_by, row.asked
             elif row.asked:
                 self._seen.append((request_id, row.drafted_by, row.asked, 0, 0))
-            row.asked = 0
+            row.asked, row.fallback = 0, None
 
     def _views(self, scheduled: Iterable[str], requests: Mapping[str, Any]) -> list[RowView]:
         """The rows that can get drafts, or whose prompt a proposer can read."""
@@ -214,7 +221,7 @@ class RowTable:
             num_drafts: draft tokens among them.
         """
         seen, self._seen = self._seen, []
-        if not self.num_drafting and not seen:
+        if not self._planned and not seen:
             return
         step = self._step
         work = step.drafting.work
@@ -228,7 +235,8 @@ class RowTable:
                 context=self._context,
                 emitted=self._emitted,
                 verified=num_drafts > 0,
-                prefill=step.kind == StepKind.PREFILL,
+                # Without a plan nothing noted the rows' context, so the time means nothing.
+                prefill=step.kind == StepKind.PREFILL or not self._planned,
                 seconds=time.perf_counter() - self._step_start - drafting_s,
             )
         )

@@ -44,6 +44,7 @@ class SchedulerHooks:
             output.scheduled_spec_decode_tokens,
             self.requests,
             len(self.waiting),
+            output.scheduled_cached_reqs.resumed_req_ids,
         )
         output.specgate_quarantined = self.row_table.quarantine.names
         return output
