@@ -12,7 +12,6 @@ and TurboSpec (arXiv 2406.14066, decayed means).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,25 +38,6 @@ PRIOR_ACCEPTED, PRIOR_OFFERED = 0.6, 0.5
 """Of a proposer that has no evidence yet."""
 
 _LOW, _HIGH = 0.01, 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One draft, after the target has read it, or has written the same tokens by itself.
-
-    Attributes:
-        slot: the request's row in `RowAcceptance`.
-        proposer: its index.
-        asked: the k that was asked for.
-        drafted, accepted: tokens; `drafted` is 0 where the proposer found nothing.
-    """
-
-    slot: int
-    proposer: int
-    request_class: RequestClass
-    asked: int
-    drafted: int
-    accepted: int
 
 
 class AcceptanceModel:
@@ -108,16 +88,17 @@ class AcceptanceModel:
         """A new request has the slot."""
         self._rows[slot] = 0
 
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Adds the drafts of one step; at most one for each slot and proposer."""
-        table = np.array(
-            [
-                (o.slot, o.proposer, o.request_class, o.asked, o.drafted, o.accepted)
-                for o in observations
-            ],
-            np.intp,
-        )
-        slot, proposer, kind, asked, drafted, accepted = table.T
+    def observe(
+        self, slot: Ints, proposer: Ints, kind: Ints, asked: Ints, drafted: Ints, accepted: Ints
+    ) -> None:
+        """Takes N drafts that the target has read, or whose tokens it has written by itself.
+
+        Args:
+            slot: the requests' rows, [N]; at most one draft for each slot and proposer.
+            proposer, kind: proposers by index, and classes of request, [N].
+            asked, drafted, accepted: the k asked for, and tokens, [N]; 0 drafted tokens are a
+                proposer that found nothing.
+        """
         position = np.arange(self._max_k)
         offered = position < drafted[:, None]
         # The first position without a token was asked for in vain.

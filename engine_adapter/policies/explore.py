@@ -88,10 +88,13 @@ class Explorer:
     ) -> Probe | None:
         """A probe of the rows that lag least; `None` if the budget does not allow it."""
         evidence = self._evidence
-        lag = evidence.outlook(rows, [proposer]).lag[:, 0]
+        k = evidence.traits(proposer).num_speculative_tokens
+        times = evidence.draft_times[proposer]
+        if not free and times.seconds(1, k, k, 0) > self._probe_s:
+            return None
+        lag = evidence.lags(rows, proposer)
         # A model's passes cost the same for a few rows as for one.
         chosen = lag.argsort(kind="stable")[: max(1, min(PROBED_ROWS, len(rows) // 4))]
-        k = evidence.traits(proposer).num_speculative_tokens
         lengths = {
             rows[i].request_id: min(
                 k, rows[i].draft_budget, rows[i].spec_method.num_speculative_tokens
@@ -99,7 +102,6 @@ class Explorer:
             for i in chosen
         }
         count = len(lengths)
-        times = evidence.draft_times[proposer]
         cost = times.seconds(count, k, count * k, float(lag[chosen].sum()))
         if not free and cost > self._probe_s:
             return None
@@ -127,10 +129,10 @@ class Explorer:
             if not count:
                 continue
             # One after the other, so that every row has its turn.
-            turned = [rows[(self._turn + i) % len(rows)].request_id for i in range(len(rows))]
-            chosen = [
-                r for r in turned[:count] if r not in drafts or drafts[r].proposer != traits.name
-            ]
+            turned = (
+                rows[(self._turn + i) % len(rows)].request_id for i in range(min(count, len(rows)))
+            )
+            chosen = [r for r in turned if r not in drafts or drafts[r].proposer != traits.name]
             if chosen:
                 planned[traits.name] = chosen
                 self._shadow_s -= float(weights[0] + weights[1] * len(chosen))

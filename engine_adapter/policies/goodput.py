@@ -40,7 +40,7 @@ class GoodputParameters:
 
     min_gain: float = number(0.01, 0.0, 1.0)
     hysteresis: float = number(0.1, 0.0, 1.0)
-    probe_share: float = number(0.01, 0.0, 0.2)
+    probe_share: float = number(0.005, 0.0, 0.2)
     guard_limit: float = number(0.02, 0.001, 1.0)
     guard_window: int = number(256, 16, 100_000)
     refresh_steps: int = number(128, 8, 100_000)

@@ -111,8 +111,7 @@ class Planner:
         if by_policy:
             plan = self._with_policies(view, plan, by_policy)
         self.evidence.note_lengths(view.rows)
-        for request_id, method in plan.drafts.items():
-            self.evidence.mark_read(request_id, method.proposer)
+        self.evidence.mark_read(plan.drafts.items())
         return plan
 
     def _with_policies(

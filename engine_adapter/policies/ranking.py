@@ -29,7 +29,7 @@ class RankingParameters:
 
     hysteresis: float = number(0.05, 0.0, 1.0)
     min_acceptance: float = number(0.3, 0.0, 1.0)
-    probe_share: float = number(0.01, 0.0, 0.2)
+    probe_share: float = number(0.005, 0.0, 0.2)
 
 
 class RankingPolicy:

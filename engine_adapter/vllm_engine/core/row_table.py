@@ -188,7 +188,7 @@ class RowTable:
             return
         self._seen.append((request_id, row.drafted_by, row.asked, 0, 0))
         row.drafted_by, row.asked = row.fallback.proposer, row.fallback.num_speculative_tokens
-        self.planner.evidence.mark_read(request_id, row.drafted_by)
+        self.planner.evidence.mark_read([(request_id, row.fallback)])
 
     def count_verified(self, request_id: str, drafted: int, accepted: int) -> None:
         """Counts a row's verified drafts for the proposer that drafted them."""
