@@ -72,6 +72,7 @@ class RandomPlanner(Planner):
         planned = super().plan(replace(view, rows=others))
         drawn = self._random.plan(StepView(mine))
         self.evidence.note_lengths(mine)
+        self.evidence.mark_read(drawn.drafts.items())
         return StepPlan(
             {**planned.drafts, **drawn.drafts},
             {**planned.fallbacks, **drawn.fallbacks},
@@ -95,11 +96,12 @@ class RandomPlanScheduler(SpecgateScheduler):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         config = SpecgateConfig.of(vllm_config)
-        self.row_table.planner = RandomPlanner(config, self.num_spec_tokens)
+        self._planner = RandomPlanner(config, self.num_spec_tokens)
+        self.row_table.planner = self._planner
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Counts fallbacks and fates, for the test that they happen."""
         if report := getattr(model_runner_output, "specgate_report", None):
-            self.row_table.planner.fallbacks += len(report.fallbacks)
-            self.row_table.planner.fates += len(report.fates)
+            self._planner.fallbacks += len(report.fallbacks)
+            self._planner.fates += len(report.fates)
         return super().update_from_output(scheduler_output, model_runner_output)

@@ -219,8 +219,13 @@ def test_a_shadow_neither_samples_nor_replaces_the_distributions_of_the_rows_own
 ) -> None:
     """Verification would take them for those of the drafts it verifies: another distribution."""
     used: list[str] = []
+
+    def with_sampler(name: str, batch: DraftBatch) -> DraftBatch:
+        used.append(f"samples {name}")
+        return batch
+
     harness.dispatch.sampled_drafts = SimpleNamespace(  # type: ignore[assignment]
-        with_sampler=lambda name, batch: used.append(f"samples {name}") or batch,
+        with_sampler=with_sampler,
         store=lambda name, batch, drafts: used.append(f"stores {name}"),
     )
     harness.propose(ONE, {"r": ("a", 2)}, shadows={"b": ["r"]})
