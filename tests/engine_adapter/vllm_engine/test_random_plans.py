@@ -76,7 +76,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 METHODS = {RANDOM: 8, **dict.fromkeys(PARAMETERS, 8), "none": 0, "self": 5, "ngram": 5, "eagle": 4}
 """What rows of one batch may have, each with its k."""
 
-SEEDED = {"temperature": 0.8, "ignore_eos": True}
+SEEDED: dict[str, Any] = {"temperature": 0.8, "ignore_eos": True}
 
 
 @asynccontextmanager
