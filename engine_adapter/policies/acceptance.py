@@ -12,7 +12,6 @@ and TurboSpec (arXiv 2406.14066, decayed means).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,29 +31,13 @@ ROW_DECAY = 0.9
 CLASS_WEIGHT, ROW_WEIGHT = 4.0, 2.0
 """Trials that a prior counts as: the position before, or the class."""
 
+REFRESH_STEPS = 4
+"""Observed steps after which the ratios are computed again: they change slowly."""
+
 PRIOR_ACCEPTED, PRIOR_OFFERED = 0.6, 0.5
 """Of a proposer that has no evidence yet."""
 
 _LOW, _HIGH = 0.01, 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One draft, after the target has read it, or has written the same tokens by itself.
-
-    Attributes:
-        slot: the request's row in `RowAcceptance`.
-        proposer: its index.
-        asked: the k that was asked for.
-        drafted, accepted: tokens; `drafted` is 0 where the proposer found nothing.
-    """
-
-    slot: int
-    proposer: int
-    request_class: RequestClass
-    asked: int
-    drafted: int
-    accepted: int
 
 
 class AcceptanceModel:
@@ -78,6 +61,7 @@ class AcceptanceModel:
         self.drafts = np.zeros(shape[:2])
         self._offer = np.full(shape, PRIOR_OFFERED)
         self._hazard = np.full(shape, PRIOR_ACCEPTED)
+        self._stale_steps = 0
         # Of each slot and proposer: accepted tokens and drafts with a token, seen and predicted.
         self._rows = np.zeros((0, num_proposers, 4))
 
@@ -104,16 +88,17 @@ class AcceptanceModel:
         """A new request has the slot."""
         self._rows[slot] = 0
 
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Adds the drafts of one step; at most one for each slot and proposer."""
-        table = np.array(
-            [
-                (o.slot, o.proposer, o.request_class, o.asked, o.drafted, o.accepted)
-                for o in observations
-            ],
-            np.intp,
-        )
-        slot, proposer, kind, asked, drafted, accepted = table.T
+    def observe(
+        self, slot: Ints, proposer: Ints, kind: Ints, asked: Ints, drafted: Ints, accepted: Ints
+    ) -> None:
+        """Takes N drafts that the target has read, or whose tokens it has written by itself.
+
+        Args:
+            slot: the requests' rows, [N].
+            proposer, kind: proposers by index, and classes of request, [N].
+            asked, drafted, accepted: the k asked for, and tokens, [N]; 0 drafted tokens are a
+                proposer that found nothing.
+        """
         position = np.arange(self._max_k)
         offered = position < drafted[:, None]
         # The first position without a token was asked for in vain.
@@ -122,7 +107,7 @@ class AcceptanceModel:
         hit = position < accepted[:, None]
         self._observe_rows(slot, proposer, kind, (asked > 0) & (drafted > 0), verified, accepted)
         self._observe_class(proposer, kind, (wanted, offered, verified, hit))
-        self._refresh()
+        self._stale_steps += 1
 
     def _observe_rows(
         self,
@@ -135,7 +120,9 @@ class AcceptanceModel:
     ) -> None:
         predicted = (self._hazard[proposer, kind] * verified).sum(axis=1)
         seen = np.stack((accepted, predicted, found, self._offer[proposer, kind, 0]), axis=1)
-        self._rows[slot, proposer] = ROW_DECAY * self._rows[slot, proposer] + seen
+        # A row may have two drafts of one proposer in a step: one that was verified, and a miss.
+        self._rows[slot, proposer] *= ROW_DECAY
+        np.add.at(self._rows, (slot, proposer), seen)
 
     def _observe_class(
         self, proposer: Ints, kind: Ints, seen: tuple[npt.NDArray[np.bool_], ...]
@@ -152,6 +139,7 @@ class AcceptanceModel:
 
     def _refresh(self) -> None:
         """Ratios of the counts; the prior of a class is all classes, then the position before."""
+        self._stale_steps = 0
         for ratio, hits, trials, prior in (
             (self._offer, self._offered, self._asked, PRIOR_OFFERED),
             (self._hazard, self._accepted, self._verified, PRIOR_ACCEPTED),
@@ -169,6 +157,8 @@ class AcceptanceModel:
 
     def offers(self, slots: Ints, kinds: Ints, proposers: Ints) -> Floats:
         """The chance that a draft reaches each position, if it is accepted so far: [B, J, K]."""
+        if self._stale_steps >= REFRESH_STEPS:
+            self._refresh()
         rows = self._rows[slots[:, None], proposers]
         factor = (rows[:, :, 2] + ROW_WEIGHT) / (rows[:, :, 3] + ROW_WEIGHT)
         offer = self._offer[proposers, kinds[:, None]]

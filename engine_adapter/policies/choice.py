@@ -12,9 +12,9 @@ drafted only if it is accepted with a higher chance.
 1. Each row has its best lookup proposer, at the price.
 2. A proposer with a model drafts for a row by itself, or where the lookup finds nothing. It is
    used if what it gains over all rows pays for its passes. A second one follows by the same rule.
-3. The lengths are chosen for all rows together: all positions of all rows, likeliest first, up to
-   the number of tokens at which the rate is highest. Chances fall along a row, so each row gets a
-   prefix of its draft.
+3. The lengths are chosen for all rows together: all positions of all rows that are accepted with at
+   least a chance, and of `THRESHOLDS` chances the one with the highest rate. Chances fall along a
+   row, so each row gets a prefix of its draft.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,14 @@ import numpy.typing as npt
 from engine_adapter.policies.acceptance import Floats, Ints
 from engine_adapter.policies.evidence import Evidence, Outlook
 
+HORIZON = 64
+"""The most steps over which the costs of a catch-up are spread."""
+
 NOTHING = -1
 """The index of no proposer."""
+
+THRESHOLDS = 64
+"""How many chances of acceptance are tried as the one up to which tokens are drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,12 @@ class Chooser:
         lookup = [evidence.traits(int(i)).lookup for i in outlook.proposers]
         self._lookups = np.flatnonzero(lookup)
         self._models = np.flatnonzero(np.logical_not(lookup))
+        self._row = np.arange(len(outlook.limit))
         times = [evidence.draft_times[int(i)].fit.weights for i in outlook.proposers]
         self._times = np.array(times).reshape(len(times), 5)
+        # A catch-up pays for the rest of the request, as far as that can be seen.
+        self._catchup = outlook.lag / np.clip(outlook.limit / 2, 1, HORIZON)[:, None]
+        self._lengths = (outlook.survival > self._token_prices()[:, None]).sum(axis=2)
 
     def plain(self) -> Choice:
         """Plain decoding of every row."""
@@ -112,6 +122,12 @@ class Chooser:
             self._load.rows / float(self._target_seconds(np.zeros(1))[0]),
             1.0,
         )
+
+    def models_by_gain(self) -> list[int]:
+        """The proposers with a model, the one that gains most over all rows first."""
+        gains = np.maximum(self.values()[:, self._models], 0.0).sum(axis=0)
+        gains -= self.call_costs()[self._models]
+        return [int(self._outlook.proposers[self._models[i]]) for i in np.argsort(-gains)]
 
     def best(self) -> Choice:
         """The choice with the highest rate, plain decoding included."""
@@ -131,23 +147,20 @@ class Chooser:
         outlook, times, rate = self._outlook, self._times, self._prices.rate
         gains = np.maximum(outlook.survival - self._token_prices()[:, None], 0.0)
         values: Floats = (outlook.offer * gains).sum(axis=2)
-        # A catch-up pays for the rest of the request, as far as that can be seen.
-        horizon = np.clip(outlook.limit / 2, 1, 64)
-        values -= rate * (times[:, 1] + times[:, 4] * outlook.lag / horizon[:, None])
+        values -= rate * (times[:, 1] + times[:, 4] * self._catchup)
         return values
 
     def call_costs(self) -> Floats:
         """Each proposer's call and passes in tokens, [J]."""
-        passes = (self._outlook.survival > self._token_prices()[:, None]).sum(axis=2).max(axis=0)
+        passes = self._lengths.max(axis=0)
         costs: Floats = self._prices.rate * (self._times[:, 0] + self._times[:, 2] * passes)
         return costs
 
     def at_price(self, first: Ints) -> Choice:
         """Each row's proposer, with as many tokens as pay at the price of the plan before."""
-        chance, _ = self._positions(first, np.ones(len(first)))
+        chance, weight = self._positions(first, None)
         k = (chance > self._prices.token).sum(axis=1)
         first = np.where(k > 0, first, NOTHING)
-        chance, weight = self._positions(first, np.ones(len(first)))
         weight = np.where(np.arange(chance.shape[1]) < k[:, None], weight, 0.0)
         missed = np.where(first == NOTHING, 1.0, 0.0)
         nothing, zero = np.full(len(first), NOTHING), np.zeros(len(first), np.intp)
@@ -172,7 +185,7 @@ class Chooser:
         count = len(values)
         if not len(self._lookups):
             return np.full(count, NOTHING), np.zeros(count), np.ones(count)
-        row = np.arange(count)
+        row = self._row
         best = self._lookups[values[:, self._lookups].argmax(axis=1)]
         value = values[row, best]
         used = value > 0
@@ -216,61 +229,69 @@ class Chooser:
         times = self._times[self._models]
         found = np.where(rows, np.where(by_itself, 0.0, 1 - missed[:, None]), 1.0)
         needed = 1 - found.prod(axis=0)
-        price = self._token_prices()[self._models]
-        passes = (self._outlook.survival[:, self._models] > price[:, None]).sum(axis=2).max(axis=0)
+        passes = self._lengths[:, self._models].max(axis=0)
         costs: Floats = self._prices.rate * needed * (times[:, 0] + times[:, 2] * passes)
         return costs
 
     def _with_lengths(self, first: Ints, second: Ints) -> Choice:
         """The lengths that maximize the rate; see the head of the module."""
-        outlook = self._outlook
-        first_chance, first_weight = self._positions(first, np.ones(len(first)))
-        row = np.arange(len(first))
-        missed = np.where(first == NOTHING, 1.0, 1 - outlook.offer[row, first, 0])
-        second_chance, second_weight = self._positions(second, missed)
-        chances = np.concatenate((first_chance.ravel(), second_chance.ravel()))
-        weights = np.concatenate((first_weight.ravel(), second_weight.ravel()))
-        order = np.argsort(-chances)
-        weights = np.concatenate(([0.0], np.cumsum(weights[order])))
-        gained = np.concatenate(([0.0], np.cumsum(np.diff(weights) * chances[order])))
-        seconds = self._target_seconds(weights) + self._draft_seconds(first, second, missed)
+        first_chance, first_weight = self._positions(first, None)
+        missed = self._missed(first)
+        chances, weights = first_chance, first_weight
+        second_chance = None
+        if (second != NOTHING).any():
+            second_chance, second_weight = self._positions(second, missed)
+            chances = np.concatenate((first_chance, second_chance))
+            weights = np.concatenate((first_weight, second_weight))
+        # The likeliest positions come first: all with a chance above a threshold.
+        bins = (chances.ravel() * THRESHOLDS).astype(np.intp)
+        drafted = np.bincount(bins, weights.ravel(), THRESHOLDS)[:0:-1].cumsum()
+        gained = np.bincount(bins, (weights * chances).ravel(), THRESHOLDS)[:0:-1].cumsum()
+        seconds = self._target_seconds(drafted) + self._draft_seconds(first, second, missed)
         rates = (self._load.rows + gained) / seconds
         best = int(rates.argmax())
-        last = chances[order[best - 1]] if best else 1.0
-        after = chances[order[best]] if best < len(order) else 0.0
-        price = max((last + after) / 2, 1e-6)
-        first_k = (first_chance > price).sum(axis=1)
-        second_k = (second_chance > price).sum(axis=1)
-        # A first proposer without a position is none; a second one then takes its place.
-        empty = first_k == 0
-        first = np.where(empty, np.where(second_k > 0, second, NOTHING), first)
-        first_k = np.where(empty, second_k, first_k)
-        second = np.where(empty | (second_k == 0), NOTHING, second)
-        return Choice(first, first_k, second, second_k, float(rates[best]), float(price))
+        price = (THRESHOLDS - 1 - best) / THRESHOLDS
+        first_k = (first_chance >= price).sum(axis=1)
+        second_k = np.zeros_like(first_k)
+        if second_chance is not None:
+            second_k = (second_chance >= price).sum(axis=1)
+            # A first proposer without a position is none; a second one then takes its place.
+            empty = first_k == 0
+            first = np.where(empty, second, first)
+            first_k = np.where(empty, second_k, first_k)
+            second = np.where(empty | (second_k == 0), NOTHING, second)
+        first = np.where(first_k == 0, NOTHING, first)
+        return Choice(first, first_k, second, second_k, float(rates[best]), price)
 
-    def _positions(self, proposer: Ints, share: Floats) -> tuple[Floats, Floats]:
-        """The chance of acceptance of each position, and the chance that it is drafted, [R, K]."""
-        row = np.arange(len(proposer))
-        used = (proposer != NOTHING)[:, None]
-        chance = np.where(used, self._outlook.survival[row, proposer], 0.0)
-        weight = np.where(chance > 0, self._outlook.offer[row, proposer] * share[:, None], 0.0)
-        return chance, weight
+    def _missed(self, first: Ints) -> Floats:
+        """The chance that each row's first proposer finds nothing; 1 without one, [R]."""
+        found = self._outlook.offer[self._row, first, 0]
+        return np.where(first == NOTHING, 1.0, 1 - found)
+
+    def _positions(self, proposer: Ints, share: Floats | None) -> tuple[Floats, Floats]:
+        """The chance of acceptance of each position, and the chance that it is drafted, [R, K].
+
+        `share`: the chance that the proposer is asked at all, [R]; `None` is 1.
+        """
+        chance = self._outlook.survival[self._row, proposer]
+        chance[proposer == NOTHING] = 0.0
+        weight = self._outlook.offer[self._row, proposer]
+        return chance, weight if share is None else weight * share[:, None]
 
     def _draft_seconds(self, first: Ints, second: Ints, missed: Floats) -> float:
-        """The proposers' time, with the lengths that the price gives."""
+        """The proposers' time, with the lengths that the price of the plan before gives."""
+        used = np.bincount(first + 1, minlength=len(self._times) + 1)[1:]
+        used = used + np.bincount(second + 1, minlength=len(self._times) + 1)[1:]
         total = 0.0
-        for j in range(len(self._times)):
+        for j in np.flatnonzero(used):
             call, per_row, per_pass, per_token, per_catchup = self._times[j].tolist()
             mine, later = first == j, second == j
-            expected = float(mine.sum() + missed[later].sum())
-            if not expected:
-                continue
-            needed = 1.0 if mine.any() else 1 - float((1 - missed[later]).prod())
             rows = mine | later
-            price = self._prices.token + self._prices.rate * per_token
-            lengths = (self._outlook.survival[rows, j] > price).sum(axis=1)
-            horizon = np.clip(self._outlook.limit[rows] / 2, 1, 64)
-            total += needed * (call + per_pass * int(lengths.max(initial=0)))
+            expected = float(mine.sum() + missed[later].sum())
+            needed = 1.0 if mine.any() else 1 - float((1 - missed[later]).prod())
+            lengths = self._lengths[rows, j]
+            total += needed * (call + per_pass * int(lengths.max()))
             total += expected * (per_row + per_token * float(lengths.mean()))
-            total += per_catchup * float((self._outlook.lag[rows, j] / horizon).sum())
+            if per_catchup:
+                total += per_catchup * float(self._catchup[rows, j].sum())
         return total

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.policies.acceptance import AcceptanceModel, Floats, Ints, Observation
+from engine_adapter.policies.acceptance import AcceptanceModel, Floats, Ints
 from engine_adapter.policies.contract import RequestClass, RowView
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
+from engine_adapter.types import SpecMethod
 
-PROVEN_DRAFTS = 6
+PROVEN_DRAFTS = 12
 """Drafts after which a proposer's evidence counts; until then it is only probed."""
 
 
@@ -103,6 +104,7 @@ class Evidence:
         self._kinds = np.zeros(0, np.intp)
         self._lengths = np.zeros(0, np.intp)
         self._last_seen: list[int] = []
+        self._proven: set[int] = set()
         for traits in proposers:
             self.add_proposer(traits)
 
@@ -125,6 +127,7 @@ class Evidence:
         index = self._index.get(name)
         if index is not None:
             self._traits[index] = None
+            self._proven.discard(index)
             self.acceptance.forget_proposer(index)
             self.draft_times[index] = DraftTimeModel()
             self._read_upto[:, index] = 0
@@ -150,7 +153,7 @@ class Evidence:
 
     def is_proven(self, proposer: int) -> bool:
         """Whether it has drafted often enough for its evidence to count."""
-        return float(self.acceptance.drafts[proposer].sum()) >= PROVEN_DRAFTS
+        return proposer in self._proven
 
     def age(self, proposer: int) -> int:
         """Steps since the last draft of this proposer was observed."""
@@ -181,14 +184,31 @@ class Evidence:
 
     def note_lengths(self, rows: Sequence[RowView]) -> None:
         """Notes the tokens of each row of a step."""
-        for row in rows:
-            self._lengths[self._slots[row.request_id]] = row.num_tokens
+        self._lengths[self._slots_of(rows)] = [row.num_tokens for row in rows]
 
-    def mark_read(self, request_id: str, name: str) -> None:
-        """A proposer reads a row up to its end, as it was at `note_lengths`."""
-        proposer, slot = self._index.get(name), self._slots.get(request_id)
-        if proposer is not None and slot is not None:
+    def mark_read(self, drafts: Iterable[tuple[str, SpecMethod]]) -> None:
+        """Proposers read their rows up to the end, as it was at `note_lengths`."""
+        index, slots = self._index, self._slots
+        pairs = [(slots[r], index[m.proposer]) for r, m in drafts if m.proposer in index]
+        if pairs:
+            slot, proposer = np.array(pairs, np.intp).T
             self._read_upto[slot, proposer] = self._lengths[slot]
+
+    def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
+        """The tokens of each row that the proposer has not read, [R]."""
+        slots = self._slots_of(rows)
+        if not self.traits(proposer).keeps_kv:
+            return np.zeros(len(rows))
+        lags: Floats = np.array([row.num_tokens for row in rows]) - self._read_upto[slots, proposer]
+        return lags
+
+    def _slots_of(self, rows: Sequence[RowView]) -> Ints:
+        slots = self._slots
+        return np.array([slots[row.request_id] for row in rows], np.intp)
+
+    def forget_reads(self, request_id: str) -> None:
+        """No proposer has read the row any more: it was preempted, and its KV is gone."""
+        self._read_upto[self._slots[request_id]] = 0
 
     # -- observing a step --------------------------------------------------------------------
 
@@ -199,16 +219,22 @@ class Evidence:
             seen: request id, proposer, k asked for, tokens drafted, tokens accepted; ended
                 requests and unloaded proposers are ignored.
         """
-        observations = []
+        slots, index, drafts = self._slots, self._index, []
         for request_id, name, asked, drafted, accepted in seen:
-            slot, proposer = self._slots.get(request_id), self._index.get(name)
-            if slot is None or proposer is None or self._traits[proposer] is None:
-                continue
-            kind = RequestClass(int(self._kinds[slot]))
-            observations.append(Observation(slot, proposer, kind, asked, drafted, accepted))
+            slot, proposer = slots.get(request_id), index.get(name)
+            if slot is not None and proposer is not None and self._traits[proposer] is not None:
+                drafts.append((slot, proposer, asked, drafted, accepted))
+        if not drafts:
+            return
+        slot_, proposer_, asked_, drafted_, accepted_ = np.array(drafts, np.intp).T
+        kind = self._kinds[slot_]
+        self.acceptance.observe(slot_, proposer_, kind, asked_, drafted_, accepted_)
+        for proposer in set(proposer_.tolist()):
             self._last_seen[proposer] = self.steps
-        if observations:
-            self.acceptance.observe(observations)
+            if proposer not in self._proven:
+                total = float(self.acceptance.drafts[proposer].sum())
+                if total >= PROVEN_DRAFTS:
+                    self._proven.add(proposer)
 
     def observe_work(self, work: Iterable[tuple[str, DraftTime]]) -> None:
         """Takes the calls of proposers in a step."""
@@ -228,13 +254,10 @@ class Evidence:
 
     def outlook(self, rows: Sequence[RowView], proposers: Sequence[int]) -> Outlook:
         """What can be expected of these proposers for these rows."""
-        slots = np.fromiter((self._slots[row.request_id] for row in rows), np.intp, len(rows))
-        limit = np.fromiter(
-            (min(row.draft_budget, row.spec_method.num_speculative_tokens) for row in rows),
-            np.intp,
-            len(rows),
-        )
-        tokens = np.fromiter((row.num_tokens for row in rows), np.float64, len(rows))
+        slots = self._slots_of(rows)
+        limits = [min(row.draft_budget, row.spec_method.num_speculative_tokens) for row in rows]
+        limit = np.array(limits, np.intp)
+        tokens = np.array([float(row.num_tokens) for row in rows])
         index = np.array(proposers, np.intp)
         kinds = self._kinds[slots]
         ks = np.array([self.traits(i).num_speculative_tokens for i in proposers], np.intp)
@@ -284,6 +307,8 @@ class Evidence:
             index = self.loaded.get(name)
             if index is not None:
                 self.acceptance.restore(index, known["state"]["counts"])
+                if float(self.acceptance.drafts[index].sum()) >= PROVEN_DRAFTS:
+                    self._proven.add(index)
                 self.draft_times[index].fit.restore(known["state"]["time"])
         if "step_time" in snapshot:
             self.step_time.fit.restore(snapshot["step_time"]["state"])

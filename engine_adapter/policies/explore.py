@@ -2,18 +2,17 @@
 
 A *shadow* is a lookup proposer that drafts for a row beside the row's own proposer. Its draft is
 compared with the tokens that the target writes anyway, so it costs its own microseconds only.
-A *probe* is one row that another proposer drafts for in one step; the target verifies its draft
-like any other. Both have a budget, a share of the engine's time. Only a proposer that has never
-drafted is probed without one, until it has `PROVEN_DRAFTS`.
+A *probe* is a row, or a few of a large batch, that another proposer drafts for in one step; the
+target verifies its drafts like any other. Both have a budget, a share of the engine's time. Only a
+proposer that has never drafted is probed without one, until it has `PROVEN_DRAFTS`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine_adapter.policies.contract import RowView
 from engine_adapter.policies.evidence import Evidence
+from engine_adapter.types import SpecMethod
 
 STALE_STEPS = 64
 """Steps after which the evidence on a proposer that is not in use is worth a probe."""
@@ -21,16 +20,24 @@ STALE_STEPS = 64
 MAX_SAVED_S = 0.25
 """The most seconds that a budget saves up."""
 
+PROBED_ROWS = 4
+"""The most rows of one probe."""
+
 LEARNING_INTERVAL = 2
 """Steps between two probes of proposers that have never drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One row that a proposer drafts for, to see how it does."""
+    """A few rows that a proposer drafts for, to see how it does.
 
-    request_id: str
+    Attributes:
+        proposer: its index.
+        lengths: request id -> tokens to draft.
+    """
+
     proposer: int
+    lengths: Mapping[str, int]
 
 
 class Explorer:
@@ -79,26 +86,37 @@ class Explorer:
     def _probe_cheapest(
         self, rows: Sequence[RowView], proposer: int, *, free: bool
     ) -> Probe | None:
-        """A probe of the row that lags least; `None` if the budget does not allow it."""
+        """A probe of the rows that lag least; `None` if the budget does not allow it."""
         evidence = self._evidence
-        lag = evidence.outlook(rows, [proposer]).lag[:, 0]
-        row = int(lag.argmin())
         k = evidence.traits(proposer).num_speculative_tokens
-        cost = evidence.draft_times[proposer].seconds(1, k, k, float(lag[row]))
+        times = evidence.draft_times[proposer]
+        if not free and times.seconds(1, k, k, 0) > self._probe_s:
+            return None
+        lag = evidence.lags(rows, proposer)
+        # A model's passes cost the same for a few rows as for one.
+        chosen = lag.argsort(kind="stable")[: max(1, min(PROBED_ROWS, len(rows) // 4))]
+        lengths = {
+            rows[i].request_id: min(
+                k, rows[i].draft_budget, rows[i].spec_method.num_speculative_tokens
+            )
+            for i in chosen
+        }
+        count = len(lengths)
+        cost = times.seconds(count, k, count * k, float(lag[chosen].sum()))
         if not free and cost > self._probe_s:
             return None
         self._probe_s = max(0.0, self._probe_s - cost)
         self.probes += 1
-        return Probe(rows[row].request_id, proposer)
+        return Probe(proposer, lengths)
 
     def shadows(
-        self, rows: Sequence[RowView], first: Mapping[str, int]
+        self, rows: Sequence[RowView], drafts: Mapping[str, SpecMethod]
     ) -> dict[str, Sequence[str]]:
         """For each lookup proposer, the rows for which it drafts in the shadow.
 
         Args:
             rows: rows with room for drafts.
-            first: request id -> the proposer that drafts first for it.
+            drafts: request id -> what drafts first for it.
         """
         evidence = self._evidence
         planned: dict[str, Sequence[str]] = {}
@@ -106,14 +124,16 @@ class Explorer:
             traits = evidence.traits(proposer)
             if not traits.lookup:
                 continue
-            open_rows = [row.request_id for row in rows if first.get(row.request_id) != proposer]
-            per_row = max(
-                float(np.dot(evidence.draft_times[proposer].fit.weights[:2], (1, 1))), 1e-6
+            weights = evidence.draft_times[proposer].fit.weights
+            count = int(self._shadow_s / max(float(weights[0] + weights[1]), 1e-6))
+            if not count:
+                continue
+            # One after the other, so that every row has its turn.
+            turned = (
+                rows[(self._turn + i) % len(rows)].request_id for i in range(min(count, len(rows)))
             )
-            count = min(int(self._shadow_s / per_row), len(open_rows))
-            if count:
-                # One after the other, so that every row has its turn.
-                start = self._turn % len(open_rows)
-                planned[traits.name] = (open_rows * 2)[start : start + count]
-                self._shadow_s -= count * per_row
+            chosen = [r for r in turned if r not in drafts or drafts[r].proposer != traits.name]
+            if chosen:
+                planned[traits.name] = chosen
+                self._shadow_s -= float(weights[0] + weights[1] * len(chosen))
         return planned

@@ -4,16 +4,23 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.policies.choice import NOTHING, Choice, Chooser, Load, Prices
 from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.evidence import Evidence
-from engine_adapter.policies.explore import Explorer, Probe
+from engine_adapter.policies.explore import Explorer
 from engine_adapter.policies.guard import Guard, GuardParameters
 from engine_adapter.policies.parameters import number
 from engine_adapter.types import SpecMethod
+
+CHOICE_INTERVAL = 4
+"""Steps between two choices for the same rows."""
+
+RANK_INTERVAL, MODELS = 32, 2
+"""Steps between two rankings of all proposers with a model, and how many of the best are then
+considered in every choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class GoodputParameters:
 
     min_gain: float = number(0.01, 0.0, 1.0)
     hysteresis: float = number(0.1, 0.0, 1.0)
-    probe_share: float = number(0.01, 0.0, 0.2)
+    probe_share: float = number(0.005, 0.0, 0.2)
     guard_limit: float = number(0.02, 0.001, 1.0)
     guard_window: int = number(256, 16, 100_000)
     refresh_steps: int = number(128, 8, 100_000)
@@ -50,7 +57,12 @@ class GoodputPolicy:
         self._prices = Prices(0.0, 0.3)
         self._since_plain = 0
         self._gain = 1.0
-        self._methods: dict[tuple[int, int], SpecMethod] = {}
+        self._drafting = False
+        self._steps = self._choose_at = self._rank_at = 0
+        self._models: list[int] = []
+        self._known: set[str] = set()
+        self._assigned: dict[str, tuple[SpecMethod, SpecMethod | None]] = {}
+        self._methods: dict[tuple[str, int], SpecMethod] = {}
 
     @property
     def suspended(self) -> bool:
@@ -60,24 +72,33 @@ class GoodputPolicy:
     def plan(self, view: StepView) -> StepPlan:
         """The plan with the highest expected rate, and what keeps the evidence fresh."""
         rows = [row for row in view.rows if row.draft_budget > 0]
-        proven = [i for i in self._evidence.candidates() if self._evidence.is_proven(i)]
-        choice = None
-        if rows and proven and not self._guard.suspended and not self._refresh_due():
-            choice = self._choose(rows, proven, view)
+        self._steps += 1
+        if self._guard.suspended or self._refresh_due():
+            self._assigned = {}
+            self._choose_at = self._steps
+        elif self._steps >= self._choose_at or self._rows_changed(rows):
+            self._choose(rows, view)
         drafts: dict[str, SpecMethod] = {}
         fallbacks: dict[str, SpecMethod] = {}
-        first: dict[str, int] = {}
-        if choice is not None:
-            self._write(rows, proven, choice, drafts, fallbacks, first)
-        in_use = frozenset(first.values())
-        probe = self._explorer.probe(rows, in_use)
+        for row in rows:
+            if assigned := self._assigned.get(row.request_id):
+                first, second = assigned
+                drafts[row.request_id] = self._within(first, row.draft_budget)
+                if second is not None:
+                    fallbacks[row.request_id] = self._within(second, row.draft_budget)
+        self._drafting = bool(drafts)
+        probe = self._explorer.probe(rows, self._prices.shown)
         if probe is not None:
-            self._write_probe(rows, probe, drafts, fallbacks, first)
-        return StepPlan(drafts, fallbacks, self._explorer.shadows(rows, first))
+            for request_id, k in probe.lengths.items():
+                drafts[request_id] = self._method(probe.proposer, k)
+                fallbacks.pop(request_id, None)
+        return StepPlan(drafts, fallbacks, self._explorer.shadows(rows, drafts))
 
     def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
-        """Takes a step; see `Guard.observe`. `verified`: it had drafts."""
-        self._guard.observe(emitted, plain)
+        """Takes a step; see `PlanningPolicy.observe`."""
+        # A step in which only probes draft is no loss of the choice.
+        if self._drafting or self._guard.suspended:
+            self._guard.observe(emitted, plain)
         self._explorer.earn(seconds)
         self._since_plain = self._since_plain + 1 if verified else 0
 
@@ -99,76 +120,66 @@ class GoodputPolicy:
         steps = self.parameters.refresh_steps * (8 if self._gain > 1.5 else 1)
         return self._since_plain >= steps
 
-    def _choose(
-        self, rows: Sequence[RowView], proven: Sequence[int], view: StepView
-    ) -> Choice | None:
-        """The best choice; `None` if it promises too little over plain decoding."""
-        load = Load(
-            max(view.num_running, len(rows)),
-            max(view.num_running, len(rows)) + view.fixed_drafts,
-            float(sum(row.num_tokens for row in rows)),
-        )
-        chooser = self._chooser(rows, proven, load)
+    def _rows_changed(self, rows: Sequence[RowView]) -> bool:
+        """Whether a row is new."""
+        return any(row.request_id not in self._known for row in rows)
+
+    def _choose(self, rows: Sequence[RowView], view: StepView) -> None:
+        """Chooses for the rows until the next choice."""
+        self._choose_at = self._steps + CHOICE_INTERVAL
+        self._known = {row.request_id for row in rows}
+        self._assigned = {}
+        proposers = self._shortlist()
+        if not rows or not proposers:
+            return
+        count = max(view.num_running, len(rows))
+        context = float(sum(row.num_tokens for row in rows))
+        load = Load(count, count + view.fixed_drafts, context)
+        outlook = self._evidence.outlook(rows, proposers)
+        chooser = Chooser(self._evidence, outlook, load, self._prices)
+        if self._steps >= self._rank_at:
+            self._rank_at = self._steps + RANK_INTERVAL
+            self._models = chooser.models_by_gain()[:MODELS]
         plain, best = chooser.plain(), self._pick(chooser)
         self._gain = best.rate / plain.rate
-        worth = self._gain >= 1 + self.parameters.min_gain and best is not plain
-        kept = best if worth else plain
-        shown = frozenset(
-            proven[j] for one in (kept.first, kept.second) for j in set(one.tolist()) - {NOTHING}
-        )
-        token = 0.5 * (self._prices.token + best.price) if worth else self._prices.token
-        self._prices = Prices(kept.rate, token, shown, 1 + self.parameters.hysteresis)
-        return kept if worth else None
+        if self._gain < 1 + self.parameters.min_gain:
+            self._prices = replace(self._prices, rate=plain.rate, shown=frozenset())
+            return
+        self._assign(rows, proposers, best)
+        used = set(best.first.tolist()) | set(best.second.tolist())
+        shown = frozenset(proposers[j] for j in used - {NOTHING})
+        token = 0.5 * (self._prices.token + best.price)
+        self._prices = Prices(best.rate, token, shown, 1 + self.parameters.hysteresis)
 
-    def _chooser(self, rows: Sequence[RowView], proven: Sequence[int], load: Load) -> Chooser:
-        return Chooser(self._evidence, self._evidence.outlook(rows, proven), load, self._prices)
+    def _shortlist(self) -> list[int]:
+        """The proposers to choose from: all lookups, and the best of the others."""
+        evidence = self._evidence
+        proven = [i for i in evidence.candidates() if evidence.is_proven(i)]
+        if self._steps >= self._rank_at:
+            return proven
+        return [i for i in proven if evidence.traits(i).lookup or i in self._models]
 
     def _pick(self, chooser: Chooser) -> Choice:
         return chooser.best()
 
-    def _write(
-        self,
-        rows: Sequence[RowView],
-        proven: Sequence[int],
-        choice: Choice,
-        drafts: dict[str, SpecMethod],
-        fallbacks: dict[str, SpecMethod],
-        first: dict[str, int],
-    ) -> None:
-        """Writes the choice as a plan."""
+    def _assign(self, rows: Sequence[RowView], proposers: Sequence[int], choice: Choice) -> None:
+        """Notes each row's proposers and lengths."""
         columns = (choice.first, choice.first_k, choice.second, choice.second_k)
         for row, j, k, second, second_k in zip(
             rows, *(column.tolist() for column in columns), strict=True
         ):
-            if j != NOTHING and k:
-                first[row.request_id] = proven[j]
-                drafts[row.request_id] = self._method(proven[j], k)
-                if second != NOTHING and second_k:
-                    fallbacks[row.request_id] = self._method(proven[second], second_k)
+            if j != NOTHING:
+                fallback = None if second == NOTHING else self._method(proposers[second], second_k)
+                self._assigned[row.request_id] = self._method(proposers[j], k), fallback
 
-    def _write_probe(
-        self,
-        rows: Sequence[RowView],
-        probe: Probe,
-        drafts: dict[str, SpecMethod],
-        fallbacks: dict[str, SpecMethod],
-        first: dict[str, int],
-    ) -> None:
-        """Gives the probe's row to the probed proposer."""
-        row = next(row for row in rows if row.request_id == probe.request_id)
-        k = min(
-            self._evidence.traits(probe.proposer).num_speculative_tokens,
-            row.draft_budget,
-            row.spec_method.num_speculative_tokens,
-        )
-        drafts[probe.request_id] = self._method(probe.proposer, k)
-        fallbacks.pop(probe.request_id, None)
-        first[probe.request_id] = probe.proposer
+    def _within(self, method: SpecMethod, budget: int) -> SpecMethod:
+        if method.num_speculative_tokens <= budget:
+            return method
+        return replace(method, num_speculative_tokens=budget)
 
     def _method(self, proposer: int, k: int) -> SpecMethod:
-        key = proposer, k
+        key = self._evidence.traits(proposer).name, k
         method = self._methods.get(key)
-        name = self._evidence.traits(proposer).name
-        if method is None or method.proposer != name:
-            method = self._methods[key] = SpecMethod(name, k)
+        if method is None:
+            method = self._methods[key] = SpecMethod(*key)
         return method

@@ -29,7 +29,7 @@ class RankingParameters:
 
     hysteresis: float = number(0.05, 0.0, 1.0)
     min_acceptance: float = number(0.3, 0.0, 1.0)
-    probe_share: float = number(0.01, 0.0, 0.2)
+    probe_share: float = number(0.005, 0.0, 0.2)
 
 
 class RankingPolicy:
@@ -59,23 +59,22 @@ class RankingPolicy:
         # One class decides for all rows: that of most of them.
         kinds = [row.request_class for row in rows]
         self._current = self._best(max(set(kinds), key=kinds.count))
-        drafts, first = {}, {}
-        probe = self._explorer.probe(
-            rows, frozenset() if self._current is None else frozenset({self._current})
-        )
-        for row in rows:
-            probed = probe is not None and probe.request_id == row.request_id
-            proposer = probe.proposer if probe is not None and probed else self._current
-            if proposer is not None:
-                traits = evidence.traits(proposer)
+        in_use = frozenset() if self._current is None else frozenset({self._current})
+        probe = self._explorer.probe(rows, in_use)
+        drafts = {}
+        if self._current is not None:
+            traits = evidence.traits(self._current)
+            for row in rows:
                 k = min(
                     traits.num_speculative_tokens,
                     row.draft_budget,
                     row.spec_method.num_speculative_tokens,
                 )
                 drafts[row.request_id] = SpecMethod(traits.name, k)
-                first[row.request_id] = proposer
-        return StepPlan(drafts, {}, self._explorer.shadows(rows, first))
+        if probe is not None:
+            name = evidence.traits(probe.proposer).name
+            drafts |= {request: SpecMethod(name, k) for request, k in probe.lengths.items()}
+        return StepPlan(drafts, {}, self._explorer.shadows(rows, drafts))
 
     def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
         """Takes a step: the budgets of probes and shadows grow."""

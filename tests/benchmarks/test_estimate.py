@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.estimate import median_interval, paired_difference, paired_ratio
+from benchmarks.estimate import mean_ratio, median_interval, paired_difference, paired_ratio
 
 
 def test_one_disturbed_pair_hardly_moves_median_and_interval() -> None:
@@ -44,3 +44,43 @@ def test_unpaired_and_empty_samples_are_refused() -> None:
         paired_ratio([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="at least one"):
         median_interval([])
+
+
+def test_a_ratio_of_means_weighs_by_size() -> None:
+    found = mean_ratio([[(1.0, 2.0), (30.0, 20.0)]])
+    assert found.ratio == pytest.approx(31 / 22)
+    assert found.pairs == 2
+    assert found.low == pytest.approx(0.5)
+    assert found.high == pytest.approx(1.5)
+
+
+def test_its_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(100):
+        clusters = []
+        for _ in range(8):
+            base = rng.gamma(4.0, 25.0, 16)
+            factor = 0.8 * rng.normal(1.0, 0.1)  # a repetition disturbs all of its pairs
+            clusters.append(list(zip(factor * base * rng.normal(1.0, 0.1, 16), base, strict=True)))
+        found = mean_ratio(clusters)
+        held += found.low <= 0.8 <= found.high
+    assert 84 <= held <= 100
+
+
+def test_pairs_of_one_cluster_are_not_taken_for_independent() -> None:
+    apart = [[(0.5, 1.0)] * 20, [(1.5, 1.0)] * 20]
+    together = [apart[0] + apart[1]]
+    wide, narrow = mean_ratio(apart), mean_ratio(together)
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
+
+
+def test_a_ratio_needs_pairs_and_a_base() -> None:
+    for clusters in ([], [[(1.0, 1.0)], []]):
+        with pytest.raises(ValueError, match="at least one pair"):
+            mean_ratio(clusters)
+    with pytest.raises(ValueError, match="all bases are 0"):
+        mean_ratio([[(1.0, 0.0)]])
+    some = mean_ratio([[(1.0, 0.0), (1.0, 1.0), (1.0, 1.0)]])
+    assert some.ratio == 1.5
+    assert 1.0 <= some.low <= some.high < float("inf")

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from benchmarks.system import TRIES, measure
-from benchmarks.timeline import Timeline, decoding, read_events
+from benchmarks.timeline import Timeline, decoding, parse_stream, read_events
 from benchmarks.workload import Request
 from tests.benchmarks.fake_systems import SteadySystem, timeline
 
 
 def chunk(tokens: int, **more: Any) -> bytes:
-    return b"data: " + json.dumps({"usage": {"completion_tokens": tokens}, **more}).encode()
+    return json.dumps({"usage": {"completion_tokens": tokens}, **more}).encode()
 
 
 def test_an_event_without_new_tokens_is_not_a_step() -> None:
@@ -25,7 +25,7 @@ def test_an_event_without_new_tokens_is_not_a_step() -> None:
             (3.0, chunk(3)),
             (3.5, chunk(4)),
             (3.6, chunk(4, choices=[], metrics=figures)),
-            (3.7, b"data: [DONE]"),
+            (3.7, b"[DONE]"),
         ]
     )
     assert read.times_s.tolist() == [2.0, 3.0, 3.5]
@@ -35,9 +35,9 @@ def test_an_event_without_new_tokens_is_not_a_step() -> None:
 
 def test_a_failed_stream_is_refused() -> None:
     with pytest.raises(RuntimeError, match="the engine died"):
-        read_events([(1.0, chunk(1)), (2.0, b'data: {"error": {"message": "the engine died"}}')])
+        read_events([(1.0, chunk(1)), (2.0, b'{"error": {"message": "the engine died"}}')])
     with pytest.raises(RuntimeError, match="no tokens"):
-        read_events([(1.0, b"data: [DONE]")])
+        read_events([(1.0, b"[DONE]")])
 
 
 def test_one_stream_is_measured_from_its_first_token_to_its_last() -> None:
@@ -94,3 +94,43 @@ async def test_a_burst_whose_streams_do_not_overlap_is_sent_again() -> None:
     system.late = TRIES
     with pytest.raises(ValueError, match="use more tokens"):
         await measure(system, requests)
+
+
+def text_chunk(text: str = "x", **more: Any) -> bytes:
+    return json.dumps({"choices": [{"delta": {"content": text}}], **more}).encode()
+
+
+def test_without_counts_in_every_chunk_the_final_usage_is_shared_out() -> None:
+    final = chunk(6, choices=[])
+    events = [(1.0, text_chunk("")), (2.0, text_chunk()), (3.0, text_chunk()), (4.0, text_chunk())]
+    answer = parse_stream([*events, (4.1, final), (4.2, b"[DONE]")])
+    assert answer.times_s.tolist() == [2.0, 3.0, 4.0]
+    assert answer.tokens.tolist() == [2, 4, 6]
+    assert parse_stream(events).tokens.tolist() == [1, 2, 3], "without usage a chunk is a token"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"text": "x"},
+        {"delta": {"reasoning_content": "x"}},
+        {"delta": {"tool_calls": [{"function": {"arguments": "{"}}]}},
+    ],
+)
+def test_completions_reasoning_and_tool_calls_are_tokens_too(choice: dict[str, Any]) -> None:
+    line = json.dumps({"choices": [choice]}).encode()
+    assert parse_stream([(1.0, line)]).tokens.tolist() == [1]
+
+
+def test_an_answer_knows_whether_it_has_ended() -> None:
+    assert not parse_stream([(1.0, text_chunk())]).is_finished
+    assert parse_stream([(1.0, text_chunk()), (2.0, b"[DONE]")]).is_finished
+    ending = json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}]}).encode()
+    assert parse_stream([(1.0, ending)]).is_finished
+
+
+@pytest.mark.parametrize("line", [b"{", b"3", b"[]"])
+def test_a_chunk_that_is_no_object_is_an_error_of_the_stream(line: bytes) -> None:
+    answer = parse_stream([(1.0, text_chunk()), (2.0, line)])
+    assert answer.error is not None
+    assert answer.tokens.tolist() == [1], "what came before is kept"

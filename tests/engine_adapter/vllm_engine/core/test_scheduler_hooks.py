@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine_adapter.counts import ProposerCounts, StepKind
-from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.policies.contract import NO_PLAN
 from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import (
@@ -15,7 +15,12 @@ from engine_adapter.vllm_engine.wire import (
     decode_step,
     to_extra_args,
 )
-from tests.engine_adapter.vllm_engine.support.row_steps import CONTEXT, NGRAM, request
+from tests.engine_adapter.vllm_engine.support.row_steps import (
+    CONTEXT,
+    NGRAM,
+    planner,
+    request,
+)
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -25,6 +30,7 @@ class ToyScheduler:
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
+        self.waiting: list[Any] = []
         self.next_output: Any = None
         self.next_results: dict[str, tuple[int, int]] = {}
         self.log_stats = True
@@ -85,7 +91,7 @@ def scheduler() -> Any:
         pass
 
     hooked = HookedToy()
-    hooked.row_table = RowTable(FixedPolicy(), CONTEXT)
+    hooked.row_table = RowTable(planner(), CONTEXT)
     return hooked
 
 
@@ -94,7 +100,9 @@ def arriving(request_id: str, method: SpecMethod = NGRAM, stop: tuple[str, ...] 
     made = request()
     made.request_id = request_id
     params = to_extra_args(SpecDecodeParams(method))
-    made.sampling_params = SimpleNamespace(extra_args=params, stop=list(stop))
+    made.sampling_params = SimpleNamespace(
+        extra_args=params, stop=list(stop), temperature=0.0, structured_outputs=None
+    )
     return made
 
 
@@ -106,6 +114,7 @@ def scheduled(drafts: dict[str, int], *plain: str, new: int = 0, extra: int = 0)
         num_scheduled_tokens=counts,
         total_num_scheduled_tokens=sum(counts.values()) + extra,
         scheduled_new_reqs=[None] * new,
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
 
 
@@ -122,7 +131,7 @@ def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
     assert set(scheduler.requests) == {"r"}
     output = scheduled({}, "r")
     run_step(scheduler, output, {"r": (0, 0)}, DraftReport(proposed={"ngram": 5}))
-    assert output.specgate_plan == {"r": NGRAM}
+    assert output.specgate_plan.drafts == {"r": NGRAM}
     assert output.specgate_quarantined == frozenset()
     sent = run_step(scheduler, scheduled({"r": 5}), {"r": (5, 2)}, None)
     report = decode_step(sent.scheduler_stats.kv_connector_stats)
@@ -151,7 +160,7 @@ def test_the_runners_report_and_its_faults_leave_with_the_step(scheduler: Any) -
         assert report.verified == {NONE: ProposerCounts(emitted=1)}
     output = scheduled({}, "r")
     run_step(scheduler, output, {"r": (0, 0)}, None)
-    assert output.specgate_plan == {}
+    assert output.specgate_plan == NO_PLAN
     assert output.specgate_quarantined == {"ngram"}
 
 

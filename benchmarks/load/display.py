@@ -1,0 +1,89 @@
+"""The progress of a run on the terminal: a bar for the pass, and tables as they are known."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from benchmarks.http_stream import Reply
+from benchmarks.load.results import condition_results
+from benchmarks.load.samples import Condition, Pass
+
+
+class Display:
+    """A `Watcher`. A context manager: the bar is shown inside.
+
+    Args:
+        sides: names of the sides; the first is the base.
+        slo: see `side_figures`.
+        repetitions: of each condition.
+        print_lines: receives the tables.
+    """
+
+    def __init__(
+        self,
+        sides: Sequence[str],
+        slo: Mapping[str, float],
+        repetitions: int,
+        print_lines: Callable[..., None],
+    ) -> None:
+        self._sides = sides
+        self._slo = slo
+        self._repetitions = repetitions
+        self._print_lines = print_lines
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]} failed"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._failed = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Display":
+        self._stack.enter_context(self._bar)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
+        """See `Watcher.on_pass`."""
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._failed = 0
+        self._task = self._bar.add_task(
+            f"{condition.name}: {side}, {repetition + 1}/{self._repetitions}",
+            total=requests,
+            failed=0,
+        )
+
+    def on_reply(self, reply: Reply) -> None:
+        """See `Watcher.on_reply`."""
+        self._failed += reply.status != 200 or reply.problem is not None
+        if self._task is not None:
+            self._bar.update(self._task, advance=1, failed=self._failed)
+
+    def on_condition(self, condition: Condition, passes: Sequence[Pass]) -> None:
+        """See `Watcher.on_condition`."""
+        if passes:
+            results = condition_results(passes, self._sides, self._slo)
+            self._print_lines(*(line for table in results.tables() for line in table.markdown()))

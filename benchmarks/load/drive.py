@@ -1,0 +1,151 @@
+"""Sends the requests of one pass, in a closed or an open loop."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from benchmarks.http_stream import Reply
+from benchmarks.load.arrivals import Arrivals, OpenLoop
+from benchmarks.load.prompts import Prompt
+from benchmarks.load.samples import Sample, measured
+from benchmarks.load.sides import Target
+
+TICK_S = 0.05
+"""How often a ramp may change the number of requests in flight while none ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request, the same for all sides.
+
+    Attributes:
+        index: position in the pass.
+        max_tokens: length limit of the answer.
+        seed: of the sampling.
+    """
+
+    index: int
+    prompt: Prompt
+    temperature: float
+    max_tokens: int
+    seed: int
+
+    def body(self, target: Target) -> bytes:
+        """The body for one side."""
+        fields = {
+            "model": target.model,
+            **self.prompt.content,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "stream": True,
+            **target.extras,
+            **target.side.fields_for(self.prompt.label),
+        }
+        return json.dumps(fields).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    request: PlannedRequest
+    sent: float
+    planned_s: float
+    reply: Reply
+
+
+class Driver:
+    """One pass over one side.
+
+    Args:
+        target: the side.
+        requests: in the order of sending.
+        seconds: after this time no request is sent; those in flight end. `None` sends all.
+        time_limit_s: of each request.
+        on_end: called when a request has ended.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        requests: Sequence[PlannedRequest],
+        seconds: float | None,
+        time_limit_s: float,
+        on_end: Callable[[Reply], None] = lambda reply: None,
+    ) -> None:
+        self._target = target
+        self._requests = requests
+        self._seconds = float("inf") if seconds is None else seconds
+        self._time_limit_s = time_limit_s
+        self._on_end = on_end
+        self._sent: list[_Sent] = []
+        self._in_flight = 0
+        self._ended = asyncio.Event()
+        self._start = 0.0
+        self._end = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the end of the last request that has ended."""
+        return max(self._end - self._start, 0.0)
+
+    def samples(self) -> list[Sample]:
+        """What was measured so far. Answers are parsed here, not while others are measured."""
+        return [
+            measured(
+                sent.reply,
+                sent.sent,
+                index=sent.request.index,
+                prompt=sent.request.prompt.id,
+                label=sent.request.prompt.label,
+                temperature=sent.request.temperature,
+                sent_s=round(sent.sent - self._start, 6),
+                late_ms=round(max(1e3 * (sent.sent - self._start - sent.planned_s), 0.0), 3),
+            )
+            for sent in self._sent
+        ]
+
+    async def run(self, arrivals: Arrivals, seed: int) -> None:
+        """Sends the requests; `seed` determines the arrivals of an open loop."""
+        self._start = self._end = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            if isinstance(arrivals, OpenLoop):
+                await self._send_at(arrivals.times_s(len(self._requests), seed), group)
+            else:
+                await self._send_while(arrivals.limit, group)
+
+    async def _send_at(self, times_s: Sequence[float], group: asyncio.TaskGroup) -> None:
+        for number, at in enumerate(times_s):
+            if at >= self._seconds:
+                break
+            await asyncio.sleep(self._start + at - time.perf_counter())
+            group.create_task(self._send(number, at))
+
+    async def _send_while(self, limit: Callable[[float], int], group: asyncio.TaskGroup) -> None:
+        number = 0
+        while number < len(self._requests):
+            elapsed = time.perf_counter() - self._start
+            if elapsed >= self._seconds:
+                break
+            if self._in_flight < limit(elapsed):
+                self._in_flight += 1
+                group.create_task(self._send(number, None))
+                number += 1
+                continue
+            self._ended.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._ended.wait()
+
+    async def _send(self, number: int, planned_s: float | None) -> None:
+        request = self._requests[number]
+        body, sent = request.body(self._target), time.perf_counter()
+        reply = await self._target.endpoint.post(request.prompt.path, body, self._time_limit_s)
+        self._end = time.perf_counter()
+        self._in_flight -= 1
+        self._ended.set()
+        at = sent - self._start if planned_s is None else planned_s
+        self._sent.append(_Sent(request, sent, at, reply))
+        self._on_end(reply)

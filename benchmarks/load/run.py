@@ -1,0 +1,203 @@
+"""Runs a plan: every side under every condition, in turn, with equal requests and arrivals.
+
+In each repetition all sides get the same prompts, seeds and arrival times, one side after the
+other: in order in one repetition, in reverse order in the next (ABBA). A slow drift of the machine
+therefore cancels, and each request is a pair on any two sides. Repetitions have different prompts
+as long as there are any, because a proposer that remembers answers must not have seen them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchmarks.http_stream import Reply
+from benchmarks.load.arrivals import Arrivals, ClosedLoop, OpenLoop
+from benchmarks.load.drive import Driver, PlannedRequest
+from benchmarks.load.prompts import Prompt, Split
+from benchmarks.load.samples import Condition, Pass
+from benchmarks.load.sides import Side, Target, prepare
+from benchmarks.load.workloads import Workload
+
+MOST_REQUESTS = 20_000
+"""The most requests of a pass that is only limited by time."""
+PRIMED_AT_ONCE = 4
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What to measure. Every workload, temperature and load is one condition.
+
+    Attributes:
+        sides: the first is the base of the others.
+        temperatures: none leaves them to the workloads.
+        repetitions: passes of each side under each condition.
+        requests: requests of a pass; `None` is as many as fit into `seconds`.
+        seconds: after this time a pass sends no more requests; `None` is no limit.
+        max_tokens: length limit of an answer.
+        ignore_eos: every answer has `max_tokens`, if the server can do that.
+        split: the prompts that are used; a record for the results, the workloads have it already.
+        seed: of prompts, arrivals and sampling.
+        time_limit_s: of each request.
+        warm_up: requests that each side gets before a condition; they are not measured.
+        prime: each prompt is sent before it is measured, so that every side finds its prefix in
+            the server's cache. Otherwise the first side of a repetition would pay for the others.
+    """
+
+    sides: Sequence[Side]
+    workloads: Sequence[Workload]
+    loads: Sequence[Arrivals]
+    temperatures: Sequence[float] = ()
+    repetitions: int = 3
+    requests: int | None = 64
+    seconds: float | None = None
+    max_tokens: int = 128
+    ignore_eos: bool = False
+    split: Split = Split.ALL
+    seed: int = 1234
+    time_limit_s: float = 120.0
+    warm_up: int = 4
+    prime: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for parts that do not fit together."""
+        if self.requests is None and self.seconds is None:
+            raise ValueError("a pass needs a limit: give --requests or --seconds")
+        names = [side.name for side in self.sides]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"--side: two sides have the name {twice!r}")
+        closed = any(not isinstance(load, OpenLoop) for load in self.loads)
+        for workload in self.workloads:
+            if len(workload.phases) > 1 and closed and self.requests is None:
+                raise ValueError(
+                    f"--workload {workload.name}: it changes after a share of the requests, so a "
+                    "closed loop needs --requests"
+                )
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """All of them, in the order of measuring."""
+        return [
+            Condition(workload.name, temperature, load)
+            for workload in self.workloads
+            for temperature in (self.temperatures or (None,))
+            for load in self.loads
+        ]
+
+    def count(self, arrivals: Arrivals) -> int:
+        """The most requests of a pass."""
+        if isinstance(arrivals, OpenLoop) and self.seconds is not None:
+            expected = int(2 * arrivals.rate * self.seconds / min(arrivals.burstiness, 1)) + 64
+            return min(self.requests or MOST_REQUESTS, expected)
+        return self.requests or MOST_REQUESTS
+
+
+class Watcher(Protocol):
+    """Is told how the run proceeds."""
+
+    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
+        """A pass begins; `requests` is the most that it sends."""
+        ...
+
+    def on_reply(self, reply: Reply) -> None:
+        """A request of the pass has ended."""
+        ...
+
+    def on_condition(self, condition: Condition, passes: Sequence[Pass]) -> None:
+        """A condition is measured."""
+        ...
+
+
+@dataclass(slots=True)
+class LoadRun:
+    """A run of a plan, and what it has measured so far, also after an interruption."""
+
+    plan: LoadPlan
+    watcher: Watcher
+    targets: list[Target] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    _drawn: Counter[str] = field(default_factory=Counter)
+
+    async def run(self) -> None:
+        """Measures everything. Raises `RuntimeError` or `ValueError` if a side cannot be used."""
+        for side in self.plan.sides:
+            self.targets.append(await prepare(side, ignore_eos=self.plan.ignore_eos))
+        workloads = {workload.name: workload for workload in self.plan.workloads}
+        for condition in self.plan.conditions:
+            before = len(self.passes)
+            for target in self.targets:
+                await self._warm_up(target, condition)
+            for repetition in range(self.plan.repetitions):
+                await self._repeat(condition, workloads[condition.workload], repetition)
+            self.watcher.on_condition(condition, self.passes[before:])
+
+    async def _repeat(self, condition: Condition, workload: Workload, repetition: int) -> None:
+        """One pass of every side."""
+        requests = self._requests(condition, workload)
+        if self.plan.prime:
+            await self._prime(requests)
+        for target in self.targets if repetition % 2 == 0 else reversed(self.targets):
+            self.watcher.on_pass(condition, repetition, target.side.name, len(requests))
+            driver = Driver(
+                target,
+                requests,
+                self.plan.seconds,
+                self.plan.time_limit_s,
+                self.watcher.on_reply,
+            )
+            is_complete = False
+            try:
+                await driver.run(condition.arrivals, self.plan.seed + repetition)
+                is_complete = True
+            finally:
+                samples = driver.samples()
+                if samples:
+                    name = target.side.name
+                    self.passes.append(
+                        Pass(condition, repetition, name, driver.seconds, is_complete, samples)
+                    )
+
+    def _requests(self, condition: Condition, workload: Workload) -> list[PlannedRequest]:
+        """The requests of the workload's next repetition."""
+        plan = self.plan
+        count = plan.count(condition.arrivals)
+        drawn = self._drawn[workload.name]
+        self._drawn[workload.name] += count
+        heats = workload.temperatures if condition.temperature is None else (condition.temperature,)
+        # The turns of temperatures and of pools must not keep step.
+        turns = len(workload.phases[0])
+        return [
+            PlannedRequest(
+                index,
+                prompt,
+                heats[(index + index // turns) % len(heats)],
+                prompt.max_tokens or plan.max_tokens,
+                plan.seed + drawn + index,
+            )
+            for index, prompt in enumerate(workload.draw(count, drawn, plan.seed))
+        ]
+
+    async def _warm_up(self, target: Target, condition: Condition) -> None:
+        """Triggers what is compiled, allocated or connected on first use."""
+        prompts = [
+            Prompt("", "", {"messages": [{"role": "user", "content": f"Write `warm_up_{i}`."}]})
+            for i in range(self.plan.warm_up)
+        ]
+        heat = condition.temperature or 0.0
+        requests = [PlannedRequest(0, p, heat, WARM_UP_TOKENS, 0) for p in prompts]
+        await self._send_at_once(target, requests, len(requests))
+
+    async def _prime(self, requests: Sequence[PlannedRequest]) -> None:
+        """Sends every prompt once to every server, for one token."""
+        distinct = {request.prompt.id: request.prompt for request in requests}
+        first = [PlannedRequest(0, prompt, 0.0, 1, 0) for prompt in distinct.values()]
+        servers = {target.side.url: target for target in reversed(self.targets)}
+        for target in servers.values():
+            await self._send_at_once(target, first, PRIMED_AT_ONCE)
+
+    async def _send_at_once(
+        self, target: Target, requests: Sequence[PlannedRequest], concurrency: int
+    ) -> None:
+        driver = Driver(target, requests, None, self.plan.time_limit_s)
+        await driver.run(ClosedLoop(max(concurrency, 1)), 0)

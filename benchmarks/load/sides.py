@@ -1,0 +1,201 @@
+"""The measured sides: an address, and what is added to the bodies of its requests."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.http_stream import Endpoint, Reply
+
+FIELDS = ("url", "model", "body", "body_by_label", "key_variable")
+FORMS = "NAME=URL, NAME={JSON}, or the NAME of a proposer of the server at --url"
+PREPARE_LIMIT_S = 120.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@/ -]{0,63}")
+RESERVED = frozenset({"messages", "prompt", "model", "stream", "stream_options"})
+"""Fields of the body that the harness sets itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One measured side.
+
+    Attributes:
+        name: in the results.
+        url: address of the server, with or without `/v1`.
+        model: the model to request; `None` is the first that the server lists.
+        body: fields added to the body of every request.
+        body_by_label: label -> fields added to the bodies of prompts with this label.
+        key_variable: environment variable that holds the API key; `None` sends none.
+    """
+
+    name: str
+    url: str
+    model: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    body_by_label: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    key_variable: str | None = None
+
+    def endpoint(self) -> Endpoint:
+        """A client. Raises `ValueError` for a bad address or a missing key."""
+        key = None
+        if self.key_variable is not None:
+            key = os.environ.get(self.key_variable)
+            if not key:
+                raise ValueError(f"{self.name}: the variable {self.key_variable} is not set")
+        try:
+            return Endpoint(self.url.rstrip("/").removesuffix("/v1"), key)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: url: {error}") from None
+
+    def fields_for(self, label: str) -> dict[str, Any]:
+        """What is added to the body of a request with this label."""
+        return {**self.body, **self.body_by_label.get(label, {})}
+
+
+def parse_side(text: str, url: str, key_variable: str | None) -> Side:
+    """A side as given on the command line, in one of the `FORMS`.
+
+    Args:
+        text: the argument.
+        url, key_variable: for a side that has none of its own.
+
+    Raises:
+        ValueError: what is wrong, with the field.
+    """
+    name, separator, rest = text.partition("=")
+    name = name.strip()
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{text!r}: a name has letters, digits and ._+-@/, and begins with a letter or digit; "
+            f"the forms are {FORMS}"
+        )
+    if not separator:
+        return Side(name, url, None, {"spec_decode": {"proposer": name}}, {}, key_variable)
+    if not rest.lstrip().startswith("{"):
+        if not rest.startswith(("http://", "https://")):
+            raise ValueError(f"{text!r} has no address and no JSON object; the forms are {FORMS}")
+        return Side(name, rest, key_variable=key_variable)
+    try:
+        given = json.loads(rest)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: is not valid JSON ({error})") from None
+    return _from_fields(name, given, url, key_variable)
+
+
+def _from_fields(name: str, given: dict[str, Any], url: str, key_variable: str | None) -> Side:
+    for key, value in given.items():
+        if key not in FIELDS:
+            raise ValueError(f"{name}: unknown field {key!r}; the fields are {', '.join(FIELDS)}")
+        wanted: type = dict if key.startswith("body") else str
+        if not isinstance(value, wanted) or value == "":
+            what = "an object" if wanted is dict else "a text"
+            raise ValueError(f"{name}: {key} must be {what}, got {json.dumps(value)[:100]}")
+    bodies = {"body": given.get("body", {})}
+    for label, body in given.get("body_by_label", {}).items():
+        if not isinstance(body, dict):
+            raise ValueError(f"{name}: body_by_label.{label} must be an object")
+        bodies[f"body_by_label.{label}"] = body
+    for place, body in bodies.items():
+        if taken := sorted(RESERVED & set(body)):
+            raise ValueError(f"{name}: {place}.{taken[0]} is set by the harness; leave it out")
+    return Side(
+        name,
+        given.get("url", url),
+        given.get("model"),
+        given.get("body", {}),
+        given.get("body_by_label", {}),
+        given.get("key_variable", key_variable),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A side whose server has answered.
+
+    Attributes:
+        model: the requested model.
+        extras: fields beyond OpenAI's that the server accepts, added to every body.
+        refused: those that it refuses.
+        version: what its `/version` says, if it has one.
+    """
+
+    side: Side
+    endpoint: Endpoint
+    model: str
+    extras: Mapping[str, Any]
+    refused: tuple[str, ...]
+    version: Any = None
+
+
+async def prepare(side: Side, *, ignore_eos: bool) -> Target:
+    """Asks the server for its model, and tries which extra fields it accepts.
+
+    Raises `RuntimeError` if the server cannot be used, with its answer.
+    """
+    endpoint = side.endpoint()
+    model = side.model or await _first_model(side, endpoint)
+    version = await endpoint.get("/version", PREPARE_LIMIT_S)
+    extras: dict[str, Any] = {
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True}
+    }
+    if ignore_eos:
+        # An end-of-text token then has text, and so a chunk, like any other token.
+        extras |= {"ignore_eos": True, "skip_special_tokens": False}
+    plain: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    for tried in (extras, plain, {}):
+        reply = await _try(side, endpoint, model, tried)
+        if reply.status == 200 and reply.problem is None:
+            refused = sorted(_names(extras) - _names(tried))
+            return Target(side, endpoint, model, tried, tuple(refused), _json(version))
+        if reply.status not in (400, 422):
+            break
+    raise RuntimeError(f"--side {side.name}: {describe(reply)}")
+
+
+def _names(fields: Mapping[str, Any]) -> set[str]:
+    return {*fields, *fields.get("stream_options", {})}
+
+
+async def _try(side: Side, endpoint: Endpoint, model: str, extras: Mapping[str, Any]) -> Reply:
+    labels = iter(side.body_by_label)
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Write a function `warm_up`."}],
+        "max_tokens": 2,
+        "stream": True,
+        **extras,
+        **side.fields_for(next(labels, "")),
+    }
+    return await endpoint.post("/v1/chat/completions", json.dumps(body).encode(), PREPARE_LIMIT_S)
+
+
+async def _first_model(side: Side, endpoint: Endpoint) -> str:
+    reply = await endpoint.get("/v1/models", PREPARE_LIMIT_S)
+    listed = _json(reply)
+    try:
+        return str(listed["data"][0]["id"])
+    except (TypeError, KeyError, IndexError):
+        raise RuntimeError(
+            f"--side {side.name}: /v1/models: {describe(reply)}; give its model in the side's JSON"
+        ) from None
+
+
+def describe(reply: Reply) -> str:
+    """Why a reply is no answer, on one line."""
+    if reply.problem is not None:
+        return f"{reply.problem}: {reply.detail}"
+    body = _json(reply)
+    error = body.get("error", body) if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    text = message or reply.body[:500].decode(errors="replace")
+    return f"{reply.status}: {' '.join(str(text).split())[:500]}"
+
+
+def _json(reply: Reply) -> Any:
+    """The body; `None` if it is not JSON."""
+    try:
+        return json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,148 @@
+"""The workloads: which prompts are sent, in which order, at which temperatures."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+from pathlib import Path
+
+from benchmarks.load.code_edits import code_edits
+from benchmarks.load.prompt_files import read_prompts
+from benchmarks.load.prompts import Prompt, Split, alternating, chat, prompts_in
+from demo.prompts import Prompt as MeasuredPrompt
+from demo.prompts import PromptKind, load_prompts
+
+RANDOM_PROMPTS, RANDOM_WORDS = 80, 60
+MIXED_TEMPERATURES = (0.0, 0.7, 1.0)
+HOTTEST = 2.0
+"""The temperature of random prompts: their answers are then nearly random too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """An endless sequence of prompts.
+
+    Attributes:
+        name: as given on the command line.
+        phases: each has pools of prompts and takes from them in turn. With several phases the run
+            changes from one to the next at equal shares of its requests.
+        temperatures: used in turn if the run does not set one.
+    """
+
+    name: str
+    phases: Sequence[Sequence[Sequence[Prompt]]] = field(repr=False)
+    temperatures: Sequence[float] = (0.0,)
+
+    @property
+    def size(self) -> int:
+        """The number of different prompts."""
+        return len({prompt.id for prompt in chain.from_iterable(chain.from_iterable(self.phases))})
+
+    def draw(self, number: int, skip: int, seed: int) -> list[Prompt]:
+        """The prompts of one repetition.
+
+        Args:
+            number: how many.
+            skip: how many the repetitions before have used. A prompt comes again only when its
+                whole pool has been used.
+            seed: of the order in each pool.
+        """
+        drawn: list[Prompt] = []
+        before = -(-skip // len(self.phases))
+        for phase, pools in enumerate(self.phases, 1):
+            wanted = round(number * phase / len(self.phases)) - len(drawn)
+            in_turn = chain.from_iterable(zip(*(_shuffled(p, seed) for p in pools), strict=True))
+            drawn += islice(in_turn, before, before + wanted)
+        return drawn
+
+
+def _shuffled(pool: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
+    """The pool again and again, each time in another order."""
+    for cycle in count():
+        order = list(pool)
+        random.Random(f"{seed}:{cycle}").shuffle(order)
+        yield from order
+
+
+def _halves(measured: Sequence[MeasuredPrompt]) -> dict[str, Split]:
+    """Corpus group -> half: what is written about one definition is in one half, of every kind."""
+    groups = dict.fromkeys(prompt.group for prompt in measured)
+    return {group: alternating(number) for number, group in enumerate(groups)}
+
+
+def _measured(kind: PromptKind) -> list[Prompt]:
+    measured = load_prompts()
+    halves = _halves(measured)
+    return [chat(p.id, p.kind, p.messages, halves[p.group]) for p in measured if p.kind == kind]
+
+
+def _edits() -> list[Prompt]:
+    measured = load_prompts()
+    return code_edits(measured, _halves(measured))
+
+
+def _random_words() -> list[Prompt]:
+    """Chats of meaningless words, which no proposer has seen."""
+    rng = random.Random("random words")
+
+    def word() -> str:
+        return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 9)))
+
+    texts = [" ".join(word() for _ in range(RANDOM_WORDS)) for _ in range(RANDOM_PROMPTS)]
+    return [
+        chat(f"random-{i:02d}", "random", [{"role": "user", "content": text}])
+        for i, text in enumerate(texts)
+    ]
+
+
+KINDS: Mapping[str, Callable[[], list[Prompt]]] = {
+    "quote": lambda: _measured("quote"),
+    "free": lambda: _measured("free"),
+    "code-edit": _edits,
+    "random": _random_words,
+}
+"""The kinds of prompts, each of which is a workload too."""
+
+WORKLOADS = (*KINDS, "rag", "mixed", "shift")
+
+
+def workload(name: str, split: Split) -> Workload:
+    """The workload of a name.
+
+    `rag` alternates quoting and free chats, `mixed` all kinds; `shift` changes from quoting to free
+    chats, and `shift:A:B` from kind A to kind B. Any other name is a file: see `read_prompts`.
+
+    Raises:
+        ValueError: the file cannot be used, or the split leaves no prompts.
+        OSError: there is no such file.
+    """
+
+    def pool(kind: str) -> list[Prompt]:
+        return prompts_in(split, KINDS[kind]())
+
+    if name == "random":
+        return Workload(name, [[pool(name)]], (HOTTEST,))
+    if name in KINDS:
+        return Workload(name, [[pool(name)]])
+    if name == "rag":
+        return Workload(name, [[pool("quote"), pool("free")]])
+    if name == "mixed":
+        return Workload(name, [[pool(kind) for kind in KINDS]], MIXED_TEMPERATURES)
+    if name == "shift" or name.startswith("shift:"):
+        return Workload(name, [[pool(kind)] for kind in _phases(name)])
+    prompts = prompts_in(split, read_prompts(Path(name)))
+    if not prompts:
+        raise ValueError(f"{name}: the split {split} has no prompts; use a larger file")
+    return Workload(Path(name).name, [[prompts]])
+
+
+def _phases(name: str) -> list[str]:
+    kinds = name.split(":")[1:] or ["quote", "free"]
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ValueError(
+                f"{name}: no kind of prompts {kind!r}; the kinds are {', '.join(KINDS)}"
+            )
+    if len(kinds) < 2:
+        raise ValueError(f"{name}: give two kinds, e.g. shift:quote:free")
+    return kinds

@@ -1,0 +1,134 @@
+"""Arguments that several measurements share."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.sides import Side
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.factory import ENGINES
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import NONE
+from server.commands.admin_client import Parser
+from server.settings.sources import load_settings
+
+if TYPE_CHECKING:
+    from benchmarks.system import SystemLauncher
+
+Specs = Sequence[ProposerSpec]
+
+
+class BadArgument(Exception):
+    """An argument that the parser alone cannot judge; the message names it."""
+
+
+def add_models(parser: Parser, target: str) -> None:
+    """Adds `--target` and `--proposer`."""
+    parser.add_argument(
+        "--target",
+        default=target,
+        metavar="MODEL",
+        help=f"demo, its wide twin (wide), or a path or id (default: {target})",
+    )
+    parser.add_argument(
+        "--proposer",
+        action="append",
+        default=[],
+        type=json_object,
+        metavar="JSON",
+        help="as for `specgate serve` (repeatable; default: the demo's)",
+    )
+
+
+def add_load(parser: Parser, levels: Sequence[int]) -> None:
+    """Adds `--concurrency`, `--out` and `--engine`."""
+    parser.add_argument(
+        "--concurrency",
+        action="append",
+        type=count,
+        metavar="N",
+        help=f"concurrent streams (repeatable; default: {' '.join(map(str, levels))})",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench-results"),
+        metavar="FOLDER",
+        help="for the results and the servers' logs (default: bench-results)",
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="vllm", help="fake tests the harness itself"
+    )
+    parser.set_defaults(levels=levels)
+
+
+def add_sides(parser: Parser) -> None:
+    """Adds `--method` and `--side`."""
+    parser.add_argument(
+        "--method",
+        action="append",
+        metavar="NAME",
+        help="proposer to measure (repeatable; default: none and every proposer)",
+    )
+    parser.add_argument(
+        "--side",
+        action="append",
+        choices=[side.value for side in Side],
+        help="stock: vLLM; one: Specgate with only that proposer; all: Specgate with all of them "
+        "(repeatable; default: all three; the others are compared with the first)",
+    )
+
+
+def method_names(options: argparse.Namespace, specs: Specs) -> list[str]:
+    """The proposers to measure."""
+    return options.method or [NONE, *(spec.name for spec in specs)]
+
+
+def measured_sides(options: argparse.Namespace) -> tuple[Side, ...]:
+    """The sides to measure."""
+    return tuple(Side(name) for name in options.side or Side)
+
+
+def launcher(options: argparse.Namespace) -> "SystemLauncher":
+    """What starts the measured systems."""
+    if getattr(options, "in_process", False):
+        from benchmarks.engines import EngineLauncher
+
+        return EngineLauncher()
+    from benchmarks.servers import ServerLauncher
+
+    return ServerLauncher(options.out, options.engine)
+
+
+def print_lines(*lines: str) -> None:
+    """Prints at once, also into a pipe."""
+    print(*lines, sep="\n", flush=True)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The type of an argument: a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"is not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return value
+
+
+def count(text: str) -> int:
+    """The type of an argument: an integer of at least 1."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def read_specs(options: argparse.Namespace) -> Specs:
+    """The proposers of `--proposer`, or the demo's. Raises `BadArgument`."""
+    try:
+        return parse_specs(options.proposer) or load_settings([], {}).proposer
+    except EngineConfigError as error:
+        raise BadArgument(f"--proposer: {error.message}") from None

@@ -1,0 +1,71 @@
+"""`specgate bench compare`: Specgate against stock vLLM."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+from server.commands.admin_client import Parser
+from server.commands.bench.arguments import (
+    add_load,
+    add_models,
+    add_sides,
+    count,
+    launcher,
+    measured_sides,
+    method_names,
+    print_lines,
+    read_specs,
+)
+
+
+def make_parser() -> Parser:
+    """The arguments."""
+    parser = Parser(
+        "specgate bench compare",
+        "Compares Specgate with stock vLLM, on the same model, arguments and proposer.",
+    )
+    add_models(parser, target="demo")
+    add_load(parser, levels=(1, 8))
+    add_sides(parser)
+    parser.add_argument("--pairs", type=count, default=30, help="rounds (default: 30)")
+    parser.add_argument(
+        "--max-tokens", type=count, default=128, help="length of every answer (default: 128)"
+    )
+    parser.add_argument(
+        "--in-process", action="store_true", help="measure the engines, without their servers"
+    )
+    return parser
+
+
+def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Measures, prints and writes. Returns the exit status."""
+    from benchmarks import report
+    from benchmarks.compare import TABLE_HEAD, Comparison, ComparisonPlan, compare, table_row
+    from benchmarks.targets import target_path
+
+    specs = read_specs(options)
+    plan = ComparisonPlan(
+        target=target_path(options.target),
+        specs=specs,
+        methods=method_names(options, specs),
+        sides=measured_sides(options),
+        levels=options.concurrency or options.levels,
+        pairs=options.pairs,
+        max_tokens=options.max_tokens,
+    )
+    info = report.environment_info(argv, options.target)
+    results: list[Comparison] = []
+
+    def on_result(result: Comparison) -> None:
+        results.append(result)
+        print_lines(table_row(result))
+
+    print_lines(*TABLE_HEAD)
+    try:
+        asyncio.run(compare(plan, launcher(options), on_result))
+    finally:
+        if results:  # those before a failure are written too
+            report.write(
+                options.out, "compare", info, results, [*TABLE_HEAD, *map(table_row, results)]
+            )
+    return 0

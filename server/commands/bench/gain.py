@@ -1,0 +1,87 @@
+"""`specgate bench gain`: each proposer against none."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+from server.commands.admin_client import Parser
+from server.commands.bench.arguments import add_load, add_models, launcher, print_lines, read_specs
+
+
+def make_parser() -> Parser:
+    """The arguments."""
+    parser = Parser(
+        "specgate bench gain", "Measures the speedup of every proposer over none on one server."
+    )
+    add_models(parser, target="wide")
+    add_load(parser, levels=(1, 2, 4, 8, 16))
+    parser.add_argument(
+        "--temperature",
+        action="append",
+        type=float,
+        metavar="T",
+        help="(repeatable; default: 0 and 0.7)",
+    )
+    parser.add_argument(
+        "--kind",
+        action="append",
+        choices=("quote", "free"),
+        help="kind of prompts (repeatable; default: both)",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help="policy that is measured too (repeatable; default: auto)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=35.0, help="approximate duration (default: 35)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few prompts and short answers, to check that it works"
+    )
+    return parser
+
+
+def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Measures, prints and writes. Returns the exit status."""
+    from benchmarks import plot, report
+    from benchmarks.speedup import (
+        QUICK_PROMPTS,
+        TABLE_HEAD,
+        Speedup,
+        SpeedupPlan,
+        measure_speedups,
+        table_row,
+        tables,
+    )
+    from benchmarks.targets import target_path
+    from demo.prompts import KINDS
+
+    specs = read_specs(options)
+    plan = SpeedupPlan(
+        target=target_path(options.target),
+        specs=specs,
+        temperatures=options.temperature or (0.0, 0.7),
+        levels=options.concurrency or ((1, 2) if options.quick else options.levels),
+        kinds=options.kind or KINDS,
+        minutes=0 if options.quick else options.minutes,
+        prompts=QUICK_PROMPTS if options.quick else 0,
+        policies=options.policy or ("auto",),
+    )
+    info = report.environment_info(argv, options.target)
+    plot.check()
+    results: list[Speedup] = []
+
+    def on_result(result: Speedup) -> None:
+        results.append(result)
+        print_lines(table_row(result))
+
+    print_lines(*TABLE_HEAD)
+    try:
+        asyncio.run(measure_speedups(plan, launcher(options), on_result))
+    finally:
+        if results:
+            report.write(options.out, "gain", info, results, tables(results))
+    plot.save(results, options.out / "gain.svg", f"Target: {options.target}")
+    return 0

@@ -1,0 +1,55 @@
+"""`specgate bench step`: the CPU time of an engine step."""
+
+import argparse
+from collections.abc import Sequence
+
+from server.commands.admin_client import Parser
+from server.commands.bench.arguments import (
+    add_models,
+    add_sides,
+    count,
+    measured_sides,
+    method_names,
+    print_lines,
+    read_specs,
+)
+
+
+def make_parser() -> Parser:
+    """The arguments."""
+    parser = Parser(
+        "specgate bench step",
+        "Compares the CPU time of an engine step with stock vLLM's, without a server.",
+    )
+    add_models(parser, target="demo")
+    add_sides(parser)
+    parser.add_argument(
+        "--streams", type=count, default=1, metavar="N", help="concurrent requests (default: 1)"
+    )
+    parser.add_argument("--rounds", type=count, default=60, help="turns per side (default: 60)")
+    parser.add_argument(
+        "--profile",
+        type=count,
+        metavar="STEPS",
+        help="profile each side over this number of steps instead",
+    )
+    return parser
+
+
+def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Measures, prints and writes. Returns the exit status."""
+    from benchmarks.step_cost import StepPlan, measure_steps
+    from benchmarks.targets import target_path
+
+    specs = read_specs(options)
+    plan = StepPlan(
+        target=target_path(options.target),
+        specs=specs,
+        methods=method_names(options, specs),
+        sides=measured_sides(options),
+        streams=options.streams,
+        rounds=options.rounds,
+        profile_steps=options.profile,
+    )
+    measure_steps(plan, print_lines)
+    return 0

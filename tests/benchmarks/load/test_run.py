@@ -1,0 +1,283 @@
+"""Whole runs against servers that answer with prepared bytes."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.http_stream import Reply
+from benchmarks.load.arrivals import Arrivals, ClosedLoop, OpenLoop, Ramp
+from benchmarks.load.drive import Driver, PlannedRequest
+from benchmarks.load.prompts import Prompt
+from benchmarks.load.run import LoadPlan, LoadRun
+from benchmarks.load.samples import Condition, Pass
+from benchmarks.load.sides import Side, Target
+from benchmarks.load.workloads import Workload
+from tests.benchmarks.load.scripted import STREAM_HEAD, chunks, event, part, plain, served
+from tests.server.gateway import eventually
+
+PROMPTS = [Prompt(f"p{i}", "quote", {"prompt": f"prompt {i}"}) for i in range(12)]
+
+
+class Watcher:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[int, str]] = []
+        self.replies = 0
+        self.conditions: list[str] = []
+
+    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
+        self.passes.append((repetition, side))
+
+    def on_reply(self, reply: Reply) -> None:
+        self.replies += 1
+
+    def on_condition(self, condition: Condition, passes: Sequence[Pass]) -> None:
+        self.conditions.append(condition.name)
+
+
+class Server:
+    """Answers after `delay_s`; counts what it has at the same time, and keeps the bodies."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.bodies: list[dict[str, Any]] = []
+        self.in_flight = 0
+        self.most = 0
+
+    async def __call__(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if head.startswith("GET"):
+            writer.write(plain("200 OK", {"data": [{"id": "m"}]}))
+            return
+        self.bodies.append(body)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        await asyncio.sleep(self.delay_s)
+        self.in_flight -= 1
+        await self.answer(body, writer)
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Writes the answer."""
+        writer.write(STREAM_HEAD + chunks(3))
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """The bodies of completions that are neither warm-up nor priming."""
+        return [b for b in self.bodies if "prompt" in b and b["max_tokens"] > 1]
+
+
+def plan(url: str, names: Sequence[str] = ("a", "b"), **fields: Any) -> LoadPlan:
+    sides = [Side(name, url, body={"side": name}) for name in names]
+    known: dict[str, Any] = {
+        "workloads": [Workload("own", [[PROMPTS]])],
+        "loads": [ClosedLoop(2)],
+        "requests": 4,
+        "repetitions": 2,
+        "max_tokens": 3,
+        "warm_up": 1,
+    }
+    return LoadPlan(sides, **{**known, **fields})
+
+
+async def measure(made: LoadPlan) -> tuple[LoadRun, Watcher]:
+    watcher = Watcher()
+    run = LoadRun(made, watcher)
+    await run.run()
+    return run, watcher
+
+
+async def test_sides_are_measured_forwards_and_backwards_with_equal_requests() -> None:
+    server = Server()
+    async with served(server) as url:
+        run, watcher = await measure(plan(url, ("a", "b", "c")))
+    assert watcher.passes == [(0, "a"), (0, "b"), (0, "c"), (1, "c"), (1, "b"), (1, "a")]
+    sent = [
+        sorted(
+            json.dumps({**b, "side": ""}, sort_keys=True)
+            for b in server.measured[4 * number : 4 * number + 4]
+        )
+        for number in range(6)
+    ]
+    assert sent[0] == sent[1] == sent[2]
+    assert sent[3] == sent[4] == sent[5]
+    assert sent[0] != sent[3], "repetitions have different prompts"
+    assert [b["side"] for b in server.measured] == [s for _, s in watcher.passes for _ in range(4)]
+    assert watcher.replies == 24
+    assert all(each.is_complete and len(each.samples) == 4 for each in run.passes)
+    assert {s.tokens for each in run.passes for s in each.samples} == {3}
+
+
+async def test_every_prompt_is_sent_once_before_it_is_measured() -> None:
+    server = Server()
+    async with served(server) as url:
+        await measure(plan(url, repetitions=1))
+        primed = [b for b in server.bodies if b.get("prompt") and b["max_tokens"] == 1]
+        assert len(primed) == 4, "both sides are one server"
+        first = next(i for i, b in enumerate(server.bodies) if b["max_tokens"] == 3)
+        assert {b["prompt"] for b in primed} == {b["prompt"] for b in server.measured}
+        assert all(server.bodies.index(b) < first for b in primed)
+        server.bodies.clear()
+        await measure(plan(url, repetitions=1, prime=False, warm_up=0))
+        assert len([b for b in server.bodies if "prompt" in b]) == 8
+
+
+async def test_workloads_temperatures_and_loads_are_all_combined() -> None:
+    server = Server()
+    workloads = [Workload("one", [[PROMPTS[:6]]]), Workload("two", [[PROMPTS[6:]]])]
+    async with served(server) as url:
+        made = plan(url, ("a",), workloads=workloads, temperatures=(0.0, 0.7), repetitions=1)
+        _, watcher = await measure(made)
+    assert watcher.conditions == [
+        f"{name}, temperature {heat}, 2 concurrent"
+        for name in ("one", "two")
+        for heat in ("0", "0.7")
+    ]
+    assert [b["temperature"] for b in server.measured] == [0.0] * 4 + [0.7] * 4 + [0.0] * 4 + [
+        0.7
+    ] * 4
+
+
+def target(url: str) -> Target:
+    side = Side("a", url)
+    return Target(side, side.endpoint(), "m", {}, ())
+
+
+def requests(count: int) -> list[PlannedRequest]:
+    return [PlannedRequest(i, PROMPTS[i % len(PROMPTS)], 0.0, 3, i) for i in range(count)]
+
+
+async def drive(
+    url: str, arrivals: Arrivals, count: int, seconds: float | None = None, limit_s: float = 5.0
+) -> Driver:
+    driver = Driver(target(url), requests(count), seconds, limit_s)
+    await driver.run(arrivals, seed=3)
+    return driver
+
+
+async def test_a_closed_loop_keeps_its_concurrency() -> None:
+    server = Server(0.02)
+    async with served(server) as url:
+        driver = await drive(url, ClosedLoop(3), 9)
+    assert server.most == 3
+    assert len(driver.samples()) == 9
+    assert 0.06 <= driver.seconds < 2.0
+
+
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    server = Server(0.4)
+    arrivals = OpenLoop(100.0)
+    async with served(server) as url:
+        driver = await drive(url, arrivals, 12)
+    assert server.most == 12
+    planned = arrivals.times_s(12, 3)
+    for sample in driver.samples():
+        assert sample.sent_s == pytest.approx(
+            planned[sample.index] + sample.late_ms / 1e3, abs=1e-3
+        )
+        assert sample.e2e_ms is not None
+        assert sample.e2e_ms > 390
+
+
+async def test_after_the_time_is_over_nothing_is_sent_and_all_end() -> None:
+    server = Server(0.1)
+    async with served(server) as url:
+        closed = await drive(url, ClosedLoop(2), 1000, seconds=0.25)
+        opened = await drive(url, OpenLoop(40.0), 1000, seconds=0.25)
+    assert 4 <= len(closed.samples()) <= 6
+    assert max(s.sent_s for s in opened.samples()) < 0.3
+    assert server.in_flight == 0
+
+
+async def test_a_ramp_changes_the_concurrency() -> None:
+    server = Server(0.03)
+    async with served(server) as url:
+        driver = await drive(url, Ramp(1, 6, 0.9), 1000, seconds=0.9)
+    assert server.most == 6
+    early = [s for s in driver.samples() if s.sent_s < 0.1]
+    middle = [s for s in driver.samples() if 0.4 <= s.sent_s < 0.5]
+    assert len(middle) > 2 * len(early)
+
+
+class Faulty(Server):
+    """Answers each prompt in another wrong way."""
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        number = int(str(body["prompt"]).split()[1])
+        token = event({"choices": [{"delta": {"content": "x"}}]})
+        answers = {
+            0: plain("429 Too Many Requests", {"error": {"message": "full"}}),
+            1: plain("503 Service Unavailable", {}),
+            2: STREAM_HEAD + part(token) + part(event({"error": {"message": "died"}})) + part(b""),
+            3: STREAM_HEAD + part(token),
+            4: STREAM_HEAD + part(token) + part(b""),
+            5: STREAM_HEAD + part(b"data: [DONE]\n\n") + part(b""),
+            6: STREAM_HEAD + part(b"data: {not json\n\n") + part(b""),
+        }
+        if number == 7:
+            writer.write(STREAM_HEAD + part(token))
+            await writer.drain()
+            await asyncio.sleep(2.0)
+        else:
+            writer.write(answers.get(number, STREAM_HEAD + chunks(2)))
+
+
+async def test_every_failure_is_a_sample_with_its_kind() -> None:
+    async with served(Faulty()) as url:
+        driver = await drive(url, ClosedLoop(4), 9, limit_s=0.5)
+    samples = sorted(driver.samples(), key=lambda s: s.index)
+    assert [s.error for s in samples] == [
+        "429",
+        "503",
+        "stream",
+        "connection",
+        "connection",
+        "empty",
+        "stream",
+        "timeout",
+        None,
+    ]
+    assert samples[0].detail == "429: full"
+    assert "died" in samples[2].detail
+    assert [s.tokens for s in samples] == [0, 0, 1, 1, 1, 0, 0, 1, 2]
+
+
+async def test_an_interrupted_run_keeps_what_it_has_measured() -> None:
+    server = Server(0.05)
+    async with served(server) as url:
+        run = LoadRun(plan(url, requests=1000, warm_up=0, prime=False), Watcher())
+        task = asyncio.create_task(run.run())
+        await eventually(lambda: len(server.measured) >= 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    (only,) = run.passes
+    assert not only.is_complete
+    assert len(only.samples) >= 6
+    assert only.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"requests": None, "seconds": None}, "give --requests or --seconds"),
+        (
+            {"workloads": [Workload("shift", [[PROMPTS]] * 2)], "requests": None, "seconds": 5.0},
+            "--workload shift: .* needs --requests",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        plan("http://127.0.0.1:9", **fields)
+    with pytest.raises(ValueError, match="two sides have the name 'a'"):
+        plan("http://127.0.0.1:9", ("a", "b", "a"))
+
+
+def test_an_open_loop_plans_enough_requests_for_its_time() -> None:
+    made = plan("http://127.0.0.1:9", requests=None, seconds=10.0, loads=[OpenLoop(5.0, 0.1)])
+    count = made.count(made.loads[0])
+    assert made.loads[0].times_s(count, 1)[-1] > 10.0  # type: ignore[union-attr]
+    assert count < 2000

@@ -1,0 +1,106 @@
+"""Workloads: prompts, halves, order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load.prompts import Split
+from benchmarks.load.workloads import KINDS, WORKLOADS, workload
+
+SEED = 1
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_halves_share_no_prompt(name: str) -> None:
+    whole, tune, report = (
+        {json.dumps(dict(p.content)) for p in workload(name, split).draw(1000, 0, SEED)}
+        for split in (Split.ALL, Split.TUNE, Split.REPORT)
+    )
+    assert tune
+    assert report
+    assert not tune & report
+    assert tune | report == whole
+
+
+def test_rag_is_half_quotes_and_half_free() -> None:
+    labels = [prompt.label for prompt in workload("rag", Split.REPORT).draw(20, 0, SEED)]
+    assert labels == ["quote", "free"] * 10
+
+
+def test_mixed_has_all_kinds_and_every_kind_has_every_temperature() -> None:
+    mixed = workload("mixed", Split.ALL)
+    assert {prompt.label for prompt in mixed.draw(8, 0, SEED)} == {
+        "quote",
+        "free",
+        "edit",
+        "random",
+    }
+    assert len(mixed.temperatures) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [("shift", "quote", "free"), ("shift:random:code-edit", "random", "edit")],
+)
+def test_shift_changes_midway(name: str, first: str, last: str) -> None:
+    labels = [prompt.label for prompt in workload(name, Split.ALL).draw(11, 0, SEED)]
+    assert labels == [first] * 6 + [last] * 5 or labels == [first] * 5 + [last] * 6
+
+
+@pytest.mark.parametrize("name", ["rag", "quote", "shift"])
+def test_a_prompt_comes_again_only_when_all_have_been_used(name: str) -> None:
+    source = workload(name, Split.ALL)
+    half = source.size // 2
+    drawn = [source.draw(half, half * repetition, SEED) for repetition in range(4)]
+    once = {p.id for p in drawn[0]} | {p.id for p in drawn[1]}
+    assert len(once) == source.size
+    again = [p.id for p in (*drawn[2], *drawn[3])]
+    assert set(again) == once
+    assert again != [p.id for p in (*drawn[0], *drawn[1])], "the order changes"
+
+
+def test_the_order_depends_only_on_the_seed() -> None:
+    ids = [[p.id for p in workload("rag", Split.ALL).draw(30, 5, seed)] for seed in (1, 1, 2)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_code_edits_show_code_and_ask_for_another_name() -> None:
+    edits = KINDS["code-edit"]()
+    assert len(edits) >= 40
+    assert len({edit.id for edit in edits}) == len(edits)
+    for edit in edits:
+        code, _, question = edit.content["messages"][0]["content"].rpartition("\n\n")
+        old, new = question.split("`")[1::2]
+        assert f" {old}" in code
+        assert new != old
+        assert new not in code
+
+
+def test_random_prompts_have_no_common_words() -> None:
+    texts = [prompt.content["messages"][0]["content"] for prompt in KINDS["random"]()]
+    assert KINDS["random"]()[0].content["messages"][0]["content"] == texts[0]
+    assert len(set(texts[0].split()) & set(texts[1].split())) < 3
+    assert workload("random", Split.ALL).temperatures == (2.0,)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("shift:quote", "give two kinds"),
+        ("shift:quote:slow", "no kind of prompts 'slow'; the kinds are quote, free"),
+    ],
+)
+def test_wrong_phases_are_refused(name: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        workload(name, Split.ALL)
+
+
+def test_a_file_without_prompts_in_the_split_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    assert workload(str(path), Split.TUNE).size == 1
+    with pytest.raises(ValueError, match="the split report has no prompts"):
+        workload(str(path), Split.REPORT)
+    with pytest.raises(OSError, match=r"nothing\.jsonl"):
+        workload(str(tmp_path / "nothing.jsonl"), Split.ALL)

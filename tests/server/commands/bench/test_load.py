@@ -1,0 +1,152 @@
+"""`specgate bench load` against a gateway on the fake engine, and the arguments that it refuses."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.commands import BAD_SETTING, FAILED, INTERRUPTED
+
+SHORT = ["--requests", "4", "--repetitions", "2", "--max-tokens", "12", "--warm-up", "1"]
+
+
+def load(url: str, out: Path, *words: str) -> int:
+    return main(["bench", "load", "--url", url, "--out", str(out), *SHORT, *words])
+
+
+def test_proposers_of_one_server_are_compared(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["--side", "none", "--side", "ngram", "--slo", "e2e=5000", "--ignore-eos"]
+    assert load(url, tmp_path, *words, "--concurrency", "2", "--rate", "50") == 0
+    whole = json.loads((tmp_path / "load.json").read_text())
+    assert [c["condition"]["workload"] for c in whole["results"]] == ["rag", "rag"]
+    closed, opened = whole["results"]
+    assert closed["condition"]["arrivals"] == {"concurrency": 2}
+    assert opened["condition"]["arrivals"] == {"rate": 50.0, "burstiness": 1.0}
+    plain, ngram = closed["figures"]
+    assert (plain["requests"], plain["tokens"], plain["errors"]) == (8, 8 * 12, {})
+    assert plain["tokens_per_step"] == 1.0
+    assert ngram["tokens_per_step"] > 1.2, "the fake engine accepts seven of ten"
+    assert list(ngram["drafts"]) == ["ngram"]
+    assert plain["good_share"] == 1.0
+    assert closed["ratios"][0]["side"] == "ngram"
+    assert closed["ratios"][0]["e2e"]["pairs"] == 8
+    lines = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 2 * 2 * 4
+    assert {line["label"] for line in lines} == {"quote", "free"}
+    assert whole["plan"]["requests"] == 4
+    assert whole["servers"]["ngram"]["model"] == "specgate-demo"
+    assert "**rag, 2 concurrent**" in (tmp_path / "load.md").read_text()
+    assert "**rag, 2 concurrent**" in capsys.readouterr().out
+    assert (tmp_path / "load.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_file_of_completions_and_labels_with_their_own_bodies(url: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text(
+        '{"prompt": "def f(", "label": "code"}\n{"prompt": "Hello", "label": "talk"}\n'
+    )
+    body = {"body_by_label": {"code": {"spec_decode": {"proposer": "ngram"}}}}
+    side = f"routed={json.dumps(body)}"
+    assert load(url, tmp_path, "--side", side, "--workload", str(prompts), "--no-html") == 0
+    lines = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
+    assert {line["label"]: list(line["drafts"]) for line in lines}["code"] == ["ngram"]
+    assert {line["label"]: list(line["drafts"]) for line in lines}["talk"] != ["ngram"]
+    assert not (tmp_path / "load.html").exists()
+
+
+def test_a_ramp_and_a_shift_have_a_timeline(url: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["--workload", "shift", "--ramp", "1:4:1", "--seconds", "0.5", "--repetitions", "1"]
+    assert load(url, tmp_path, *words) == 0
+    assert "Over time" in (tmp_path / "load.html").read_text()
+
+
+def test_a_side_that_refuses_every_request_fails_but_is_written(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = 'bad={"body_by_label": {"quote": {}, "free": {"temperature": 9}, "random": {"n": 0}}}'
+    words = ["--side", f"good={url}", "--side", bad, "--workload", "random", "--no-html"]
+    assert load(url, tmp_path, *words) == FAILED
+    captured = capsys.readouterr()
+    assert "no request succeeded: bad (random, 8 concurrent)" in captured.err
+    assert "| `bad` | 0.0 | 0.00 |" in captured.out
+    assert "400: 8" in (tmp_path / "load.md").read_text()
+
+
+def test_no_key_is_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_TEST_KEY", "very-secret")
+    assert load(url, tmp_path, "--key-variable", "BENCH_TEST_KEY", "--no-html") == 0
+    files = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(files) == 3
+    assert not any("very-secret" in text for text in files)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--side", "a b|c"], "--side: 'a b|c': a name has letters"),
+        (["--side", 'a={"urls": 1}'], "--side: a: unknown field 'urls'"),
+        (["--side", "a=http://u:p@h"], "--side: a: url: h: give the address without user"),
+        (["--side", "a", "--side", "a"], "--side: two sides have the name 'a'"),
+        (["--key-variable", "NO_SUCH_VARIABLE"], "the variable NO_SUCH_VARIABLE is not set"),
+        (["--workload", "shift:a:b"], "no kind of prompts 'a'"),
+        (["--workload", "shift", "--seconds", "1"], "--workload shift: it changes after a share"),
+        (["--concurrency", "0"], "--concurrency: must be an integer from 1 to 4096, got '0'"),
+        (["--rate", "nan"], "--rate: must be a number from 0.001 to 10000, got 'nan'"),
+        (["--burstiness", "0"], "--burstiness: must be a number from 0.01"),
+        (["--ramp", "1:64"], "--ramp: must be LOW:HIGH:LOW"),
+        (["--ramp", "4:2:4"], "--ramp: must be LOW:HIGH:LOW"),
+        (["--slo", "p99=3"], "--slo: must be one of ttft, tpot, e2e"),
+        (["--slo", "ttft=fast"], "--slo: must be a number from 0.001"),
+        (["--temperature", "3"], "--temperature: must be a number from 0 to 2"),
+        (["--time-limit", "inf"], "--time-limit: must be a number"),
+        (["--split", "half"], "--split"),
+        (["--warm-up", "65"], "--warm-up"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["bench", "load", "--no-html", *words])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert status == BAD_SETTING
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_missing_file_and_an_unreachable_server_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "load", "--workload", str(tmp_path / "no.jsonl"), "--no-html"]) == FAILED
+    assert "no.jsonl" in capsys.readouterr().err
+    assert load("http://127.0.0.1:9", tmp_path, "--no-html") == FAILED
+    assert "--side server: /v1/models: connection" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_writes_what_it_has(
+    url: str, tmp_path: Path, sent: signal.Signals
+) -> None:
+    words = ["bench", "load", "--url", url, "--out", str(tmp_path), "--seconds", "120"]
+    command = [sys.executable, "-m", "server.cli", *words, "--warm-up", "1", "--no-prime"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as bench:
+        deadline = time.monotonic() + 60
+        time.sleep(4.0)
+        bench.send_signal(sent)
+        assert bench.wait(max(deadline - time.monotonic(), 1.0)) == INTERRUPTED
+        assert bench.stderr is not None
+        assert "Traceback" not in bench.stderr.read()
+    (only,) = json.loads((tmp_path / "load.json").read_text())["passes"]
+    assert not only["is_complete"]
+    assert (tmp_path / "load.jsonl").read_text().count("\n") > 0
