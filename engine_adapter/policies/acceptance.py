@@ -25,10 +25,10 @@ Ints = npt.NDArray[np.intp]
 CLASS_DECAY = 0.98
 """Per step in which a proposer's drafts of the class are verified: half is forgotten in 34."""
 
-ROW_DECAY = 0.9
+ROW_DECAY = 0.95
 """The same for one request."""
 
-CLASS_WEIGHT, ROW_WEIGHT = 4.0, 2.0
+CLASS_WEIGHT, ROW_WEIGHT = 4.0, 8.0
 """Trials that a prior counts as: the position before, or the class."""
 
 REFRESH_STEPS = 4

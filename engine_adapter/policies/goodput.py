@@ -39,7 +39,7 @@ class GoodputParameters:
     """
 
     min_gain: float = number(0.01, 0.0, 1.0)
-    hysteresis: float = number(0.1, 0.0, 1.0)
+    hysteresis: float = number(0.2, 0.0, 1.0)
     probe_share: float = number(0.005, 0.0, 0.2)
     guard_limit: float = number(0.02, 0.001, 1.0)
     guard_window: int = number(256, 16, 100_000)
