@@ -60,7 +60,8 @@ def test_a_spelling_names_its_method(proposer: str | None, expected: SpecMethod)
         ("[eagle]", "proposer_not_found"),
         ("nope", "proposer_not_found"),
         ("NGRAM", "proposer_not_found"),
-        ("auto", "proposer_not_found"),
+        ("AUTO", "proposer_not_found"),
+        ("[auto]", "proposer_not_found"),
     ],
 )
 def test_an_ambiguous_or_unknown_name_is_refused(proposer: str, code: str) -> None:
