@@ -51,11 +51,11 @@ Shares of the rows by the proposer that a policy chose:
     sum by (policy, proposer) (rate(specgate_policy_decisions_total[5m]))
       / on (policy) group_left sum by (policy) (rate(specgate_policy_decisions_total[5m]))
 Predicted against measured step time (1 is a prediction without bias):
-    rate(specgate_policy_step_seconds_total{value="predicted"}[5m])
-      / ignoring (value) rate(specgate_policy_step_seconds_total{value="measured"}[5m])
+    sum(rate(specgate_policy_step_seconds_total{value="predicted"}[5m]))
+      / sum(rate(specgate_policy_step_seconds_total{value="measured"}[5m]))
 Mean absolute error of the prediction, relative to the step:
-    rate(specgate_policy_step_error_seconds_sum[5m])
-      / ignoring (value) rate(specgate_policy_step_seconds_total{value="measured"}[5m])
+    sum(rate(specgate_policy_step_error_seconds_sum[5m]))
+      / sum(rate(specgate_policy_step_seconds_total{value="measured"}[5m]))
 Policies whose guard holds them at plain decoding:
     specgate_policy_suspended == 1
 Requests by routing rule, and rules whose method cannot be used:

@@ -46,9 +46,9 @@ def run(block: str, curl_home: Path) -> str:
 
 
 def test_the_pages_have_examples_to_run() -> None:
-    assert len(CURLS) == 12
+    assert len(CURLS) == 13
     assert len(PYTHON) == 1
-    assert len(API_CURLS) == 6
+    assert len(API_CURLS) == 8
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))
