@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.names import POLICY_NAMES
+from engine_adapter.types import NONE
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.rolling_stats import WINDOW_S
 
@@ -38,6 +39,7 @@ class PolicyMetrics:
         )
         for name in POLICY_NAMES:
             self._suspended.labels(name)
+            self._decisions.labels(name, NONE)
         self._matches = make.counter(
             "specgate_routing_rule_matches", "Requests whose method a rule decided", "rule"
         )
