@@ -35,11 +35,14 @@ class World:
     def route(self, request: Traits = REQUEST) -> SpecMethod | None:
         """Routes a request and counts it."""
         routing = self.router.route(request)
-        self.router.record(routing, routing.method and routing.method.rule)
-        return None if routing.method is None else routing.method.spec_method
+        method = routing.method
+        self.router.record(routing, None if method is None else method.rule)
+        return None if method is None else method.spec_method
 
     def count(self, what: str, rule: str) -> float:
-        value = self.registry.get_sample_value(f"specgate_routing_rule_{what}_total", {"rule": rule})
+        value = self.registry.get_sample_value(
+            f"specgate_routing_rule_{what}_total", {"rule": rule}
+        )
         assert value is not None
         return value
 

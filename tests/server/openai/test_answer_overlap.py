@@ -23,8 +23,9 @@ class CharRenderer:
 
 
 def chat(*texts: str) -> list[Message]:
-    roles = ("user", "assistant")
-    return [Message(role=roles[i % 2], content=text) for i, text in enumerate(texts)]
+    return [
+        Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)
+    ]
 
 
 @pytest.mark.parametrize(
