@@ -89,7 +89,8 @@ def mean_ratio(clusters: Sequence[Sequence[tuple[float, float]]], level: float =
     The interval is a percentile bootstrap in two stages: clusters are resampled, then the pairs in
     each of them (Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8).
     Pairs of one cluster were measured together, so they are not independent. With one cluster only
-    its pairs are resampled. Raises `ValueError` if there is no pair, or the mean of the bases is 0.
+    its pairs are resampled. Resamples whose bases are all 0 are left out. Raises `ValueError` if
+    there is no pair, or all bases are 0.
 
     Args:
         clusters: pairs that were measured together; none is empty.
@@ -100,7 +101,7 @@ def mean_ratio(clusters: Sequence[Sequence[tuple[float, float]]], level: float =
     arrays = [np.asarray(cluster, dtype=float) for cluster in clusters]
     value, base = np.concatenate(arrays).sum(axis=0)
     if not base:
-        raise ValueError("the mean of the bases is 0")
+        raise ValueError("all bases are 0")
     rng = np.random.default_rng(_SEED)
     # Sums of each cluster in each resample, [clusters, resamples, 2]: drawn once per cluster and
     # combined over the resampled clusters.
@@ -108,6 +109,7 @@ def mean_ratio(clusters: Sequence[Sequence[tuple[float, float]]], level: float =
     chosen = rng.integers(0, len(arrays), size=(len(arrays), CLUSTER_RESAMPLES))
     shuffled = rng.permuted(np.tile(np.arange(CLUSTER_RESAMPLES), (len(arrays), 1)), axis=1)
     totals = sums[chosen, shuffled].sum(axis=0)
+    totals = totals[totals[:, 1] > 0]
     low, high = np.quantile(totals[:, 0] / totals[:, 1], [(1 - level) / 2, (1 + level) / 2])
     return Ratio(float(value / base), float(low), float(high), sum(map(len, arrays)))
 

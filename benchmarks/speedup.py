@@ -8,7 +8,7 @@ depend on the proposer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.estimate import Estimate, paired_ratio
 from benchmarks.system import System, SystemLauncher, measure
@@ -103,7 +103,8 @@ async def measure_speedups(
     results: list[Speedup] = []
     max_tokens = 0
     for temperature in plan.temperatures:
-        async with launcher.specgate("all", plan.target, plan.specs) as system:
+        specs = without_memory(plan.specs) if plan.policies else plan.specs
+        async with launcher.specgate("all", plan.target, specs) as system:
             for spec in plan.specs:
                 await system.send_burst([_warm_up(spec.name)])
             for policy in plan.policies:
@@ -183,6 +184,19 @@ def _prompts(plan: SpeedupPlan, kind: PromptKind) -> list[Messages]:
 def _warm_up(proposer: str) -> Request:
     """Triggers what is compiled or allocated on first use; its prompt is not measured."""
     return Request([{"role": "user", "content": "Write a function `warm_up`."}], 16, 0.0, proposer)
+
+
+def without_memory(specs: Sequence[ProposerSpec]) -> list[ProposerSpec]:
+    """The specs without suffix trees of earlier answers.
+
+    Every prompt is sent once with each proposer. A policy tries the suffix trees in every answer,
+    so both would find the answer to their prompt there.
+    """
+    option = "suffix_decoding_max_cached_requests"
+    return [
+        replace(spec, options={**spec.options, option: 0}) if option in spec.options else spec
+        for spec in specs
+    ]
 
 
 def _lesson(plan: SpeedupPlan, policy: str, temperature: float) -> Request:

@@ -1,6 +1,7 @@
 """The documentation is complete and true where that can be checked, and each check can fail."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
+from benchmarks.load.workloads import WORKLOADS
 from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
+from server.commands.bench.load_arguments import make_parser
 from server.control.records import (
     Drain,
     PolicyRecord,
@@ -43,6 +46,9 @@ METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 
 NOT_SETTINGS = ("--concurrency", "--help", "--config", "--url", "--watch", "--json")
 """Flags that are no settings: of `specgate serve`, and of the commands that ask a server."""
+
+BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}
+"""Flags of `specgate bench load`."""
 
 VLLM_NAMES = (
     "spec_decode_num_drafts_total",
@@ -239,8 +245,18 @@ def test_every_setting_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         assert words[0] in text, name
 
 
+def test_every_flag_of_the_load_benchmark_is_in_its_tables() -> None:
+    cells = " ".join(row[0] for row in checks.rows(PAGES["docs/benchmarks.md"]))
+    flags = {f for f in BENCH_FLAGS if f.startswith("--")} - {"--help"}
+    assert [f for f in sorted(flags) if not re.search(rf"`{f}[ `]", cells)] == []
+
+
+def test_every_workload_is_documented() -> None:
+    assert checks.missing(PAGES["docs/benchmarks.md"], WORKLOADS) == []
+
+
 def test_only_settings_that_exist_are_documented() -> None:
-    flags = {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS)
+    flags = {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS) | BENCH_FLAGS
     pages = {page: text for page, text in PAGES.items() if page != "demo/README.md"}
     assert checks.unknown_flags(pages, flags) == []
 

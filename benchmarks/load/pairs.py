@@ -105,4 +105,5 @@ def _by_request(
         ]
         if cluster:
             clusters.append(cluster)
-    return mean_ratio(clusters) if clusters else None
+    has_base = any(other for cluster in clusters for _, other in cluster)
+    return mean_ratio(clusters) if has_base else None

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 from benchmarks.load.figures import SideFigures, side_figures
 from benchmarks.load.pairs import Pairs, pairs
-from benchmarks.load.run import LoadPlan, LoadRun
+from benchmarks.load.run import LoadRun
 from benchmarks.load.samples import Condition, Pass
 from benchmarks.load.tables import (
     NOTES,
@@ -115,45 +115,32 @@ def write(
 
 
 def described(run: LoadRun) -> dict[str, Any]:
-    """The plan and what the servers said about themselves. API keys are not in it."""
-    plan: LoadPlan = run.plan
-    settings = {
-        name: getattr(plan, name)
-        for name in (
-            "repetitions",
-            "requests",
-            "seconds",
-            "max_tokens",
-            "ignore_eos",
-            "split",
-            "seed",
-            "time_limit_s",
-            "warm_up",
-            "prime",
-        )
-    }
-    servers = {
-        target.side.name: {
-            "model": target.model,
-            "refused": target.refused,
-            "version": target.version,
-        }
-        for target in run.targets
-    }
-    prompts = {workload.name: workload.size for workload in plan.workloads}
-    passes = [
-        {
-            "condition": each.condition.name,
-            "repetition": each.repetition,
-            "side": each.side,
-            "seconds": each.seconds,
-            "is_complete": each.is_complete,
-        }
-        for each in run.passes
-    ]
-    sides = [asdict(side) for side in plan.sides]
+    """The plan, with the number of prompts of each workload, the servers and the passes.
+
+    API keys are not in it.
+    """
+    plan = run.plan
+    settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    settings["sides"] = [asdict(side) for side in plan.sides]
+    settings["workloads"] = {workload.name: workload.size for workload in plan.workloads}
     return {
-        "plan": {**settings, "sides": sides, "prompts": prompts},
-        "servers": servers,
-        "passes": passes,
+        "plan": settings,
+        "servers": {
+            target.side.name: {
+                "model": target.model,
+                "refused": target.refused,
+                "version": target.version,
+            }
+            for target in run.targets
+        },
+        "passes": [
+            {
+                "condition": each.condition.name,
+                "repetition": each.repetition,
+                "side": each.side,
+                "seconds": each.seconds,
+                "is_complete": each.is_complete,
+            }
+            for each in run.passes
+        ],
     }

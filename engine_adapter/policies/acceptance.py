@@ -94,7 +94,7 @@ class AcceptanceModel:
         """Takes N drafts that the target has read, or whose tokens it has written by itself.
 
         Args:
-            slot: the requests' rows, [N]; at most one draft for each slot and proposer.
+            slot: the requests' rows, [N].
             proposer, kind: proposers by index, and classes of request, [N].
             asked, drafted, accepted: the k asked for, and tokens, [N]; 0 drafted tokens are a
                 proposer that found nothing.
@@ -120,7 +120,9 @@ class AcceptanceModel:
     ) -> None:
         predicted = (self._hazard[proposer, kind] * verified).sum(axis=1)
         seen = np.stack((accepted, predicted, found, self._offer[proposer, kind, 0]), axis=1)
-        self._rows[slot, proposer] = ROW_DECAY * self._rows[slot, proposer] + seen
+        # A row may have two drafts of one proposer in a step: one that was verified, and a miss.
+        self._rows[slot, proposer] *= ROW_DECAY
+        np.add.at(self._rows, (slot, proposer), seen)
 
     def _observe_class(
         self, proposer: Ints, kind: Ints, seen: tuple[npt.NDArray[np.bool_], ...]
@@ -134,6 +136,11 @@ class AcceptanceModel:
         ):
             counts *= decay
             np.add.at(counts, (proposer, kind), values)
+
+    def _freshen(self) -> None:
+        """Computes the ratios again if enough has been observed since."""
+        if self._stale_steps >= REFRESH_STEPS:
+            self._refresh()
 
     def _refresh(self) -> None:
         """Ratios of the counts; the prior of a class is all classes, then the position before."""
@@ -155,8 +162,7 @@ class AcceptanceModel:
 
     def offers(self, slots: Ints, kinds: Ints, proposers: Ints) -> Floats:
         """The chance that a draft reaches each position, if it is accepted so far: [B, J, K]."""
-        if self._stale_steps >= REFRESH_STEPS:
-            self._refresh()
+        self._freshen()
         rows = self._rows[slots[:, None], proposers]
         factor = (rows[:, :, 2] + ROW_WEIGHT) / (rows[:, :, 3] + ROW_WEIGHT)
         offer = self._offer[proposers, kinds[:, None]]
@@ -165,6 +171,7 @@ class AcceptanceModel:
 
     def survivals(self, slots: Ints, kinds: Ints, proposers: Ints) -> Floats:
         """The chance that the target accepts each position of a draft that has it: [B, J, K]."""
+        self._freshen()
         rows = self._rows[slots[:, None], proposers]
         factor = (rows[:, :, 0] + ROW_WEIGHT) / (rows[:, :, 1] + ROW_WEIGHT)
         hazard = self._hazard[proposers, kinds[:, None]] * factor[:, :, None]
@@ -172,6 +179,7 @@ class AcceptanceModel:
 
     def summary(self, proposer: int, k: int) -> dict[str, Any]:
         """A proposer's drafts, offers and hazards by class, for people."""
+        self._freshen()
         return {
             kind.name.lower(): {
                 "drafts": int(self.drafts[proposer, kind]),
@@ -186,6 +194,7 @@ class AcceptanceModel:
 
     def mean_rate(self, proposer: int, kind: int, k: int) -> float:
         """The share of accepted tokens among the k drafted, as the hazards predict it."""
+        self._freshen()
         return float(np.multiply.accumulate(self._hazard[proposer, kind, :k]).mean())
 
     def export(self, proposer: int) -> list[Any]:

@@ -93,7 +93,7 @@ def read_policy(
     Args:
         given: a JSON object; what is left out has its default.
         known_ks: the k of every loaded proposer.
-        primary: the primary proposer, if there is one.
+        primary: the primary proposer, if there is one; ignored if it is not loaded.
 
     Raises:
         PolicyError: the policy or a parameter is unknown, or a value cannot work.
@@ -101,7 +101,7 @@ def read_policy(
     if name not in POLICIES:
         there_are = ", ".join(POLICY_NAMES)
         raise PolicyError("policy", f"{name[:80]!r} is unknown; there are {there_are}")
-    return POLICIES[name].read(given, known_ks, primary)
+    return POLICIES[name].read(given, known_ks, primary if primary in known_ks else None)
 
 
 def to_json(name: str, parameters: Any) -> dict[str, Any]:

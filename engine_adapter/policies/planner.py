@@ -122,16 +122,29 @@ class Planner:
         for name, rows in by_policy.items():
             active = self._active[name]
             taken = sum(method.num_speculative_tokens for method in drafts.values())
-            own = active.policy.plan(replace(view, rows=rows, fixed_drafts=taken))
+            own = self._usable(active.policy.plan(replace(view, rows=rows, fixed_drafts=taken)))
             active.planned = True
             drawn = Counter(method.proposer for method in own.drafts.values())
             active.decisions = {**drawn, NONE: len(rows) - drawn.total()}
-            loaded = self.evidence.loaded
-            drafts |= {r: m for r, m in own.drafts.items() if m.proposer in loaded}
+            drafts |= own.drafts
             fallbacks |= own.fallbacks
             for proposer, requests in own.shadows.items():
                 shadows.setdefault(proposer, []).extend(requests)
         return StepPlan(drafts, fallbacks, shadows)
+
+    def _usable(self, plan: StepPlan) -> StepPlan:
+        """The plan without proposers that were unloaded or quarantined since it was made."""
+        usable = self.evidence.loaded.keys() - self.evidence.unavailable
+        named = {method.proposer for method in (*plan.drafts.values(), *plan.fallbacks.values())}
+        if named <= usable:
+            return plan
+        fallbacks = {r: m for r, m in plan.fallbacks.items() if m.proposer in usable}
+        drafts = {
+            r: m if m.proposer in usable else fallbacks.pop(r)
+            for r, m in plan.drafts.items()
+            if m.proposer in usable or r in fallbacks
+        }
+        return StepPlan(drafts, fallbacks, plan.shadows)
 
     # -- observe -------------------------------------------------------------------------------
 

@@ -167,6 +167,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "EngineCore": ("scheduler",),
     "Scheduler": (
         "requests",
+        "waiting",
         "max_model_len",
         "block_size",
         "max_num_running_reqs",

@@ -79,5 +79,8 @@ def test_a_ratio_needs_pairs_and_a_base() -> None:
     for clusters in ([], [[(1.0, 1.0)], []]):
         with pytest.raises(ValueError, match="at least one pair"):
             mean_ratio(clusters)
-    with pytest.raises(ValueError, match="mean of the bases is 0"):
+    with pytest.raises(ValueError, match="all bases are 0"):
         mean_ratio([[(1.0, 0.0)]])
+    some = mean_ratio([[(1.0, 0.0), (1.0, 1.0), (1.0, 1.0)]])
+    assert some.ratio == 1.5
+    assert 1.0 <= some.low <= some.high < float("inf")

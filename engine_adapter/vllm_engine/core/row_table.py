@@ -6,7 +6,7 @@ One step, in the order of the calls: `start_step`, `plan`, then, when the step's
 """
 
 import time
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from engine_adapter.counts import StepKind
@@ -23,7 +23,7 @@ from engine_adapter.vllm_engine.core.counting import RowState, StepTally
 from engine_adapter.vllm_engine.core.quarantine import Quarantine
 from engine_adapter.vllm_engine.wire import DraftReport
 
-SNAPSHOT_INTERVAL_S = 5.0
+SNAPSHOT_INTERVAL_S = 1.0
 """Seconds between two reports of what the policies have measured."""
 
 
@@ -48,11 +48,14 @@ class RowTable:
         self._last_running_switch = NO_SWITCH
         self._step = StepTally()
         self._step_start = 0.0
-        self._next_snapshot = 0.0
+        self._next_snapshot = time.monotonic() + SNAPSHOT_INTERVAL_S
         # Of the current step, for the planner: the fates of drafts, and tokens of the rows.
         self._seen: list[tuple[str, str, int, int, int]] = []
         self._context = 0
         self._emitted = 0
+        self._planned = False
+        # Requests that ended; the planner forgets them when it has seen their last drafts.
+        self._ended: list[str] = []
 
     # -- requests --------------------------------------------------------------------------
 
@@ -77,6 +80,9 @@ class RowTable:
         if not params.pinned and params.switch_epoch < last.epoch:
             method = last.spec_method
         self._rows[request_id] = RowState(method, params.pinned, streams_stats, request_class)
+        if request_id in self._ended:
+            self._ended.remove(request_id)
+            self.planner.evidence.free(request_id)
         self.planner.evidence.admit(request_id, request_class)
         self.num_drafting += method.num_speculative_tokens > 0
 
@@ -86,7 +92,7 @@ class RowTable:
         if row is None:
             return None
         self.num_drafting -= row.spec_method.num_speculative_tokens > 0
-        self.planner.evidence.free(request_id)
+        self._ended.append(request_id)
         return row.to_wire()
 
     def switch(self, switch: Switch) -> None:
@@ -114,6 +120,7 @@ class RowTable:
         verified: Container[str],
         requests: Mapping[str, Any],
         num_waiting: int = 0,
+        resumed: Iterable[str] = (),
     ) -> StepPlan:
         """What drafts for each row at the end of the step.
 
@@ -122,9 +129,14 @@ class RowTable:
             verified: ids of those whose drafts the step verifies.
             requests: id -> vLLM's `Request`; see `draft_budget`.
             num_waiting: requests in the queue.
+            resumed: ids of those that run again after a preemption.
         """
+        for request_id in resumed:
+            self._rows[request_id].asked = 0  # its drafts were dropped, whatever they were
+            self.planner.evidence.forget_reads(request_id)
         self._end_drafts(scheduled, verified)
-        if not self.num_drafting:
+        self._planned = self.num_drafting > 0
+        if not self._planned:
             return NO_PLAN
         self.planner.evidence.unavailable = self.quarantine.names
         views = self._views(scheduled, requests)
@@ -143,7 +155,7 @@ class RowTable:
                 row.verified_by, row.verified_asked = row.drafted_by, row.asked
             elif row.asked:
                 self._seen.append((request_id, row.drafted_by, row.asked, 0, 0))
-            row.asked = 0
+            row.asked, row.fallback = 0, None
 
     def _views(self, scheduled: Iterable[str], requests: Mapping[str, Any]) -> list[RowView]:
         """The rows that can get drafts, or whose prompt a proposer can read."""
@@ -213,9 +225,21 @@ class RowTable:
             num_tokens: tokens that the target read, drafts included.
             num_drafts: draft tokens among them.
         """
+        ended, self._ended = self._ended, []
         seen, self._seen = self._seen, []
-        if not self.num_drafting and not seen:
-            return
+        if self._planned or seen:
+            self._observe(seen, num_rows, num_tokens, num_drafts)
+        for request_id in ended:
+            self.planner.evidence.free(request_id)
+
+    def _observe(
+        self,
+        seen: Sequence[tuple[str, str, int, int, int]],
+        num_rows: int,
+        num_tokens: int,
+        num_drafts: int,
+    ) -> None:
+        """Lets the planner learn from the step, and takes its reports."""
         step = self._step
         work = step.drafting.work
         drafting_s = sum(one.seconds for _, one in work)
@@ -228,7 +252,8 @@ class RowTable:
                 context=self._context,
                 emitted=self._emitted,
                 verified=num_drafts > 0,
-                prefill=step.kind == StepKind.PREFILL,
+                # Without a plan nothing noted the rows' context, so the time means nothing.
+                prefill=step.kind == StepKind.PREFILL or not self._planned,
                 seconds=time.perf_counter() - self._step_start - drafting_s,
             )
         )

@@ -24,6 +24,7 @@ class SchedulerHooks:
     """
 
     row_table: RowTable
+    _step_size: tuple[int, int, int] | None = None
 
     def add_request(self, request: Any) -> None:
         """Gives the request a row with its spec method."""
@@ -44,6 +45,7 @@ class SchedulerHooks:
             output.scheduled_spec_decode_tokens,
             self.requests,
             len(self.waiting),
+            output.scheduled_cached_reqs.resumed_req_ids,
         )
         output.specgate_quarantined = self.row_table.quarantine.names
         return output
@@ -51,13 +53,14 @@ class SchedulerHooks:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Counts the step, and attaches their statistics to outputs that may be the last read."""
         drafting = getattr(model_runner_output, "specgate_report", None)
-        self.row_table.start_count(step_kind(scheduler_output), drafting)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self.row_table.end_count(
+        drafts = scheduler_output.scheduled_spec_decode_tokens.values()
+        self._step_size = (
             len(scheduler_output.num_scheduled_tokens),
             scheduler_output.total_num_scheduled_tokens,
-            sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values())),
+            sum(map(len, drafts)),
         )
+        self.row_table.start_count(step_kind(scheduler_output), drafting)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             self.row_table.attach_stats(client.outputs)
         return outputs
@@ -91,7 +94,13 @@ class SchedulerHooks:
         return self.row_table.free(request.request_id), ec_transfer_params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's statistics, with the step's report in the field of a KV connector's."""
+        """vLLM's statistics, with the step's report in the field of a KV connector's.
+
+        `update_from_output` calls it last, when all rows are counted.
+        """
+        if self._step_size is not None:
+            self.row_table.end_count(*self._step_size)
+            self._step_size = None
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             stats.kv_connector_stats = self.row_table.step_stats()

@@ -52,6 +52,7 @@ class ProposerDispatch:
         self._last_fault: dict[str, str] = {}
         self._report = DraftReport()
         self._shadows = ShadowDrafts()
+        self._in_shadow = False
 
     def bind(self, runner: Any) -> None:
         """Takes the runner, which vLLM has not finished when it creates this class."""
@@ -160,18 +161,25 @@ class ProposerDispatch:
             self._report.fallbacks.extend(batch.request_ids)
 
     def _measured(self, name: str, batch: DraftBatch) -> Drafts:
-        """A proposer's drafts; its work goes into the report."""
+        """A proposer's drafts that the next step verifies; the report counts them."""
         report = self._report
-        began = time.perf_counter()
-        drafts = self.draft(name, batch)
-        seconds = time.perf_counter() - began
+        drafts, seconds = self._timed(name, batch)
         tokens, catchup = sum(map(len, drafts.tokens)), drafts.catchup_tokens
         report.seconds[name] = report.seconds.get(name, 0.0) + seconds
         report.proposed[name] = report.proposed.get(name, 0) + tokens
         if catchup:
             report.catchup[name] = report.catchup.get(name, 0) + catchup
-        report.add_work(name, seconds, batch.k, tokens, catchup)
         return drafts
+
+    def _timed(self, name: str, batch: DraftBatch) -> tuple[Drafts, float]:
+        """A proposer's drafts, and the seconds that they took; the report has the work."""
+        began = time.perf_counter()
+        drafts = self.draft(name, batch)
+        seconds = time.perf_counter() - began
+        if name not in self._quarantined:  # the time of a call that was not made says nothing
+            tokens = sum(map(len, drafts.tokens))
+            self._report.add_work(name, seconds, batch.k, tokens, drafts.catchup_tokens)
+        return drafts, seconds
 
     def _draft_shadows(self, shadows: Mapping[str, Sequence[str]], step: TargetStep) -> None:
         """Compares the shadow drafts that wait with the rows' tokens, and makes new ones."""
@@ -180,6 +188,8 @@ class ProposerDispatch:
         rows = ((r, row, int(length)) for row, (r, length) in enumerate(lengths))
         self._report.fates.extend(self._shadows.compare(rows, known.token_ids_cpu))
         for name, request_ids in shadows.items():
+            if name in self._quarantined:
+                continue
             k = self.host.k_of(name)
             wanted = {
                 request_id: SpecMethod(name, k)
@@ -187,10 +197,11 @@ class ProposerDispatch:
                 if request_id in known.req_id_to_index and not self._shadows.waits(request_id, name)
             }
             for _, batch in self._batches_of(wanted, step):
-                began = time.perf_counter()
-                drafts = self.draft(name, batch)
-                seconds = time.perf_counter() - began
-                self._report.add_work(name, seconds, batch.k, sum(map(len, drafts.tokens)), 0)
+                self._in_shadow = True
+                try:
+                    drafts, _ = self._timed(name, batch)
+                finally:
+                    self._in_shadow = False
                 self._report.fates.extend(self._shadows.add(name, batch, drafts.tokens))
 
     def _batches_of(
@@ -225,7 +236,9 @@ class ProposerDispatch:
             index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
             batch = batch.select(index, np.minimum(batch.k, remaining)[index])
         if index.size and name not in self._quarantined:
-            batch = self.sampled_drafts.with_sampler(name, batch)
+            # A shadow's distributions must not replace those of the row's own drafts.
+            if not self._in_shadow:
+                batch = self.sampled_drafts.with_sampler(name, batch)
             try:
                 drafts = self.host.proposers[name].propose(batch)
                 drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
@@ -234,7 +247,8 @@ class ProposerDispatch:
             except Exception as error:
                 self._record_fault(name, error)
             else:
-                self.sampled_drafts.store(name, batch, drafts)
+                if not self._in_shadow:
+                    self.sampled_drafts.store(name, batch, drafts)
                 collected.set(index, drafts)
         return collected.collect()
 

@@ -24,6 +24,7 @@ def make_parser() -> Parser:
     _add_sides(parser)
     _add_requests(parser)
     _add_arrivals(parser)
+    _add_passes(parser)
     parser.add_argument(
         "--slo",
         action="append",
@@ -91,29 +92,6 @@ def _add_requests(parser: Parser) -> None:
     parser.add_argument(
         "--ignore-eos", action="store_true", help="every answer has --max-tokens tokens"
     )
-    parser.add_argument(
-        "--time-limit",
-        type=_number(0.001, 86400.0),
-        default=120.0,
-        metavar="SECONDS",
-        help="of each request (default: 120)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1234, help="of prompts, arrivals and sampling (default: 1234)"
-    )
-    parser.add_argument(
-        "--warm-up",
-        type=int,
-        default=4,
-        choices=range(65),
-        metavar="N",
-        help="requests before each condition that are not measured (default: 4)",
-    )
-    parser.add_argument(
-        "--no-prime",
-        action="store_true",
-        help="do not send each prompt once before it is measured",
-    )
 
 
 def _add_arrivals(parser: Parser) -> None:
@@ -146,6 +124,9 @@ def _add_arrivals(parser: Parser) -> None:
         help=f"closed loop that grows and shrinks within --seconds (default: {RAMP_SECONDS:g}; "
         "repeatable)",
     )
+
+
+def _add_passes(parser: Parser) -> None:
     parser.add_argument(
         "--requests",
         type=count,
@@ -159,6 +140,29 @@ def _add_arrivals(parser: Parser) -> None:
         help="after this time a pass sends no more requests",
     )
     parser.add_argument("--repetitions", type=count, default=3, metavar="N", help="(default: 3)")
+    parser.add_argument(
+        "--time-limit",
+        type=_number(0.001, 86400.0),
+        default=120.0,
+        metavar="SECONDS",
+        help="of each request (default: 120)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1234, help="of prompts, arrivals and sampling (default: 1234)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=4,
+        choices=range(65),
+        metavar="N",
+        help="requests before each condition that are not measured (default: 4)",
+    )
+    parser.add_argument(
+        "--no-prime",
+        action="store_true",
+        help="do not send each prompt once before it is measured",
+    )
 
 
 def _number(low: float, high: float, kind: type = float) -> Callable[[str], float]:

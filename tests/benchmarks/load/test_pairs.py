@@ -68,6 +68,6 @@ def test_goodput_is_compared_if_there_are_objectives() -> None:
 
 
 def test_overall_is_a_geometric_mean() -> None:
-    half, twice = (pairs(*reversed(two_sides(factor)), {}) for factor in (0.5, 2.0))
-    assert overall([half, twice]) == pytest.approx(1.0)
+    ratios = [pairs(side, base, {}) for base, side in (two_sides(0.5), two_sides(2.0))]
+    assert overall(ratios) == pytest.approx(1.0)
     assert overall([]) is None
