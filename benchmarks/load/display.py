@@ -65,13 +65,21 @@ class Display:
     ) -> None:
         self._stack.close()
 
-    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
+    def on_pass(
+        self,
+        condition: Condition,
+        repetition: int,
+        side: str,
+        requests: int | None,
+        seconds: float | None,
+    ) -> None:
         """See `Watcher.on_pass`."""
+        limit = "" if seconds is None else f" (up to {seconds:g} s)"
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._failed = 0
         self._task = self._bar.add_task(
-            f"{condition.name}: {side}, {repetition + 1}/{self._repetitions}",
+            f"{condition.name}: {side}, {repetition + 1}/{self._repetitions}{limit}",
             total=requests,
             failed=0,
         )

@@ -24,8 +24,8 @@ class Workload:
 
     Attributes:
         name: as given on the command line.
-        phases: each has pools of prompts and takes from them in turn. With several phases the run
-            changes from one to the next at equal shares of its requests.
+        phases: each has pools of prompts and takes from them in turn. With several phases a pass
+            changes from one to the next.
         temperatures: used in turn if the run does not set one.
     """
 
@@ -38,22 +38,25 @@ class Workload:
         """The number of different prompts."""
         return len({prompt.id for prompt in chain.from_iterable(chain.from_iterable(self.phases))})
 
-    def draw(self, number: int, skip: int, seed: int) -> list[Prompt]:
-        """The prompts of one repetition.
+    def draw(self, number: int, skip: int, seed: int) -> list[list[Prompt]]:
+        """The prompts of each phase of one repetition.
 
         Args:
-            number: how many.
-            skip: how many the repetitions before have used. A prompt comes again only when its
-                whole pool has been used.
+            number: how many in each phase.
+            skip: how many of each phase the repetitions before have used. A prompt comes again
+                only when its whole pool has been used.
             seed: of the order in each pool.
         """
-        drawn: list[Prompt] = []
-        before = -(-skip // len(self.phases))
-        for phase, pools in enumerate(self.phases, 1):
-            wanted = round(number * phase / len(self.phases)) - len(drawn)
-            in_turn = chain.from_iterable(zip(*(_shuffled(p, seed) for p in pools), strict=True))
-            drawn += islice(in_turn, before, before + wanted)
-        return drawn
+        return [
+            list(
+                islice(
+                    chain.from_iterable(zip(*(_shuffled(p, seed) for p in pools), strict=True)),
+                    skip,
+                    skip + number,
+                )
+            )
+            for pools in self.phases
+        ]
 
 
 def _shuffled(pool: Sequence[Prompt], seed: int) -> Iterator[Prompt]:

@@ -29,7 +29,14 @@ class Watcher:
         self.replies = 0
         self.conditions: list[str] = []
 
-    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
+    def on_pass(
+        self,
+        condition: Condition,
+        repetition: int,
+        side: str,
+        requests: int | None,
+        seconds: float | None,
+    ) -> None:
         self.passes.append((repetition, side))
 
     def on_reply(self, reply: Reply) -> None:
@@ -152,7 +159,7 @@ def requests(count: int) -> list[PlannedRequest]:
 async def drive(
     url: str, arrivals: Arrivals, count: int, seconds: float | None = None, limit_s: float = 5.0
 ) -> Driver:
-    driver = Driver(target(url), requests(count), seconds, limit_s)
+    driver = Driver(target(url), [requests(count)], seconds, limit_s)
     await driver.run(arrivals, seed=3)
     return driver
 
@@ -259,19 +266,38 @@ async def test_an_interrupted_run_keeps_what_it_has_measured() -> None:
     assert only.seconds > 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "complaint"),
-    [
-        ({"requests": None, "seconds": None}, "give --requests or --seconds"),
-        (
-            {"workloads": [Workload("shift", [[PROMPTS]] * 2)], "requests": None, "seconds": 5.0},
-            "--workload shift: .* needs --requests",
-        ),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(fields: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        plan("http://127.0.0.1:9", **fields)
+SHIFT = Workload("shift", [[PROMPTS[:6]], [PROMPTS[6:]]])
+
+
+@pytest.mark.parametrize("load", [ClosedLoop(2), OpenLoop(40.0)])
+async def test_a_pass_limited_by_time_shifts_at_half_of_its_time(load: Arrivals) -> None:
+    server = Server(0.02)
+    fields: dict[str, Any] = {"workloads": [SHIFT], "loads": [load], "requests": None}
+    async with served(server) as url:
+        run, _ = await measure(plan(url, repetitions=1, prime=False, seconds=0.6, **fields))
+    for each in run.passes:
+        assert len(each.samples) > 10
+        for sample in each.samples:
+            planned_s = sample.sent_s - sample.late_ms / 1e3
+            if abs(planned_s - 0.3) > 0.05:  # a busy machine sends a little later than it decides
+                assert (int(sample.prompt[1:]) >= 6) == (planned_s > 0.3)
+    first, second = ({s.index: s.prompt for s in each.samples} for each in run.passes)
+    both = first.keys() & second.keys()
+    assert len(both) > 10
+    assert all(first[index] == second[index] for index in both), "pairs have equal prompts"
+
+
+async def test_a_pass_limited_by_requests_shifts_at_half_of_them() -> None:
+    server = Server()
+    async with served(server) as url:
+        run, _ = await measure(plan(url, workloads=[SHIFT], requests=7, repetitions=1))
+    numbers = [int(s.prompt[1:]) for s in sorted(run.passes[0].samples, key=lambda s: s.index)]
+    assert [number >= 6 for number in numbers] == [False] * 4 + [True] * 3
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="give --requests or --seconds"):
+        plan("http://127.0.0.1:9", requests=None)
     with pytest.raises(ValueError, match="two sides have the name 'a'"):
         plan("http://127.0.0.1:9", ("a", "b", "a"))
 
