@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["make_parser", "run"]
 
-LATE_MS, LATE_SHARE = 5.0, 0.1
+LATE_MS, LATE_SHARE = 10.0, 0.1
 """Lateness at the percentile 99, in milliseconds and as a share of the median TTFT, that is warned
 of if it exceeds both."""
 
