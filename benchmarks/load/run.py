@@ -89,6 +89,10 @@ class LoadPlan:
 class Watcher(Protocol):
     """Is told how the run proceeds."""
 
+    def on_stage(self, description: str) -> None:
+        """Something begins that is not measured."""
+        ...
+
     def on_pass(
         self,
         condition: Condition,
@@ -118,14 +122,17 @@ class LoadRun:
     targets: list[Target] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     _drawn: Counter[str] = field(default_factory=Counter)
+    _primed: set[tuple[str, str]] = field(default_factory=set)
 
     async def run(self) -> None:
         """Measures everything. Raises `RuntimeError` or `ValueError` if a side cannot be used."""
         for side in self.plan.sides:
+            self.watcher.on_stage(f"{side.name}: trying the server")
             self.targets.append(await prepare(side, ignore_eos=self.plan.ignore_eos))
         workloads = {workload.name: workload for workload in self.plan.workloads}
         for condition in self.plan.conditions:
             before = len(self.passes)
+            self.watcher.on_stage(f"{condition.name}: warming up")
             for target in self.targets:
                 await self._warm_up(target, condition)
             for repetition in range(self.plan.repetitions):
@@ -136,7 +143,7 @@ class LoadRun:
         """One pass of every side."""
         requests = self._requests(condition, workload)
         if self.plan.prime:
-            await self._prime([request for phase in requests for request in phase])
+            await self._prime(workload.name, [r for phase in requests for r in phase])
         for target in self.targets if repetition % 2 == 0 else reversed(self.targets):
             self.watcher.on_pass(
                 condition, repetition, target.side.name, self.plan.requests, self.plan.seconds
@@ -202,13 +209,18 @@ class LoadRun:
         requests = [PlannedRequest(0, p, heat, WARM_UP_TOKENS, 0) for p in prompts]
         await self._send_at_once(target, requests, len(requests))
 
-    async def _prime(self, requests: Sequence[PlannedRequest]) -> None:
-        """Sends every prompt once to every server, for one token."""
-        distinct = {request.prompt.id: request.prompt for request in requests}
-        first = [PlannedRequest(0, prompt, 0.0, 1, 0) for prompt in distinct.values()]
+    async def _prime(self, workload: str, requests: Sequence[PlannedRequest]) -> None:
+        """Sends every prompt once in a run to every server, for one token."""
+        fresh = {
+            (workload, request.prompt.id): PlannedRequest(0, request.prompt, 0.0, 1, 0)
+            for request in requests
+            if (workload, request.prompt.id) not in self._primed
+        }
+        self._primed.update(fresh)
+        self.watcher.on_stage(f"{workload}: priming {len(fresh)} prompts")
         servers = {target.side.url: target for target in reversed(self.targets)}
         for target in servers.values():
-            await self._send_at_once(target, first, PRIMED_AT_ONCE)
+            await self._send_at_once(target, list(fresh.values()), PRIMED_AT_ONCE)
 
     async def _send_at_once(
         self, target: Target, requests: Sequence[PlannedRequest], concurrency: int
