@@ -8,7 +8,7 @@ depend on the proposer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.estimate import Estimate, paired_ratio
 from benchmarks.system import System, SystemLauncher, measure
@@ -22,6 +22,8 @@ TEMPERATURES = (0.0, 0.7)
 LEVELS = (1, 2, 4, 8, 16)
 SHORTEST, LONGEST = 48, 192
 PILOT_TOKENS = 8
+LESSON_TOKENS = 160
+"""Tokens of each answer from which a policy learns before it is measured."""
 QUICK_PROMPTS = 4
 DECODING_SHARE = 0.6
 """Rough share of the time that decoding takes; the rest is prefill and starting servers."""
@@ -37,6 +39,7 @@ class SpeedupPlan:
         temperatures, levels, kinds: every combination is measured.
         minutes: approximate duration of the whole plan; determines the length of the answers.
         prompts: the most prompts of each kind; 0 is all.
+        policies: measured like proposers.
     """
 
     target: str
@@ -46,6 +49,12 @@ class SpeedupPlan:
     kinds: Sequence[PromptKind] = KINDS
     minutes: float = 35.0
     prompts: int = 0
+    policies: Sequence[str] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """What is measured: plain decoding, every proposer, every policy."""
+        return [NONE, *(spec.name for spec in self.specs), *self.policies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +103,18 @@ async def measure_speedups(
     results: list[Speedup] = []
     max_tokens = 0
     for temperature in plan.temperatures:
-        async with launcher.specgate("all", plan.target, plan.specs) as system:
+        specs = without_memory(plan.specs) if plan.policies else plan.specs
+        async with launcher.specgate("all", plan.target, specs) as system:
             for spec in plan.specs:
                 await system.send_burst([_warm_up(spec.name)])
+            for policy in plan.policies:
+                for rows in (1, *plan.levels):
+                    await system.send_burst([_lesson(plan, policy, temperature)] * rows)
             max_tokens = max_tokens or await _answer_length(plan, system)
             for kind in plan.kinds:
                 for level, prompts in bursts(_prompts(plan, kind), plan.levels).items():
                     situation = Situation(kind, temperature, level, max_tokens)
-                    for result in await _measure_situation(situation, plan.specs, system, prompts):
+                    for result in await _measure_situation(situation, plan.names, system, prompts):
                         on_result(result)
                         results.append(result)
     return results
@@ -109,11 +122,10 @@ async def measure_speedups(
 
 async def _measure_situation(
     at: Situation,
-    specs: Sequence[ProposerSpec],
+    names: Sequence[str],
     system: System,
     prompts: Sequence[Sequence[Messages]],
 ) -> list[Speedup]:
-    names = [NONE, *(spec.name for spec in specs)]
     samples: dict[str, list[Decoding]] = {name: [] for name in names}
     for number, burst in enumerate(prompts):
         for name in names if number % 2 == 0 else reversed(names):
@@ -160,7 +172,7 @@ async def _answer_length(plan: SpeedupPlan, system: System) -> int:
     for kind in plan.kinds:
         for level, of_level in bursts(_prompts(plan, kind), plan.levels).items():
             per_token_s += len(of_level) * (fast.step_ms + per_stream * (level - few)) / 1e3
-    repeated = len(plan.temperatures) * (len(plan.specs) + 1)
+    repeated = len(plan.temperatures) * len(plan.names)
     length = plan.minutes * 60 * DECODING_SHARE / (per_token_s * repeated)
     return round(min(max(length, SHORTEST), LONGEST))
 
@@ -172,6 +184,27 @@ def _prompts(plan: SpeedupPlan, kind: PromptKind) -> list[Messages]:
 def _warm_up(proposer: str) -> Request:
     """Triggers what is compiled or allocated on first use; its prompt is not measured."""
     return Request([{"role": "user", "content": "Write a function `warm_up`."}], 16, 0.0, proposer)
+
+
+def without_memory(specs: Sequence[ProposerSpec]) -> list[ProposerSpec]:
+    """The specs without suffix trees of earlier answers.
+
+    Every prompt is sent once with each proposer. A policy tries the suffix trees in every answer,
+    so both would find the answer to their prompt there.
+    """
+    option = "suffix_decoding_max_cached_requests"
+    return [
+        replace(spec, options={**spec.options, option: 0}) if option in spec.options else spec
+        for spec in specs
+    ]
+
+
+def _lesson(plan: SpeedupPlan, policy: str, temperature: float) -> Request:
+    """Lets a policy measure the times of steps and of drafting; its prompt is not measured."""
+    text = (
+        "Write a function `add_all` that adds the numbers of a list, and explain each line of it."
+    )
+    return Request([{"role": "user", "content": text}], LESSON_TOKENS, temperature, policy)
 
 
 TABLE_HEAD = (

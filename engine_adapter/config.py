@@ -57,6 +57,8 @@ class EngineConfig:
         log_level: of the engine process.
         restart: when a dead process is replaced; the fake engine has none.
         lora_modules: the LoRA adapters at start, name -> path; needs `enable_lora`.
+        policies: policy -> its parameters, where they are not the defaults.
+        primary: the proposer that a policy's parameters may leave out, if one is configured.
     """
 
     model: str
@@ -67,6 +69,8 @@ class EngineConfig:
     log_level: str = "WARNING"
     restart: RestartPolicy = RestartPolicy()
     lora_modules: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    primary: str | None = None
 
 
 def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: int | None) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,23 @@ class StepKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyStep:
+    """The part of the policies in one step.
+
+    Attributes:
+        decisions: policy -> proposer, or `none` -> rows that it planned so in this step.
+        predicted_s: the step's time as the fitted model predicted it; `None` before a first fit.
+        measured_s: the time that this prediction is compared with.
+        suspended: policy -> whether its guard holds it at plain decoding.
+    """
+
+    decisions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    predicted_s: float | None = None
+    measured_s: float | None = None
+    suspended: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """One engine step, for the metrics.
 
@@ -86,6 +104,8 @@ class StepReport:
         catchup_tokens: positions whose KV each proposer computed before it drafted.
         faults: proposers that failed in this step, each with the cause.
         quarantined: proposers that this step quarantined.
+        policy: what the policies did; `None` in a step without rows under a policy.
+        evidence: every few seconds, what the policies have measured so far: plain JSON.
     """
 
     kind: StepKind
@@ -96,3 +116,5 @@ class StepReport:
     catchup_tokens: Mapping[str, int]
     faults: Mapping[str, str] = field(default_factory=dict)
     quarantined: tuple[str, ...] = ()
+    policy: PolicyStep | None = None
+    evidence: Mapping[str, Any] | None = None

@@ -16,6 +16,7 @@ from engine_adapter.types import (
     EngineInfo,
     GenerationRequest,
     LoraAdapter,
+    PolicyInfo,
     ProposerInfo,
     Switch,
 )
@@ -106,6 +107,29 @@ class Engine(Protocol):
         Raises:
             ProposerRefused: it is not loaded, or cannot be unloaded in the current state.
             EngineDead: the engine is dead; its next process does not load the proposer.
+        """
+        ...
+
+    @property
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        """Every policy with its parameters, and its state some seconds ago."""
+        ...
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """What the policies have measured, some seconds ago; see `Evidence.snapshot`."""
+        ...
+
+    async def set_policy(self, name: str, parameters: Mapping[str, Any]) -> PolicyInfo:
+        """Gives a policy these parameters from the next step on; the others get their defaults.
+
+        Args:
+            name: a policy of `engine_adapter.policies.catalog`.
+            parameters: as `catalog.read_policy` takes them.
+
+        Raises:
+            PolicyError: a parameter is unknown or cannot work; the old ones stay.
+            EngineDead: the engine is dead; the old ones stay.
         """
         ...
 

@@ -7,6 +7,7 @@ The protocols that exchange them are in `engine_adapter.interface`, the statisti
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from engine_adapter.counts import SpecStats
 
@@ -16,11 +17,12 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class SpecMethod:
-    """A proposer and a draft length.
+    """A proposer, or a policy that chooses one at every step, and a draft length.
 
     Attributes:
-        proposer: the name of a loaded proposer, or `NONE`.
-        num_speculative_tokens: k, at most the proposer's own k; 0 for `NONE`.
+        proposer: the name of a loaded proposer, of a policy, or `NONE`.
+        num_speculative_tokens: k, at most the proposer's own k; under a policy the most that it
+            may choose; 0 for `NONE`.
     """
 
     proposer: str = NONE
@@ -249,6 +251,20 @@ class ProposerInfo:
     kv_bytes: int = 0
     draft_latency_ms: float | None = None
     last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """A policy, as `/v1/spec_policy` shows it.
+
+    Attributes:
+        parameters: its parameters in force, as they were given and with the defaults.
+        state: what it did lately: plain JSON, for people.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

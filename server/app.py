@@ -11,7 +11,7 @@ from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
-from server.routes import admin, chat, completions, health, lora, metrics, models, tokenize
+from server.routes import admin, chat, completions, health, lora, metrics, models, policy, tokenize
 from server.settings import Settings
 from server.state import AppState
 from server.telemetry.metrics import Metrics
@@ -24,6 +24,7 @@ ROUTERS = (
     health.router,
     metrics.router,
     admin.router,
+    policy.router,
     lora.router,
 )
 """The routers of all routes."""

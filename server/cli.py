@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "serve a model over OpenAI's API; `specgate serve --help` lists its flags",
     "switch": "switch a running server to another method",
     "status": "show the proposers of a running server, and how well they draft",
+    "explain": "say which method a request would get from a running server, and why",
     "batch": "answer a file of requests, without a server; `specgate batch --help`",
     "bench": "measure speed: servers under load, beside stock vLLM, each proposer",
     "version": "print the versions of Specgate and of its engine",

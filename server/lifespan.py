@@ -16,8 +16,10 @@ from fastapi import FastAPI
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
 from server.control.lora_admin import LoraAdmin
+from server.control.method_names import LoadedProposers
+from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
-from server.control.selection import LoadedProposers
+from server.control.router import Router
 from server.control.switcher import Switcher
 from server.rendering import Renderer
 from server.state import AppState, Runtime
@@ -95,6 +97,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
     switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
+    router = Router(settings.rules(), loaded_proposers, metrics)
     return Runtime(
         settings=settings,
         engine=engine,
@@ -103,8 +106,12 @@ async def _create_runtime(state: AppState) -> Runtime:
         info=info,
         renderer=renderer,
         switcher=switcher,
+        router=router,
         loaded_proposers=loaded_proposers,
         proposer_admin=ProposerAdmin(engine, switcher, metrics, audit),
         lora_admin=LoraAdmin(engine, settings.served_model_name, audit),
+        policy_admin=PolicyAdmin(
+            engine, router, loaded_proposers, settings.named_api_key, metrics, audit
+        ),
         stopping=state.stopping,
     )

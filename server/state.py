@@ -14,8 +14,10 @@ from engine_adapter.interface import Engine
 from engine_adapter.types import EngineInfo
 from server.control.audit import Audit
 from server.control.lora_admin import LoraAdmin
+from server.control.method_names import LoadedProposers
+from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
-from server.control.selection import LoadedProposers
+from server.control.router import Router
 from server.control.switcher import Switcher
 from server.rendering import Renderer
 from server.settings import Settings
@@ -40,9 +42,11 @@ class Runtime:
     info: EngineInfo
     renderer: Renderer
     switcher: Switcher
+    router: Router
     loaded_proposers: Callable[[], LoadedProposers]
     proposer_admin: ProposerAdmin
     lora_admin: LoraAdmin
+    policy_admin: PolicyAdmin
     stopping: asyncio.Event
     started_at: float = field(default_factory=time.time)
 

@@ -40,11 +40,12 @@ ROUTES_MAY_IMPORT = (
     "server.http.event_stream",
     "engine_adapter.errors",
     "engine_adapter.interface",
+    "engine_adapter.policies.parameters",
     "engine_adapter.types",
 )
 SCHEMA_MAY_IMPORT = (
     "server.control.records",
-    "server.control.selection",
+    "server.control.method_names",
     "server.control.types",
 )
 VLLM_ENGINE = "engine_adapter.vllm_engine"

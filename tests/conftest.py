@@ -11,8 +11,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 # Threads that spin at a barrier while the one they wait for has no core make a busy machine slow.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# The demo models are so small that a second thread costs more than it brings, also to an engine that
-# runs alone: two engine test files took 90 s with two threads and 63 s with one.
+# The demo models are so small that a second thread costs more than it brings, also to an engine
+# that runs alone: two engine test files took 90 s with two threads and 63 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

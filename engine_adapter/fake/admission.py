@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine_adapter.errors import InvalidRequest
+from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.types import NONE, EngineInfo, GenerationRequest, SamplingOptions, SpecMethod
 
@@ -27,12 +28,18 @@ def check_request(
         if not 0 <= token_id < info.vocab_size:
             raise InvalidRequest("stop_token_ids", f"{token_id} is not in the vocabulary")
     _check_restrictions(sampling)
-    check_method(request.spec_decode.spec_method, specs)
+    check_method(request.spec_decode.spec_method, specs, info.max_speculative_tokens)
 
 
-def check_method(method: SpecMethod, specs: Sequence[ProposerSpec]) -> None:
-    """Raises `InvalidRequest` for a proposer that is not loaded or a k above its own."""
+def check_method(method: SpecMethod, specs: Sequence[ProposerSpec], capacity: int) -> None:
+    """Raises `InvalidRequest` for a proposer that is not loaded or a k above its own.
+
+    The k of a policy is at most `capacity`.
+    """
     if method.proposer == NONE:
+        return
+    if method.proposer in POLICY_NAMES:
+        _check_k(method, capacity)
         return
     spec = next((spec for spec in specs if spec.name == method.proposer), None)
     if spec is None:
@@ -42,11 +49,14 @@ def check_method(method: SpecMethod, specs: Sequence[ProposerSpec]) -> None:
             f"no proposer {method.proposer!r} is loaded; the choices are {names}",
             "proposer_not_found",
         )
-    if not 0 <= method.num_speculative_tokens <= spec.num_speculative_tokens:
+    _check_k(method, spec.num_speculative_tokens)
+
+
+def _check_k(method: SpecMethod, limit: int) -> None:
+    if not 0 <= method.num_speculative_tokens <= limit:
         raise InvalidRequest(
             "spec_decode.num_speculative_tokens",
-            f"must be in [0, {spec.num_speculative_tokens}] for {spec.name},"
-            f" got {method.num_speculative_tokens}",
+            f"must be in [0, {limit}] for {method.proposer}, got {method.num_speculative_tokens}",
         )
 
 

@@ -20,9 +20,10 @@ from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import read_options
-from engine_adapter.fake.sequence import FakeSequence, InjectedFault
+from engine_adapter.fake.planning import StepPlanning
+from engine_adapter.fake.sequence import FakeSequence, injected_fault
 from engine_adapter.fake.stepper import Stepper
-from engine_adapter.fake.vocabulary import Vocabulary, load_vocabulary, model_context
+from engine_adapter.fake.vocabulary import Vocabulary, describe, load_vocabulary
 from engine_adapter.interface import EngineObserver
 from engine_adapter.lora_registry import LoraRegistry
 from engine_adapter.proposer_registry import ProposerRegistry
@@ -32,12 +33,11 @@ from engine_adapter.types import (
     EngineInfo,
     GenerationRequest,
     LoraAdapter,
+    PolicyInfo,
     ProposerInfo,
     SpecMethod,
     Switch,
 )
-
-_DEFAULT_CONTEXT = 2048
 
 
 class FakeEngine:
@@ -61,7 +61,8 @@ class FakeEngine:
         self._lora_registry = LoraRegistry(config.arguments)
         self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
         self._batch = Batch(self._options)
-        self._stepper = Stepper(self._batch, self._options, self._metrics, observer)
+        self._planning = StepPlanning(config, self._capacity)
+        self._stepper = Stepper(self._batch, self._planning, self._options, self._metrics, observer)
         self._loop_task: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
         self._vocabulary: Vocabulary | None = None
@@ -106,7 +107,7 @@ class FakeEngine:
         for name, path in self._config.lora_modules.items():
             with self._lora_registry.loading(name, path):
                 on_progress(f"Loading adapter {name}")
-        self._info = self._describe(vocabulary)
+        self._info = describe(self._config, self._options, vocabulary, self._capacity)
         self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
@@ -127,7 +128,7 @@ class FakeEngine:
     async def switch(self, switch: Switch, *, running: bool) -> None:
         """See `Engine.switch`."""
         self._begin_call("switch")
-        check_method(switch.spec_method, self._proposer_registry.specs)
+        check_method(switch.spec_method, self._proposer_registry.specs, self._capacity)
         if not running:
             return
         self._last_running_switch = switch
@@ -157,6 +158,7 @@ class FakeEngine:
         if self._options.fake_fail_load:
             message = f"{spec.name}: {self._options.fake_fail_load}"
             raise EngineConfigError("proposer", message, "model")
+        self._planning.load(spec)
         return self._proposer_registry.add(spec, ())
 
     async def unload_proposer(self, name: str) -> None:
@@ -164,6 +166,22 @@ class FakeEngine:
         self._begin_call("unload")
         self._proposer_registry.check_unload(name)
         self._proposer_registry.remove(name)
+        self._planning.unload(name)
+
+    @property
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        """See `Engine.policies`; their state is current."""
+        return self._planning.policies
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """See `Engine.evidence`; it is current."""
+        return self._planning.evidence
+
+    async def set_policy(self, name: str, parameters: Mapping[str, Any]) -> PolicyInfo:
+        """See `Engine.set_policy`."""
+        self._begin_call("set_policy")
+        return self._planning.set_policy(name, parameters)
 
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
@@ -244,7 +262,8 @@ class FakeEngine:
             max_model_len=self.info.max_model_len,
             now_s=asyncio.get_running_loop().time(),
         )
-        sequence.injected_fault = self._fault_for(request)
+        sequence.injected_fault = injected_fault(request, self._options, self._vocabulary)
+        self._planning.admit(request)
         self._batch.add(sequence)
         self._stepper.show_load()
         self._stepper.wake()
@@ -261,19 +280,8 @@ class FakeEngine:
         seed = request.sampling.seed
         return next(self._seeds) + (1 << 64) if seed is None else seed
 
-    def _fault_for(self, request: GenerationRequest) -> InjectedFault | None:
-        options = self._options
-        if not (options.fake_fail_prompt or options.fake_hang_prompt):
-            return None
-        assert self._vocabulary is not None
-        text = self._vocabulary.tokenizer.decode(list(request.prompt_token_ids))
-        if options.fake_fail_prompt and options.fake_fail_prompt in text:
-            return InjectedFault.FAIL
-        if options.fake_hang_prompt and options.fake_hang_prompt in text:
-            return InjectedFault.HANG
-        return None
-
     def _abort(self, sequence: FakeSequence) -> None:
+        self._planning.free(sequence.request.request_id)
         if self._batch.discard(sequence):
             self._metrics.on_end(sequence, "abort", asyncio.get_running_loop().time())
             self._stepper.show_load()
@@ -283,17 +291,3 @@ class FakeEngine:
             sequence.outbox.put_nowait(error)
         self._batch.clear()
         self._stepper.show_load()
-
-    def _describe(self, vocabulary: Vocabulary) -> EngineInfo:
-        context = self._options.max_model_len or model_context(self._config.model)
-        return EngineInfo(
-            engine="fake",
-            version="1",
-            model=self._config.model,
-            tokenizer=self._config.model,
-            max_model_len=context or _DEFAULT_CONTEXT,
-            vocab_size=vocabulary.size,
-            max_logprobs=self._options.max_logprobs,
-            max_speculative_tokens=self._capacity,
-            proposers=self._proposer_registry.infos,
-        )

@@ -7,7 +7,7 @@ from typing import Any
 from engine_adapter.errors import EngineConfigError
 
 _SETTING = "engine_args"
-CALLS = ("generate", "switch", "proposers", "load", "unload")
+CALLS = ("generate", "switch", "proposers", "load", "unload", "set_policy")
 """The calls at which `fake_die_at_call` can kill the engine."""
 
 
@@ -28,6 +28,7 @@ class FakeOptions:
         fake_step_ms: milliseconds of every step.
         fake_prefill_token_ms: milliseconds added for each prompt token read in the step.
         fake_draft_token_ms: milliseconds added for each drafted token of the longest draft.
+        fake_verify_token_ms: milliseconds added for each draft token that the step verifies.
         fake_acceptance: probability in [0, 1] that a draft token is accepted if the tokens before
             it were: one number for all proposers, or a mapping from names; 0.7 for other names.
         fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
@@ -51,6 +52,7 @@ class FakeOptions:
     fake_step_ms: float = 1.0
     fake_prefill_token_ms: float = 0.0
     fake_draft_token_ms: float = 0.0
+    fake_verify_token_ms: float = 0.0
     fake_acceptance: float | Mapping[str, float] = field(default_factory=dict)
     fake_length: int = 128
     fake_start_s: float = 0.0

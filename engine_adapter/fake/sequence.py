@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from engine_adapter.counts import ProposerCounts, SpecStats
 from engine_adapter.fake.detokenizer import Detokenizer
+from engine_adapter.fake.options import FakeOptions
 from engine_adapter.fake.tokens import TokenSource, text_key, token_logprob
 from engine_adapter.fake.vocabulary import Vocabulary
 from engine_adapter.types import (
@@ -33,6 +34,20 @@ class InjectedFault(StrEnum):
 
     FAIL = "fail"
     HANG = "hang"
+
+
+def injected_fault(
+    request: GenerationRequest, options: FakeOptions, vocabulary: Vocabulary
+) -> InjectedFault | None:
+    """The fault that the options give to a request with such a prompt."""
+    if not (options.fake_fail_prompt or options.fake_hang_prompt):
+        return None
+    text = vocabulary.tokenizer.decode(list(request.prompt_token_ids))
+    if options.fake_fail_prompt and options.fake_fail_prompt in text:
+        return InjectedFault.FAIL
+    if options.fake_hang_prompt and options.fake_hang_prompt in text:
+        return InjectedFault.HANG
+    return None
 
 
 class FakeSequence:

@@ -1,27 +1,18 @@
 """The step loop: plan, wait for the time of a step, emit."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from engine_adapter.counts import ProposerCounts, StepKind, StepReport
 from engine_adapter.errors import EngineDead, EngineError
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import FakeOptions
+from engine_adapter.fake.planning import Fate, Row, StepPlanning
 from engine_adapter.fake.sequence import FakeSequence, InjectedFault
 from engine_adapter.fake.tokens import accepted_drafts
 from engine_adapter.interface import EngineObserver
 from engine_adapter.types import NONE
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A sequence in a step: the proposer that drafted for it, or `none`, and the draft tokens."""
-
-    sequence: FakeSequence
-    proposer: str
-    drafted: int
 
 
 class Stepper:
@@ -32,11 +23,17 @@ class Stepper:
     """
 
     def __init__(
-        self, batch: Batch, options: FakeOptions, metrics: FakeMetrics, observer: EngineObserver
+        self,
+        batch: Batch,
+        planning: StepPlanning,
+        options: FakeOptions,
+        metrics: FakeMetrics,
+        observer: EngineObserver,
     ) -> None:
         """Starts nothing; `run` does."""
         self.draft_ms: dict[str, float] = {}
         self._batch = batch
+        self._planning = planning
         self._options = options
         self._metrics = metrics
         self._observer = observer
@@ -77,7 +74,8 @@ class Stepper:
             await asyncio.Event().wait()
 
     def _plan(self) -> list[Row]:
-        return [_row(s) for s in self._batch.running if not self._has_fault(s, InjectedFault.HANG)]
+        running = [s for s in self._batch.running if not self._has_fault(s, InjectedFault.HANG)]
+        return self._planning.rows(running, self._batch.num_waiting)
 
     def _has_fault(self, sequence: FakeSequence, fault: InjectedFault) -> bool:
         """Whether the sequence has this fault and has emitted the tokens that come before it."""
@@ -91,11 +89,11 @@ class Stepper:
             for row in rows
             if not row.sequence.prefilled
         )
-        longest = max(row.drafted for row in rows)
         milliseconds = (
             options.fake_step_ms
             + options.fake_prefill_token_ms * prefilled
-            + options.fake_draft_token_ms * longest
+            + options.fake_verify_token_ms * sum(row.drafted for row in rows)
+            + options.fake_draft_token_ms * _longest(rows)
         )
         return milliseconds / 1000
 
@@ -103,28 +101,69 @@ class Stepper:
         kind = _kind(rows)
         live = set(self._batch.running)
         verified: dict[str, ProposerCounts] = {}
+        fates: list[Fate] = []
         for row in rows:
             if row.sequence not in live:
                 continue
             if self._has_fault(row.sequence, InjectedFault.FAIL):
                 self._fail(row.sequence, now_s)
                 continue
+            fates += self._shadow_fates(row)
             counts = self._advance(row, now_s)
             before = verified.get(row.proposer)
             verified[row.proposer] = before + counts if before else counts
+            if row.drafted:
+                request_id = row.sequence.request.request_id
+                fates.append(Fate(request_id, row.proposer, row.drafted, counts.accepted))
         self._metrics.on_step(verified)
         self.show_load()
+        self._report(rows, kind, verified, fates, now_s - began_s)
+
+    def _report(
+        self,
+        rows: Sequence[Row],
+        kind: StepKind,
+        verified: Mapping[str, ProposerCounts],
+        fates: Sequence[Fate],
+        seconds: float,
+    ) -> None:
+        draft_seconds = self._draft_seconds(rows)
+        drafting_s = self._options.fake_draft_token_ms * _longest(rows) / 1000
+        policy = self._planning.observe(
+            rows,
+            fates,
+            sum(counts.emitted for counts in verified.values()),
+            draft_seconds,
+            max(seconds - drafting_s, 0.0),
+            prefill=kind == StepKind.PREFILL,
+        )
         report = StepReport(
             kind=kind,
-            seconds=now_s - began_s,
+            seconds=seconds,
             verified=verified,
-            draft_seconds=self._draft_seconds(rows),
+            draft_seconds=draft_seconds,
             proposed_tokens={
                 name: counts.drafted for name, counts in verified.items() if name != NONE
             },
             catchup_tokens={},
+            policy=policy,
         )
         self._observer.on_step(report)
+
+    def _shadow_fates(self, row: Row) -> list[Fate]:
+        return [
+            Fate(
+                row.sequence.request.request_id,
+                proposer,
+                drafted,
+                self._accepted(row.sequence, proposer, drafted),
+            )
+            for proposer, drafted in row.shadows
+        ]
+
+    def _accepted(self, sequence: FakeSequence, proposer: str, drafted: int) -> int:
+        rate = self._options.acceptance(proposer)
+        return accepted_drafts(sequence.key, sequence.num_output_tokens, proposer, drafted, rate)
 
     def _draft_seconds(self, rows: Sequence[Row]) -> dict[str, float]:
         longest: dict[str, int] = {}
@@ -139,10 +178,7 @@ class Stepper:
         sequence = row.sequence
         first = not sequence.prefilled
         since_s = sequence.times.arrived_s if first else sequence.times.last_token_s
-        rate = self._options.acceptance(row.proposer)
-        accepted = accepted_drafts(
-            sequence.key, sequence.num_output_tokens, row.proposer, row.drafted, rate
-        )
+        accepted = self._accepted(sequence, row.proposer, row.drafted)
         if first:
             self._metrics.on_admission(sequence)
         counts = sequence.advance(row.proposer, row.drafted, accepted, now_s)
@@ -158,12 +194,8 @@ class Stepper:
         sequence.outbox.put_nowait(EngineError("fake_fail_prompt failed this request"))
 
 
-def _row(sequence: FakeSequence) -> Row:
-    method = sequence.spec_method
-    drafted = min(method.num_speculative_tokens, sequence.draft_budget) if sequence.prefilled else 0
-    if method.proposer == NONE or drafted < 1:
-        return Row(sequence, NONE, 0)
-    return Row(sequence, method.proposer, drafted)
+def _longest(rows: Sequence[Row]) -> int:
+    return max(row.drafted for row in rows)
 
 
 def _kind(rows: Sequence[Row]) -> StepKind:

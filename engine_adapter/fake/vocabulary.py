@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
+from engine_adapter.fake.options import FakeOptions
+from engine_adapter.types import EngineInfo
 
+_DEFAULT_CONTEXT = 2048
 _CHARACTERS = ("é", "ß", "→", "漢", "語", "🙂")
 
 
@@ -63,3 +67,21 @@ def model_context(model: str) -> int | None:
 def _is_whole(backend: Any, token_id: int) -> bool:
     text = backend.decode([token_id], skip_special_tokens=False)
     return bool(text) and "�" not in text and (text.isprintable() or text == "\n")
+
+
+def describe(
+    config: EngineConfig, options: FakeOptions, vocabulary: Vocabulary, capacity: int
+) -> EngineInfo:
+    """The started engine, without its proposers."""
+    context = options.max_model_len or model_context(config.model)
+    return EngineInfo(
+        engine="fake",
+        version="1",
+        model=config.model,
+        tokenizer=config.model,
+        max_model_len=context or _DEFAULT_CONTEXT,
+        vocab_size=vocabulary.size,
+        max_logprobs=options.max_logprobs,
+        max_speculative_tokens=capacity,
+        proposers=(),
+    )

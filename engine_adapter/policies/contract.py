@@ -1,54 +1,99 @@
-"""The contract of a policy: before a step runs, it chooses a proposer and a k for each row.
+"""The contract of a policy: before a step runs, it chooses what drafts for each row, and how much.
 
 Pure Python and numpy: no torch, no vLLM. The scheduler calls it, so that every rank of the
 engine follows one plan.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol
 
 from engine_adapter.types import SpecMethod
 
 
+class RequestClass(IntEnum):
+    """Requests whose drafts are accepted alike, so that they share their evidence.
+
+    `greedy`: at temperature 0. `sampled`: at a higher one. `structured`: with a constraint on the
+    text, at any temperature.
+    """
+
+    GREEDY = 0
+    SAMPLED = 1
+    STRUCTURED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A request of the step whose proposer drafts for it, or reads a part of its prompt.
+    """A request of the step that can get drafts, or reads a part of its prompt.
 
     Attributes:
-        spec_method: the request's method: pinned, or the active one; never plain decoding.
+        spec_method: the request's method: a proposer or a policy, pinned or active; never plain
+            decoding. Under a policy its k is the most that the policy may choose.
         draft_budget: the most draft tokens that the row's context and `max_tokens` allow; 0
             where the step ends in the middle of the prompt, so that a proposer with KV can
             read along.
+        num_tokens: tokens of the request so far, prompt and output.
+        request_class: which evidence is valid for the row.
     """
 
     request_id: str
     spec_method: SpecMethod
     draft_budget: int
+    num_tokens: int = 0
+    request_class: RequestClass = RequestClass.GREEDY
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step, before it runs: the rows that a proposer drafts for or reads."""
+    """One step, before it runs.
+
+    Attributes:
+        rows: the rows that a proposer drafts for or reads.
+        num_running: all rows of the step, also those that decode plainly.
+        num_waiting: requests in the engine's queue.
+        fixed_drafts: draft tokens that the rows of other policies, and of proposers, get.
+    """
 
     rows: Sequence[RowView]
+    num_running: int = 0
+    num_waiting: int = 0
+    fixed_drafts: int = 0
 
 
-StepPlan = Mapping[str, SpecMethod]
-"""Request id -> the proposer and k that draft for it at the end of the step.
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What is drafted at the end of the step; the next step verifies it.
 
-With k = 0 the proposer reads the row's tokens and drafts nothing. A request that is absent gets no
-drafts.
-"""
+    Attributes:
+        drafts: request id -> the proposer that drafts, and k. With k = 0 the proposer reads the
+            row's tokens and drafts nothing. A request that is absent gets no drafts.
+        fallbacks: request id -> the proposer that drafts if the one of `drafts` finds nothing.
+        shadows: proposer -> the requests for which it drafts without verification. Its drafts are
+            compared with the tokens that the target writes anyway.
+    """
+
+    drafts: Mapping[str, SpecMethod] = field(default_factory=dict)
+    fallbacks: Mapping[str, SpecMethod] = field(default_factory=dict)
+    shadows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether any proposer is called."""
+        return bool(self.drafts or self.shadows)
+
+
+NO_PLAN = StepPlan()
+"""No proposer is called."""
 
 
 class Policy(Protocol):
     """Plans every step. Called in the scheduler: it must take microseconds."""
 
     def plan(self, view: StepView) -> StepPlan:
-        """Chooses proposer and k for each row; k is at most the row's `draft_budget`.
+        """Chooses proposer and k for each row; k is at most the row's k and `draft_budget`.
 
-        The choice may depend on anything but the token that the step is about to sample.
+        The choice may depend on anything but the tokens that the step is about to sample.
         Otherwise the output would no longer have the target's distribution.
         """
         ...

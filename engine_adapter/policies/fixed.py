@@ -10,9 +10,11 @@ class FixedPolicy:
 
     def plan(self, view: StepView) -> StepPlan:
         """Each row's method, with k reduced to the row's draft budget."""
-        return {
-            row.request_id: row.spec_method
-            if row.spec_method.num_speculative_tokens <= row.draft_budget
-            else replace(row.spec_method, num_speculative_tokens=row.draft_budget)
-            for row in view.rows
-        }
+        return StepPlan(
+            {
+                row.request_id: row.spec_method
+                if row.spec_method.num_speculative_tokens <= row.draft_budget
+                else replace(row.spec_method, num_speculative_tokens=row.draft_budget)
+                for row in view.rows
+            }
+        )

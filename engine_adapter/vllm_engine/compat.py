@@ -167,6 +167,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "EngineCore": ("scheduler",),
     "Scheduler": (
         "requests",
+        "waiting",
         "max_model_len",
         "block_size",
         "max_num_running_reqs",
@@ -252,7 +253,7 @@ that a subclass or a mixin takes from `self` is here; of other objects, those th
 
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
-    "engine_core.patch_engine_core": "EngineCore.specgate_switch, EngineCore.specgate_clear_faults",
+    "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
     "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",

@@ -11,9 +11,13 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine_adapter.counts import ProposerCounts, SpecStats, StepKind, StepReport
+import numpy as np
+import numpy.typing as npt
+
+from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
+from engine_adapter.policies.evidence import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.methods import get_method
+from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
 KEY = "specgate"
@@ -29,10 +33,19 @@ class SpecgateConfig:
     Attributes:
         proposers: the proposers to load.
         progress_pipe: path of the named pipe for progress lines, or `None`.
+        policies: policy -> its parameters, where they are not the defaults.
+        primary: the primary proposer, if there is one.
     """
 
     proposers: tuple[ProposerSpec, ...] = ()
     progress_pipe: str | None = None
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    primary: str | None = None
+
+    @property
+    def traits(self) -> tuple[ProposerTraits, ...]:
+        """The proposers as policies see them."""
+        return tuple(proposer_traits(spec, self.proposers) for spec in self.proposers)
 
     @property
     def needs_draft_kv(self) -> bool:
@@ -42,14 +55,28 @@ class SpecgateConfig:
     def to_additional_config(self) -> dict[str, Any]:
         """The dictionary for vLLM."""
         specs = [asdict(spec) for spec in self.proposers]
-        return {KEY: {"proposers": specs, "progress_pipe": self.progress_pipe}}
+        others = {name: getattr(self, name) for name in ("progress_pipe", "policies", "primary")}
+        return {KEY: {"proposers": specs, **others}}
 
     @classmethod
     def of(cls, vllm_config: Any) -> "SpecgateConfig":
         """Reads it from a `VllmConfig`."""
         fields = vllm_config.additional_config[KEY]
-        specs: Sequence[dict[str, Any]] = fields["proposers"]
-        return cls(tuple(ProposerSpec(**spec) for spec in specs), fields["progress_pipe"])
+        specs = tuple(ProposerSpec(**spec) for spec in fields["proposers"])
+        return cls(**{**fields, "proposers": specs})
+
+
+def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> ProposerTraits:
+    """A proposer as policies see it; `others` has its members."""
+    own = get_method(spec.method).capabilities
+    every = needs(spec, others)
+    return ProposerTraits(
+        spec.name,
+        spec.num_speculative_tokens,
+        lookup=not (every.model or every.hidden_states or every.members or every.prediction),
+        keeps_kv=every.draft_kv,
+        selectable=not (own.members or own.prediction),
+    )
 
 
 def to_extra_args(params: SpecDecodeParams) -> dict[str, Any]:
@@ -86,12 +113,26 @@ class DraftReport:
         proposed: proposer -> tokens that it drafted in this step, not verified yet.
         catchup: proposer -> tokens of lag that it removed.
         faults: proposer that failed -> cause.
+        work: each call of a proposer, in the shadow too, for the policies.
+        fallbacks: requests for which the plan's second proposer was called.
+        fates: shadow drafts whose fate the step decided: request id, proposer, k asked for,
+            tokens drafted, tokens that the target wrote too.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     proposed: dict[str, int] = field(default_factory=dict)
     catchup: dict[str, int] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
+    work: list[tuple[str, DraftTime]] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    fates: list[tuple[str, str, int, int, int]] = field(default_factory=list)
+
+    def add_work(
+        self, name: str, seconds: float, k: npt.NDArray[np.int64], tokens: int, catchup: int
+    ) -> None:
+        """Notes a call of a proposer; `k`: of its rows, int64 [R]."""
+        work = DraftTime(seconds, len(k), int(k.max(initial=0)), tokens, catchup)
+        self.work.append((name, work))
 
 
 # -- engine to gateway -----------------------------------------------------------------------
@@ -133,7 +174,8 @@ def decode_request(params: Mapping[str, Any] | None) -> SpecStats | None:
 
 def decode_step(stats: Mapping[str, Any]) -> StepReport:
     """The report of `StepTally.to_wire`."""
-    kind, seconds, tallies, draft_seconds, proposed, catchup, faults, quarantined = stats[KEY]
+    kind, seconds, tallies, draft_seconds, proposed, catchup, faults, *rest = stats[KEY]
+    quarantined, policy, evidence = rest
     verified = {name: decode_counts(wire) for name, wire in tallies.items()}
     return StepReport(
         kind=StepKind(kind),
@@ -144,4 +186,6 @@ def decode_step(stats: Mapping[str, Any]) -> StepReport:
         catchup_tokens=catchup,
         faults=faults,
         quarantined=tuple(quarantined),
+        policy=None if policy is None else PolicyStep(*policy),
+        evidence=evidence,
     )

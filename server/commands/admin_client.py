@@ -1,6 +1,7 @@
 """A client of the admin routes, and the arguments of the commands that use it."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -125,6 +126,29 @@ def shown(method: Mapping[str, Any]) -> str:
     """A spec method of the API, as commands print it."""
     k = method["num_speculative_tokens"]
     return f"{method['spec_method']} (k {k})" if k else str(method["spec_method"])
+
+
+def policy_lines(policy: Mapping[str, Any]) -> list[str]:
+    """What a policy of the API does, as commands print it."""
+    rows: Mapping[str, int] = policy["decisions"]
+    total = sum(rows.values())
+    shares = ", ".join(
+        f"{name} {100 * count / total:.0f}%"
+        for name, count in sorted(rows.items(), key=lambda pair: -pair[1])
+        if count
+    )
+    lines = [f"policy     {policy['name']}: {shares or 'planned nothing'} in the last minute"]
+    if policy["suspended"]:
+        lines.append("guard      holds it at plain decoding, because speculation lost time")
+    state = ", ".join(f"{name} {json.dumps(value)}" for name, value in policy["state"].items())
+    if state:
+        lines.append(f"state      {printable(state)}")
+    return lines
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _refusal(status: int, error: object) -> str:

@@ -60,13 +60,21 @@ class EngineGone(Exception):
     """The engine is dead and is not replaced; the message is the server's."""
 
 
+def _without_keys(settings: Settings) -> Settings:
+    """The settings of an application without a port, where keys and the access log have no use.
+
+    A rule for the name of an API key matches nothing then, and is left out.
+    """
+    rules = tuple(dict(rule.given) for rule in settings.rules() if rule.match.api_key is None)
+    closed = {"api_key": (), "named_api_key": {}, "admin_key": (), "access_log": False}
+    return settings.model_copy(update={**closed, "routing_rules": rules})
+
+
 def batch(argv: Sequence[str]) -> int:
     """Answers every request of a file that has no answer yet. Returns the exit status."""
     options, rest = _parse(argv)
     try:
-        # The application of this process has no port, so keys and the access log have no use.
-        closed = {"api_key": (), "admin_key": (), "access_log": False}
-        settings = load_settings(rest, os.environ).model_copy(update=closed)
+        settings = _without_keys(load_settings(rest, os.environ))
     except SettingsError as error:
         for line in error.lines:
             print_error(line)

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
+from engine_adapter.policies.names import policy_name
 from engine_adapter.types import NONE, EngineInfo
 from server import __version__
 from server.http.auth import is_loopback
@@ -87,6 +88,8 @@ def _proposers(info: EngineInfo, settings: Settings) -> Table:
         star = "*" if p.name == active else ""
         k = str(p.num_speculative_tokens)
         table.add_row(star, p.name, p.method, k, ", ".join(roles), p.model or "")
+    if policy_name(active) is not None:
+        table.add_row("*", active, "policy: chooses among them at every step", "", "", "")
     table.add_row("*" if active == NONE else "", NONE, "plain decoding", "", "", "")
     return table
 
@@ -97,7 +100,11 @@ def _completion(url: str, settings: Settings) -> str:
         "prompt": "def fibonacci(n):",
     }
     body["max_tokens"] = 64
-    return _curl(f"{url}/v1/completions", body, "SPECGATE_API_KEY" if settings.api_key else None)
+    return _curl(
+        f"{url}/v1/completions",
+        body,
+        "SPECGATE_API_KEY" if settings.api_key or settings.named_api_key else None,
+    )
 
 
 def _switch(url: str, info: EngineInfo, settings: Settings) -> str:

@@ -15,7 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from server.commands import FAILED, print_error
-from server.commands.admin_client import AdminClient, AdminClientError, Parser, shown
+from server.commands.admin_client import (
+    AdminClient,
+    AdminClientError,
+    Parser,
+    policy_lines,
+    printable,
+    shown,
+)
 
 SWITCHES_SHOWN = 5
 REFRESH_S = 2.0
@@ -104,9 +111,11 @@ def _lines(method: dict[str, Any]) -> list[str]:
         f"since {_time(method['since'])}",
         f"in flight  {sum(counts.values())}" + (f" ({each})" if each else ""),
     ]
+    if policy := method["policy"]:
+        lines += policy_lines(policy)
     engine = method["engine"]
     if engine["state"] != "serving":
-        lines.append(f"engine     {engine['state']}: {_printable(engine['reason'])}")
+        lines.append(f"engine     {engine['state']}: {printable(engine['reason'])}")
     if drain := method["drain"]:
         lines.append(
             f"drain      to {shown(drain['to'])}: {drain['held']} held, "
@@ -154,7 +163,7 @@ def _switches(switches: Sequence[dict[str, Any]]) -> Table | Text:
             one["outcome"],
             f"{one['took_ms']:.1f}",
             one["who"],
-            _printable(one["reason"] or ""),
+            printable(one["reason"] or ""),
         )
     return table
 
@@ -165,8 +174,3 @@ def _time(unix_s: float) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _printable(text: str) -> str:
-    """`text` on one line, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)

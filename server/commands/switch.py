@@ -29,10 +29,14 @@ def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) ->
 def _parser() -> Parser:
     parser = Parser("specgate switch", "Makes METHOD draft for requests that do not choose.")
     parser.add_argument(
-        "method", metavar="METHOD", help="a proposer, [method], primary, backup, or none"
+        "method",
+        metavar="METHOD",
+        help="a proposer, [method], a policy (auto), primary, backup, or none",
     )
     parser.add_argument(
-        "--k", type=_count, help="most tokens to draft in a step (default: the proposer's)"
+        "--k",
+        type=_count,
+        help="most tokens to draft in a step (default: the proposer's; under a policy the largest)",
     )
     parser.add_argument(
         "--mode",

@@ -15,11 +15,18 @@ from typing import Any, BinaryIO, TypeVar
 import structlog
 
 from engine_adapter.errors import LoraRefused, ProposerRefused
-from server.control.records import LoraRecord, ProposerRecord, Record, SwitchRecord, log_fields
+from server.control.records import (
+    LoraRecord,
+    PolicyRecord,
+    ProposerRecord,
+    Record,
+    SwitchRecord,
+    log_fields,
+)
 from server.control.types import Caller, LoadOutcome
 
 REMEMBERED = 100
-"""How many records of switches, and of proposers, are kept in memory."""
+"""How many records of switches, of proposers and of policies are kept in memory."""
 
 T = TypeVar("T")
 
@@ -42,6 +49,7 @@ class Audit:
     def __init__(self, path: str | None = None) -> None:
         self._switches: deque[SwitchRecord] = deque(maxlen=REMEMBERED)
         self._changes: deque[ProposerRecord] = deque(maxlen=REMEMBERED)
+        self._policy_changes: deque[PolicyRecord] = deque(maxlen=REMEMBERED)
         # Without a buffer, a line that could not be written is not retried with the next one.
         self._file: BinaryIO | None = None
         if path is not None:
@@ -58,6 +66,11 @@ class Audit:
         """The last loads and unloads of proposers, newest first."""
         return tuple(reversed(self._changes))
 
+    @property
+    def policy_changes(self) -> tuple[PolicyRecord, ...]:
+        """The last changes of policies and routing rules, newest first."""
+        return tuple(reversed(self._policy_changes))
+
     def add(self, record: Record) -> None:
         """Logs and writes a record, and keeps it in memory unless it is a LoRA adapter's.
 
@@ -67,6 +80,8 @@ class Audit:
             self._switches.append(record)
         elif isinstance(record, ProposerRecord):
             self._changes.append(record)
+        elif isinstance(record, PolicyRecord):
+            self._policy_changes.append(record)
         fields = log_fields(record)
         log.info("admin_change", **fields)
         if self._file is not None:

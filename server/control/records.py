@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from engine_adapter.types import SpecMethod
-from server.control.types import LoadOutcome, SwitchMode, SwitchOutcome
+from server.control.types import LoadOutcome, PolicyOutcome, SwitchMode, SwitchOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,24 @@ class Drain:
     held: Annotated[int, Field(description="requests that wait for it")]
     waited_ms: float
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """A policy, and what it does.
+
+    Attributes:
+        state: what it did some seconds ago; its fields depend on the policy.
+    """
+
+    name: str
+    parameters: dict[str, Any]
+    state: dict[str, Any]
+    suspended: Annotated[bool, Field(description="its guard holds it at plain decoding")]
+    decisions: Annotated[
+        dict[str, int],
+        Field(description="proposer, or none: rows planned so in the last `window_s` seconds"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +135,30 @@ class LoraRecord(AdminRecord):
     took_ms: float
 
 
-Record = SwitchRecord | ProposerRecord | LoraRecord
+@dataclass(frozen=True, slots=True)
+class PolicyRecord(AdminRecord):
+    """A requested change of policies or routing rules that was valid.
+
+    Attributes:
+        policies: policy -> the parameters that were given; `None` leaves all as they were.
+        rules: the rules that were given; `None` leaves them as they were.
+        warnings: what is likely a mistake in the rules.
+    """
+
+    policies: Annotated[
+        dict[str, Any] | None, Field(description="null if the change names no policy")
+    ]
+    rules: Annotated[
+        list[dict[str, Any]] | None, Field(description="null if the change has no rules")
+    ]
+    warnings: list[str]
+    reason: str | None
+    outcome: PolicyOutcome
+    error: str | None
+    took_ms: float
+
+
+Record = SwitchRecord | ProposerRecord | LoraRecord | PolicyRecord
 
 _RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 

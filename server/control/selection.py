@@ -1,75 +1,33 @@
-"""Which proposer a request or a switch gets. Pure: no engine, no HTTP, no clock.
+"""Which proposer or policy a request or a switch gets. Pure: no engine, no HTTP, no clock.
 
-`select` is for requests, `resolve` for switches; both read names by the rules of "Choosing a
-proposer" in docs/api.md.
+`select` is for requests, `resolve` for switches and routing rules; both read names by the rules of
+"Choosing a proposer" in docs/api.md.
 """
 
-import posixpath
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine_adapter.types import (
-    NONE,
-    PLAIN,
-    EngineInfo,
-    ProposerInfo,
-    ProposerState,
-    SpecDecodeParams,
-    SpecMethod,
+from engine_adapter.policies.names import policy_name
+from engine_adapter.types import PLAIN, SpecDecodeParams, SpecMethod
+from server.control.method_names import (
+    LoadedProposers,
+    MethodRequest,
+    SelectionError,
+    find_proposer,
 )
 from server.control.types import SelectedBy
-from server.text import cut
-
-PLAIN_SPELLINGS = frozenset({NONE, "disable"})
-"""Names of plain decoding in the API, in lower case; `null` also means plain decoding."""
 
 PREDICTION = "prediction"
 """The method that drafts the prediction of a request."""
 
-
-class SelectionError(ValueError):
-    """A proposer or k that cannot be selected.
-
-    Attributes:
-        message: the reason, and the valid values.
-        param: the field, as the client wrote it.
-        code: a short constant for programs, or `None`.
-    """
-
-    def __init__(self, message: str, param: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class MethodRequest:
-    """The proposer and k that a client requests, not looked up yet.
-
-    Attributes:
-        proposer: the name as written; `None` with `is_named` is JSON's null, plain decoding.
-        num_speculative_tokens: the maximum draft length; `None` is the proposer's own k.
-        is_named: the client named a proposer, or null.
-        proposer_param, k_param: the names of the two fields as the client wrote them, for
-            error messages.
-        has_prediction: the request has a prediction, which only some proposers can draft.
-    """
-
-    proposer: str | None = None
-    num_speculative_tokens: int | None = None
-    is_named: bool = False
-    proposer_param: str = "spec_decode.proposer"
-    k_param: str = "spec_decode.num_speculative_tokens"
-    has_prediction: bool = False
+_LARGEST = "the largest k of the loaded proposers"
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveMethod:
-    """The spec method of requests that do not select one.
+    """The spec method of requests that neither select one nor match a routing rule.
 
     Attributes:
-        name: the proposer's name or `none`, for responses and metrics.
+        name: the name of the proposer or policy, or `none`, for responses and metrics.
         epoch: the epoch of the switch that made it active; 0 for the method at start.
         since: Unix time in seconds at which it became active.
     """
@@ -81,53 +39,30 @@ class ActiveMethod:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedProposers:
-    """The loaded proposers, and the two roles.
+class RoutedMethod:
+    """The spec method that a routing rule gives to a request.
 
     Attributes:
-        primary, backup: names of proposers, or `None` if the role is not configured.
-        max_speculative_tokens: the draft capacity, at least every proposer's k.
+        rule: the rule's name.
     """
 
-    proposers: tuple[ProposerInfo, ...]
-    primary: str | None = None
-    backup: str | None = None
-    max_speculative_tokens: int = 0
-
-    @classmethod
-    def of(
-        cls, info: EngineInfo, primary: str | None = None, backup: str | None = None
-    ) -> "LoadedProposers":
-        """The proposers of a started engine."""
-        return cls(info.proposers, primary, backup, info.max_speculative_tokens)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The proposers' names, in the order of the configuration."""
-        return tuple(p.name for p in self.proposers)
-
-    @property
-    def quarantined(self) -> frozenset[str]:
-        """The names of the proposers that faults excluded from drafting."""
-        return frozenset(p.name for p in self.proposers if p.state == ProposerState.QUARANTINED)
-
-    @property
-    def largest_k(self) -> int:
-        """The largest k of all proposers, 0 without proposers."""
-        return max((p.num_speculative_tokens for p in self.proposers), default=0)
+    spec_method: SpecMethod
+    rule: str
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The proposer that a request gets at its admission.
+    """The spec method that a request gets at its admission.
 
     Attributes:
-        name: the proposer's name or `none`, for the response and the metrics.
+        name: the name of the proposer or policy, or `none`, for the response and the metrics.
+        rule: the routing rule that decided, or whose method the request caps.
     """
 
     params: SpecDecodeParams
     name: str
     selected_by: SelectedBy
+    rule: str | None = None
 
     @property
     def k(self) -> int:
@@ -135,31 +70,55 @@ class Selection:
         return self.params.spec_method.num_speculative_tokens
 
 
-def select(request: MethodRequest, active: ActiveMethod, loaded: LoadedProposers) -> Selection:
-    """Selects the spec method of one request.
+def decides_itself(request: MethodRequest) -> bool:
+    """Whether the request names its method or has a prediction: no routing rule is asked."""
+    return request.is_named or request.has_prediction
 
-    A request that names a proposer or a k, or has a prediction, is pinned: no switch changes
-    its method. A k without a proposer caps the active method's k. Raises `SelectionError`.
+
+def select(
+    request: MethodRequest,
+    active: ActiveMethod,
+    loaded: LoadedProposers,
+    routed: RoutedMethod | None = None,
+) -> Selection:
+    """Selects the spec method of one request: its own, else the routing rule's, else the active.
+
+    A request that names a method or a k, has a prediction or matches a rule is pinned: no switch
+    changes its method. A k without a proposer caps the method that the request would get
+    otherwise. Raises `SelectionError`.
     """
+    otherwise = active.spec_method if routed is None else routed.spec_method
+    by = SelectedBy.REQUEST
     if request.has_prediction:
-        spec_method, by = _for_prediction(request, loaded), SelectedBy.REQUEST
+        spec_method = _for_prediction(request, loaded)
     elif request.is_named:
-        spec_method, by = resolve(request, loaded), SelectedBy.REQUEST
+        spec_method = resolve(request, loaded)
     elif request.num_speculative_tokens is not None:
-        spec_method, by = _capped(request, active.spec_method, loaded), SelectedBy.REQUEST
+        spec_method = _capped(request, otherwise, loaded)
     else:
-        spec_method, by = active.spec_method, SelectedBy.ACTIVE
-    params = SpecDecodeParams(
-        spec_method, pinned=by is SelectedBy.REQUEST, switch_epoch=active.epoch
-    )
-    return Selection(params, spec_method.proposer, by)
+        spec_method = otherwise
+        by = SelectedBy.ACTIVE if routed is None else SelectedBy.RULE
+    rule = None if routed is None or decides_itself(request) else routed.rule
+    pinned = by is not SelectedBy.ACTIVE
+    params = SpecDecodeParams(spec_method, pinned=pinned, switch_epoch=active.epoch)
+    return Selection(params, spec_method.proposer, by, rule)
 
 
 def resolve(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
-    """Looks up the named spec method and its k. Raises `SelectionError`."""
-    proposer = _find(request, loaded)
+    """Looks up the named spec method and its k. Raises `SelectionError`.
+
+    The k of a policy is the most that it may choose. Without proposers that is the draft
+    capacity, so that the policy can use a proposer that is loaded later.
+    """
+    policy = policy_name(request.proposer or "")
+    if policy is not None:
+        _check_k(request, loaded.largest_k, _LARGEST)
+        limit = loaded.largest_k or loaded.max_speculative_tokens
+        k = limit if request.num_speculative_tokens is None else request.num_speculative_tokens
+        return PLAIN if request.num_speculative_tokens == 0 else SpecMethod(policy, k)
+    proposer = find_proposer(request, loaded)
     if proposer is None:
-        _check_k(request, loaded.largest_k, "the largest k of the loaded proposers")
+        _check_k(request, loaded.largest_k, _LARGEST)
         return PLAIN
     limit = proposer.num_speculative_tokens
     _check_k(request, limit, f"the k of proposer {proposer.name!r}")
@@ -168,15 +127,17 @@ def resolve(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
 
 
 def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
-    """The spec method of a request with a prediction: the named proposer if it drafts predictions.
+    """The spec method of a request with a prediction: a proposer that drafts predictions.
 
-    Any other proposer would drop the prediction silently, so it is refused.
+    A policy leaves the choice to Specgate, which is that proposer. Any other proposer would drop
+    the prediction silently, so it is refused.
     """
     able = [p.name for p in loaded.proposers if p.method == PREDICTION]
     if not able:
         message = f"prediction: no proposer of the method {PREDICTION} is loaded"
         raise SelectionError(message, "prediction", "proposer_not_found")
-    chosen = resolve(request if request.is_named else replace(request, proposer=able[0]), loaded)
+    names_proposer = request.is_named and policy_name(request.proposer or "") is None
+    chosen = resolve(request if names_proposer else replace(request, proposer=able[0]), loaded)
     if chosen.proposer not in able:
         raise SelectionError(
             f"prediction is drafted by {' or '.join(able)}, so {request.proposer_param} cannot name"
@@ -186,15 +147,15 @@ def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMeth
     return chosen
 
 
-def _capped(request: MethodRequest, active: SpecMethod, loaded: LoadedProposers) -> SpecMethod:
-    """The active method with at most the requested k.
+def _capped(request: MethodRequest, method: SpecMethod, loaded: LoadedProposers) -> SpecMethod:
+    """`method` with at most the requested k.
 
-    The limit is the largest k of all proposers, so that the active method does not decide
-    whether a request is valid.
+    The limit is the largest k of all proposers, so that the method does not decide whether a
+    request is valid.
     """
-    _check_k(request, loaded.largest_k, "the largest k of the loaded proposers")
-    k = min(request.num_speculative_tokens or 0, active.num_speculative_tokens)
-    return SpecMethod(active.proposer, k) if k else PLAIN
+    _check_k(request, loaded.largest_k, _LARGEST)
+    k = min(request.num_speculative_tokens or 0, method.num_speculative_tokens)
+    return SpecMethod(method.proposer, k) if k else PLAIN
 
 
 def _check_k(request: MethodRequest, limit: int, limit_of: str) -> None:
@@ -209,70 +170,3 @@ def _check_k(request: MethodRequest, limit: int, limit_of: str) -> None:
             request.k_param,
             "num_speculative_tokens_too_large",
         )
-
-
-def _find(request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo | None:
-    """The named proposer; `None` is plain decoding."""
-    name = request.proposer
-    if name is None or name.lower() in PLAIN_SPELLINGS:
-        return None
-    if name == "auto":
-        raise _not_found(request, loaded, "no policy is configured, which 'auto' requires")
-    if name in ("primary", "backup"):
-        return _in_role(name, request, loaded)
-    if name.startswith("[") and name.endswith("]"):
-        return _of_method(name[1:-1], request, loaded)
-    return _named(name, loaded) or _with_model(name, request, loaded)
-
-
-def _named(name: str, loaded: LoadedProposers) -> ProposerInfo | None:
-    return next((p for p in loaded.proposers if p.name == name), None)
-
-
-def _in_role(role: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
-    name = loaded.primary if role == "primary" else loaded.backup
-    proposer = _named(name, loaded) if name is not None else None
-    if proposer is None:
-        raise _not_found(request, loaded, f"no {role} proposer is configured")
-    return proposer
-
-
-def _of_method(inner: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
-    """`"[ngram]"`: the proposer of that name, else the only proposer of that method."""
-    found = [p for p in loaded.proposers if p.method == inner]
-    return _named(inner, loaded) or _only(found, f"method {inner!r}", request, loaded)
-
-
-def _with_model(model: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
-    wanted = posixpath.normpath(model)
-    found = [p for p in loaded.proposers if p.model and posixpath.normpath(p.model) == wanted]
-    return _only(found, f"model {_quoted(model)}", request, loaded)
-
-
-def _only(
-    found: Sequence[ProposerInfo], what: str, request: MethodRequest, loaded: LoadedProposers
-) -> ProposerInfo:
-    if not found:
-        name = _quoted(request.proposer or "")
-        raise _not_found(request, loaded, f"there is no proposer {name}")
-    if len(found) > 1:
-        names = ", ".join(p.name for p in found)
-        raise SelectionError(
-            f"{request.proposer_param}: {what} matches the proposers {names}; name one of them",
-            request.proposer_param,
-            "proposer_ambiguous",
-        )
-    return found[0]
-
-
-def _not_found(request: MethodRequest, loaded: LoadedProposers, reason: str) -> SelectionError:
-    known = ", ".join([*loaded.names, NONE])
-    return SelectionError(
-        f"{request.proposer_param}: {reason}; available: {known}",
-        request.proposer_param,
-        "proposer_not_found",
-    )
-
-
-def _quoted(text: str) -> str:
-    return repr(cut(text, 100))

@@ -17,14 +17,9 @@ from engine_adapter.types import SpecMethod, Switch
 from server.control.audit import Audit
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
 from server.control.gate import Gate, InFlight
+from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
-from server.control.selection import (
-    ActiveMethod,
-    LoadedProposers,
-    MethodRequest,
-    SelectionError,
-    resolve,
-)
+from server.control.selection import ActiveMethod, resolve
 from server.control.types import DRAIN_TIMEOUT_S, SERVER, Caller, SwitchMode, SwitchOutcome
 from server.telemetry.metrics import Metrics
 

@@ -47,10 +47,18 @@ class LoadOutcome(StrEnum):
     FAILED = "failed"
 
 
+class PolicyOutcome(StrEnum):
+    """The end of a change of policies and routing rules. `failed`: the engine failed."""
+
+    CHANGED = "changed"
+    FAILED = "failed"
+
+
 class SelectedBy(StrEnum):
-    """What selected a request's proposer: the request itself, or the active method."""
+    """What selected a request's method: the request itself, a routing rule, the active method."""
 
     REQUEST = "request"
+    RULE = "rule"
     ACTIVE = "active"
 
 

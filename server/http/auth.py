@@ -30,6 +30,7 @@ ADMIN_PATHS = frozenset(
         "/v1/load_proposer",
         "/v1/unload_proposer",
         "/v1/spec_policy",
+        "/v1/explain",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     }
@@ -44,7 +45,7 @@ class AuthMiddleware:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._api_keys = _hashes(settings.api_key)
+        self._api_keys = _hashes((*settings.api_key, *settings.named_api_key.values()))
         self._admin_keys = _hashes(settings.admin_key)
         self._bound_to_loopback = is_loopback(settings.host)
 
@@ -86,6 +87,19 @@ def caller(headers: Headers, client: Address | None, settings: Settings) -> Call
     """The origin of an authorized admin request, for the audit; the key itself is not shown."""
     who = f"key:{_bearer_hash(headers).hex()[:8]}" if settings.admin_key else "loopback"
     return Caller(who, None if client is None else client.host)
+
+
+def api_key_name(headers: Headers, settings: Settings) -> str | None:
+    """The name of the API key that an authorized request bears, if that key has one."""
+    if not settings.named_api_key:
+        return None
+    given = _bearer_hash(headers)
+    names = [
+        name
+        for name, key in settings.named_api_key.items()
+        if hmac.compare_digest(given, _hash(key.get_secret_value().encode()))
+    ]
+    return names[0] if names else None
 
 
 def _unauthorized(key: str, headers: Headers) -> ApiError:

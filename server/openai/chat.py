@@ -4,6 +4,7 @@ from typing import Any
 
 from engine_adapter.types import Delta
 from server.errors import InvalidField
+from server.openai.answer_overlap import earlier_overlap
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import chat_logprobs
 from server.openai.prompts import (
@@ -31,8 +32,11 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
         check_max_tokens(info, len(prompt), max_tokens, param)
     options = sampling_options(body, info, len(prompt), max_tokens=max_tokens, logprobs=num_top)
     prediction = await predicted_tokens(runtime.renderer, info, body.prediction)
+    overlap = None
+    if runtime.router.uses_overlap:
+        overlap = await earlier_overlap(runtime.renderer, body.messages)
     return PreparedRequest(
-        body, checked, "chatcmpl", [prompt], [options], prediction, ChatShape(num_top)
+        body, checked, "chatcmpl", [prompt], [options], prediction, ChatShape(num_top), overlap
     )
 
 

@@ -2,21 +2,20 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from starlette.types import Receive
 
+from engine_adapter.policies.names import policy_name
 from engine_adapter.types import GenerationRequest, LoraAdapter, SamplingOptions
-from server.control.selection import (
-    PLAIN_SPELLINGS,
-    MethodRequest,
-    Selection,
-    SelectionError,
-    select,
-)
+from server.control.method_names import PLAIN_SPELLINGS, MethodRequest, SelectionError
+from server.control.overlap import RunningOverlap
+from server.control.router import NO_ROUTING, Routing
+from server.control.routing import Traits
+from server.control.selection import Selection, decides_itself, select
 from server.errors import InvalidField, Stopping
 from server.http.event_stream import until_disconnect
 from server.openai.choices import ChoiceShape
@@ -29,6 +28,19 @@ MAX_IGNORED_CHARS = 1024
 """The maximum length of the header that lists the ignored fields."""
 
 _INT64 = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The part of a request that is not in its body.
+
+    Attributes:
+        headers: name in lower case -> value.
+        api_key: the name of its API key, if that key has one.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class PreparedRequest:
         options: one entry per prompt.
         prediction: the token ids that the client expects.
         shape: how the endpoint writes a choice.
+        overlap: the retrieval-likeness of the chat's earlier answers, if a rule asks for it.
     """
 
     body: GenerationBody
@@ -69,11 +82,25 @@ class PreparedRequest:
     options: Sequence[SamplingOptions]
     prediction: tuple[int, ...]
     shape: ChoiceShape
+    overlap: float | None = None
 
     @property
     def n(self) -> int:
         """Choices per prompt."""
         return self.body.n or 1
+
+    def traits(self, origin: Origin) -> Traits:
+        """What routing rules match of the request."""
+        sampling = self.options[0]
+        return Traits(
+            model=self.checked.model,
+            headers=origin.headers,
+            api_key=origin.api_key,
+            prompt_tokens=max(map(len, self.prompts)),
+            temperature=sampling.temperature,
+            structured=sampling.structured_output is not None,
+            overlap=self.overlap,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +113,7 @@ class AdmittedRequest:
         selection: the proposer that the request has, and why.
         engine_requests: one per choice; choice i of prompt p has the index p * n + i.
         num_prompt_tokens: the tokens of all prompts, each prompt counted once.
+        measured: gets the overlap of the answers, for routing rules.
     """
 
     id: str
@@ -94,6 +122,7 @@ class AdmittedRequest:
     selection: Selection
     engine_requests: tuple[GenerationRequest, ...]
     num_prompt_tokens: int
+    measured: tuple[RunningOverlap, ...] = ()
 
     def headers(self) -> dict[str, str]:
         """The response's own headers."""
@@ -112,9 +141,9 @@ def check_body(runtime: Runtime, body: Body) -> CheckedBody:
 
 @asynccontextmanager
 async def admitted(
-    runtime: Runtime, receive: Receive, prepared: PreparedRequest
+    runtime: Runtime, receive: Receive, prepared: PreparedRequest, origin: Origin
 ) -> AsyncIterator[AdmittedRequest]:
-    """Selects a request's proposer and admits it; it is in flight until the block ends.
+    """Selects a request's spec method and admits it; it is in flight until the block ends.
 
     While a drain closes the gate, the request waits for its turn first. `receive` must be past
     the request's body.
@@ -126,24 +155,24 @@ async def admitted(
     """
     gate = runtime.switcher.gate
     if not gate.must_wait:
-        request = _admit(runtime, prepared)
+        request = _admit(runtime, prepared, origin)
     else:
         # An invalid request is refused before the wait, not after it.
-        _select(runtime, prepared.body)
+        choose(runtime, prepared, origin)
         with gate.ticket() as ticket:
             while not ticket.is_next:
                 await until_disconnect(receive, ticket.wait())
             if runtime.stopping.is_set():
                 raise Stopping
             # No `await` from here on: see `Gate.ticket`.
-            request = _admit(runtime, prepared)
+            request = _admit(runtime, prepared, origin)
     selection = request.selection
     with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
         yield request
 
 
-def _admit(runtime: Runtime, prepared: PreparedRequest) -> AdmittedRequest:
-    selection = _select(runtime, prepared.body)
+def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> AdmittedRequest:
+    selection, routing = choose(runtime, prepared, origin)
     request_id = f"{prepared.id_prefix}-{uuid.uuid4().hex}"
     n = prepared.n
     params = replace(selection.params, prediction=prepared.prediction)
@@ -156,6 +185,7 @@ def _admit(runtime: Runtime, prepared: PreparedRequest) -> AdmittedRequest:
         for i in range(n)
     )
     runtime.metrics.count_request(selection.name, selection.selected_by)
+    runtime.router.record(routing, selection.rule)
     return AdmittedRequest(
         id=request_id,
         created=int(time.time()),
@@ -163,14 +193,27 @@ def _admit(runtime: Runtime, prepared: PreparedRequest) -> AdmittedRequest:
         selection=selection,
         engine_requests=engine_requests,
         num_prompt_tokens=sum(map(len, prepared.prompts)),
+        measured=routing.measured,
     )
 
 
-def _select(runtime: Runtime, body: GenerationBody) -> Selection:
+def choose(
+    runtime: Runtime, prepared: PreparedRequest, origin: Origin
+) -> tuple[Selection, Routing]:
+    """The spec method that a request would get now. Counts nothing. Raises `InvalidField`."""
+    router, routing = runtime.router, NO_ROUTING
+    wanted = _method_request(prepared.body)
+    if router.rules and (router.uses_overlap or not decides_itself(wanted)):
+        routing = router.route(prepared.traits(origin))
+    if decides_itself(wanted):
+        routing = replace(routing, method=None, skipped=())
     try:
-        return select(_method_request(body), runtime.switcher.active, runtime.loaded_proposers())
+        selection = select(
+            wanted, runtime.switcher.active, runtime.loaded_proposers(), routing.method
+        )
     except SelectionError as error:
         raise InvalidField(error.param, error.message, error.code) from error
+    return selection, routing
 
 
 def _method_request(body: GenerationBody) -> MethodRequest:
@@ -200,8 +243,10 @@ def _method_request(body: GenerationBody) -> MethodRequest:
 
 
 def _canonical(name: str | None) -> str | None:
-    """The name, or `None` for every name of plain decoding."""
-    return None if name is None or name.lower() in PLAIN_SPELLINGS else name
+    """The name, or `None` for every name of plain decoding; a policy's own name."""
+    if name is None or name.lower() in PLAIN_SPELLINGS:
+        return None
+    return policy_name(name) or name
 
 
 def _conflict(flat: str, nested: str) -> InvalidField:

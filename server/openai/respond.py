@@ -6,13 +6,16 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
 from engine_adapter.interface import Engine
 from engine_adapter.types import Delta
+from server.http.auth import api_key_name
 from server.http.event_stream import EventStream, until_disconnect
-from server.openai.request import AdmittedRequest, PreparedRequest, admitted
+from server.openai.answer_overlap import measured
+from server.openai.request import AdmittedRequest, Origin, PreparedRequest, admitted
 from server.openai.response import ResponseBuilder
 from server.state import Runtime
 
@@ -35,16 +38,18 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ApiError` and `EngineError` before the first byte."""
         engine = self._runtime.engine
-        async with admitted(self._runtime, receive, self._prepared) as request:
-            headers = request.headers()
+        headers = Headers(scope=scope)
+        origin = Origin(headers, api_key_name(headers, self._runtime.settings))
+        async with admitted(self._runtime, receive, self._prepared, origin) as request:
+            response_headers = request.headers()
             if self._prepared.body.stream:
                 keepalive_s = self._runtime.settings.keepalive_s
                 events = stream_events(engine, request)
-                stream = EventStream(events, keepalive_s=keepalive_s, headers=headers)
+                stream = EventStream(events, keepalive_s=keepalive_s, headers=response_headers)
                 await stream(scope, receive, send)
                 return
             body = await until_disconnect(receive, whole_body(engine, request))
-        await JSONResponse(body, headers=headers)(scope, receive, send)
+        await JSONResponse(body, headers=response_headers)(scope, receive, send)
 
 
 async def whole_body(engine: Engine, request: AdmittedRequest) -> dict[str, Any]:
@@ -69,7 +74,11 @@ async def stream_events(engine: Engine, request: AdmittedRequest) -> AsyncGenera
 
 def _deltas(engine: Engine, request: AdmittedRequest) -> AsyncGenerator[tuple[int, Delta], None]:
     """(Index of the choice, delta) as the engine generates them."""
-    return merge([engine.generate(r) for r in request.engine_requests])
+    merged = merge([engine.generate(r) for r in request.engine_requests])
+    if not request.measured:
+        return merged
+    prompts = [r.prompt_token_ids for r in request.engine_requests]
+    return measured(merged, prompts, request.measured)
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from engine_adapter.errors import EngineConfigError, EngineDead
 from engine_adapter.types import ProposerInfo
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
+from server.control.method_names import SelectionError
 from server.control.records import SwitchResult
-from server.control.selection import SelectionError
 from server.errors import ApiError, InvalidField, NotFound, Stopping
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
@@ -32,7 +32,7 @@ router = APIRouter()
 async def switch_spec_method(
     request: Request, body: SwitchRequest, runtime: StartedRuntime
 ) -> SwitchResult:
-    """Makes another proposer, or plain decoding, the active method."""
+    """Makes another proposer, a policy, or plain decoding the active method."""
     switching = runtime.switcher.switch(
         body.method_request(),
         body.mode,
@@ -70,6 +70,7 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
         since=active.since,
         in_flight=dict(switcher.in_flight.by_proposer),
         drain=switcher.drain,
+        policy=runtime.policy_admin.status(active.name),
         window_s=WINDOW_S,
         proposers=runtime.metrics.rolling_stats(),
         engine=_engine(runtime.engine.failure),

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from server.control.records import Drain, ProposerRecord, SwitchRecord
-from server.control.selection import MethodRequest
+from server.control.method_names import MethodRequest
+from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
 from server.control.types import DRAIN_TIMEOUT_S, SwitchMode
 from server.errors import InvalidField
 from server.telemetry.rolling_stats import RollingStats
@@ -23,11 +23,15 @@ class SwitchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     speculative_model: str | None = Field(
-        None, description="a proposer's name, model or [method], primary, backup, or none"
+        None,
+        description="a proposer's name, model or [method], a policy, primary, backup, or none",
     )
     proposer: str | None = Field(None, description="the same under another name")
     num_speculative_tokens: int | None = Field(
-        None, ge=0, description="most tokens to draft in a step; the proposer's k if left out"
+        None,
+        ge=0,
+        description="most tokens to draft in a step; by default the proposer's k, or for a policy "
+        "the largest k",
     )
     mode: str = Field(SwitchMode.IMMEDIATE, description="which requests change: see docs/api.md")
     timeout_s: float = Field(
@@ -73,7 +77,8 @@ class SpecMethodResponse(BaseModel):
     in_flight: dict[str, int] = Field(description="unfinished requests by proposer")
     drain: Drain | None = Field(description="the running drain, if there is one")
     engine: Engine
-    window_s: int = Field(description="seconds that `proposers` sums over")
+    policy: PolicyStatus | None = Field(description="the active policy; null for a proposer")
+    window_s: int = Field(description="seconds that `proposers` and `decisions` sum over")
     proposers: dict[str, RollingStats]
     switches: list[SwitchRecord] = Field(description="the last ones, newest first")
 

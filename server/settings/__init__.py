@@ -17,19 +17,28 @@ from engine_adapter.config import (
     draft_capacity,
 )
 from engine_adapter.errors import EngineConfigError
+from engine_adapter.policies.names import AUTO
+from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.types import NONE, ProposerInfo, SpecMethod
-from server.control.selection import LoadedProposers, MethodRequest, SelectionError, resolve
+from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
+from server.control.policy_reader import read_policies
+from server.control.routing import Rule
+from server.control.rule_reader import RuleError, read_rules
+from server.control.selection import resolve
 from server.settings.demo import demo_settings
 from server.settings.types import (
     Count,
+    JsonList,
     JsonObject,
     LoraModules,
+    NamedSecrets,
     Proposers,
     Secrets,
     SettingError,
     Texts,
 )
 
+_RULES = "routing_rules"
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.:-]+)?")
 
 
@@ -100,7 +109,17 @@ class Settings(EngineArguments):
     primary: str | None = Field(None, description="proposer that `primary` stands for")
     backup: str | None = Field(None, description="proposer that `backup` stands for")
     spec_method: str = Field(
-        NONE, description="method at start: a proposer, primary, backup or none (default: primary)"
+        NONE,
+        description="method at start: a proposer, a policy, primary, backup or none (default: "
+        "primary; if none is set, auto with proposers, else none)",
+    )
+    spec_policy: JsonObject = Field(
+        {},
+        description='JSON object of parameters of policies, such as {"load": '
+        '{"disable_by_batch_size": 8}}',
+    )
+    routing_rules: JsonList = Field(
+        (), description="JSON list of rules that choose a request's method; the first match wins"
     )
     max_speculative_tokens: Count | None = Field(
         None, description="draft capacity in tokens a step (default: the largest k, at least 5)"
@@ -110,6 +129,9 @@ class Settings(EngineArguments):
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")
     api_key: Secrets = Field(
         (), description="key that inference requests must bear (repeatable; best as a variable)"
+    )
+    named_api_key: NamedSecrets = Field(
+        {}, description="NAME=KEY: an API key with a name for routing rules (repeatable)"
     )
     admin_key: Secrets = Field(
         (), description="key that admin requests must bear (repeatable; best as a variable)"
@@ -151,17 +173,13 @@ class Settings(EngineArguments):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Adds the defaults that depend on other settings.
-
-        Without a model it is the demo. The method at start is the primary proposer, if there is
-        one.
-        """
+        """Adds the defaults that depend on other settings; without a model they are the demo's."""
         given = {key: value for key, value in data.items() if value not in (None, "", (), [])}
         if not given.get("model"):
             given = {**demo_settings(given), **given}
         derived = {
             "served_model_name": (str(given["model"]),),
-            "spec_method": given.get("primary", NONE),
+            "spec_method": given.get("primary", AUTO if given.get("proposer") else NONE),
         }
         return {**derived, **given}
 
@@ -195,10 +213,15 @@ class Settings(EngineArguments):
             name = getattr(self, role)
             if name is not None and name not in self.proposer_names:
                 raise SettingError(role, f"there is no proposer {name!r} (proposers: {names})")
-        try:
-            self._initial_method()
-        except SelectionError as error:
-            raise SettingError("spec_method", error.message.removeprefix("spec_method: ")) from None
+        for setting, check in (
+            ("spec_method", self._initial_method),
+            ("spec_policy", lambda: read_policies(self.spec_policy, self._loaded())),
+            (_RULES, self.rules),
+        ):
+            try:
+                check()
+            except (SelectionError, PolicyError, RuleError) as error:
+                raise SettingError(setting, str(error).removeprefix(f"{setting}: ")) from None
         try:
             draft_capacity(self.proposer, self.max_speculative_tokens)
         except EngineConfigError as error:
@@ -207,17 +230,24 @@ class Settings(EngineArguments):
             if spec.model is not None:
                 _check_model("proposer", spec.model, f"{spec.name}: model: ")
 
-    def _initial_method(self) -> SpecMethod:
-        """Raises `SelectionError`, as a switch to `spec_method` would."""
+    def _loaded(self) -> LoadedProposers:
+        """The configured proposers, as selections see them."""
         infos = tuple(
             ProposerInfo(s.name, s.method, s.model, s.num_speculative_tokens) for s in self.proposer
         )
-        known = LoadedProposers(infos, self.primary, self.backup)
-        return resolve(MethodRequest(self.spec_method, None, True, "spec_method"), known)
+        return LoadedProposers(infos, self.primary, self.backup)
+
+    def _initial_method(self) -> SpecMethod:
+        """Raises `SelectionError`, as a switch to `spec_method` would."""
+        return resolve(MethodRequest(self.spec_method, None, True, "spec_method"), self._loaded())
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The routing rules at start. Raises `RuleError`."""
+        return read_rules(self.routing_rules, self._loaded(), self.named_api_key, _RULES)
 
     @property
     def initial_proposer(self) -> str:
-        """The name of the proposer that `spec_method` refers to, or `none`."""
+        """The name of the proposer or policy that `spec_method` refers to, or `none`."""
         return self._initial_method().proposer
 
     @property
@@ -239,6 +269,8 @@ class Settings(EngineArguments):
             max_speculative_tokens=self.max_speculative_tokens,
             arguments={**arguments, **self.engine_args},
             lora_modules=self.lora_modules,
+            policies=self.spec_policy,
+            primary=self.primary,
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
             restart=RestartPolicy(
                 self.engine_restart_delay_s,

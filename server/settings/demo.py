@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from engine_adapter.policies.names import AUTO
 from server.settings.types import SettingError
 
 DEMO_NAME = "specgate-demo"
@@ -12,8 +13,8 @@ DEMO_NAME = "specgate-demo"
 def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The demo's model and, unless proposers are given, one of every method but the cascade.
 
-    A primary proposer is among them, so that the first answer shows speculation. Raises
-    `SettingError` when the models are not installed.
+    A policy chooses among them, unless a primary proposer is given. Raises `SettingError` when
+    the models are not installed.
     """
     settings: dict[str, Any] = {
         "model": _path("target"),
@@ -38,6 +39,8 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             "primary": "draft",
             "backup": "ngram",
         }
+        if "primary" not in given:
+            settings["spec_method"] = AUTO
     return settings
 
 

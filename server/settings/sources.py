@@ -112,10 +112,10 @@ def _add_argument(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
     elif name == "lora_modules":  # vLLM takes several after one flag
         group.add_argument(flag(name), action="extend", nargs="+", metavar="NAME=PATH", help=text)
-    elif get_origin(field.annotation) is tuple:
+    elif get_origin(field.annotation) is tuple or name == "named_api_key":
         group.add_argument(flag(name), action="append", metavar="VALUE", help=text)
     else:
-        if field.default not in (None, "") and "default" not in text and name != "engine_args":
+        if field.default not in (None, "", {}) and "default" not in text:
             text += f" (default: {field.default})"
         group.add_argument(flag(name), metavar="VALUE", help=text)
 
@@ -191,7 +191,7 @@ def _reason(detail: ErrorDetails) -> str:
     if isinstance(cause, ValueError):
         return str(cause)
     message = detail["msg"]
-    if detail["loc"][0] in ("api_key", "admin_key"):
+    if detail["loc"][0] in ("api_key", "admin_key", "named_api_key"):
         return message
     value = repr(detail["input"])
     shown = value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}…"

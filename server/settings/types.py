@@ -1,6 +1,7 @@
 """Types of settings: each reads text, as flags and variables have it, or structure, as YAML has."""
 
 import json
+import re
 from collections.abc import Mapping, Sized
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers import methods
 from engine_adapter.proposers.contract import ProposerSpec
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SettingError(ValueError):
@@ -95,6 +98,30 @@ def _lora_module(item: Any) -> tuple[str, Any]:
     return str(fields["name"]), fields["path"]
 
 
+def _named_secrets(value: Any) -> Any:
+    """Reads `name=secret` texts, or a mapping. No message repeats a part of them."""
+    if isinstance(value, Mapping):
+        pairs = [(str(name), secret) for name, secret in value.items()]
+    else:
+        texts = [item if isinstance(item, str) else "" for item in _list(value)]
+        pairs = [(name, secret) for name, _, secret in (text.partition("=") for text in texts)]
+    if not all(_NAME.fullmatch(name) and secret for name, secret in pairs):
+        raise ValueError("must be NAME=KEY, with 1 to 64 of A-Za-z0-9._- as NAME")
+    secrets = dict(pairs)
+    if len(secrets) != len(pairs):
+        raise ValueError("two keys have the same name")
+    return secrets
+
+
+def _json_list(value: Any) -> Any:
+    """Reads JSON texts of an object or a list, or a list of objects, into one list."""
+    items: list[Any] = []
+    for given in value if isinstance(value, list | tuple) else [value]:
+        item = _parsed(given)
+        items += item if isinstance(item, list | tuple) else [item]
+    return tuple(items)
+
+
 Count = Annotated[int, Field(ge=1)]
 """A count, at least 1."""
 
@@ -112,3 +139,9 @@ JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
 
 LoraModules = Annotated[dict[str, str], BeforeValidator(_lora_modules)]
 """LoRA adapters by name; as text, `name=path` or JSON objects."""
+
+NamedSecrets = Annotated[dict[str, SecretStr], BeforeValidator(_named_secrets)]
+"""Secrets by name; as text, `name=secret`, separated by commas."""
+
+JsonList = Annotated[tuple[Any, ...], BeforeValidator(_json_list)]
+"""A list; as text, JSON objects or a JSON list of them."""

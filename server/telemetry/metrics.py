@@ -1,5 +1,7 @@
 """Every Prometheus metric of the gateway, and the PromQL queries to read it.
 
+Those of policies and routing rules are in `server.telemetry.policy_metrics`.
+
 Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
 
@@ -25,7 +27,7 @@ Drafting time per drafted token, in seconds:
       / sum by (proposer) (rate(specgate_spec_decode_draft_tokens_total[5m]))
 Positions caught up per second after switches and prefix hits:
     sum by (proposer) (rate(specgate_proposer_catchup_tokens_total[5m]))
-Requests by proposer, and by what selected it (`request` or `active`):
+Requests by proposer, and by what selected it (`request`, `rule` or `active`):
     sum by (proposer, selected_by) (rate(specgate_requests_total[5m]))
 Proposers that fail:
     sum by (proposer) (increase(specgate_proposer_errors_total[5m])) > 0
@@ -50,11 +52,14 @@ Slow responses by route (a stream counts until its last byte):
 from collections.abc import Iterable
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from engine_adapter.counts import ProposerCounts, StepReport
+from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
+from server.telemetry.metric_maker import MetricMaker
+from server.telemetry.policy_metrics import PolicyMetrics
 from server.telemetry.rolling_stats import RollingCounts, RollingStats
 
 _STEP_BUCKETS = (
@@ -73,28 +78,10 @@ class RestartOutcome(StrEnum):
     FAILED = "failed"
 
 
-class _Maker:
-    """Makes metrics on one registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self._registry)
-
-    def histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
-
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, labels, registry=self._registry)
-
-
 class _ProposerMetrics:
     """The metrics with a label `proposer`."""
 
-    def __init__(self, make: _Maker) -> None:
+    def __init__(self, make: MetricMaker) -> None:
         prefix = "specgate_spec_decode"
         self.drafts = make.counter(f"{prefix}_drafts", "Verification steps with drafts", "proposer")
         self.drafted = make.counter(f"{prefix}_draft_tokens", "Draft tokens verified", "proposer")
@@ -124,12 +111,16 @@ class _ProposerMetrics:
     def declare(self, name: str) -> None:
         """Lets every series of a proposer exist at 0; plain decoding drafts nothing."""
         self.emitted.labels(name)
-        for selected_by in SelectedBy:
-            self.requests.labels(name, selected_by)
+        self.declare_requests(name)
         if name != NONE:
             for metric in (self.drafts, self.drafted, self.accepted, self.catchup, self.errors):
                 metric.labels(name)
             self.draft_seconds.labels(name)
+
+    def declare_requests(self, name: str) -> None:
+        """Lets the series of requests of a proposer or policy exist at 0."""
+        for selected_by in SelectedBy:
+            self.requests.labels(name, selected_by)
 
     def count(self, name: str, counts: ProposerCounts) -> None:
         """Adds one step's counts."""
@@ -144,11 +135,16 @@ class _ProposerMetrics:
 
 
 class Metrics:
-    """The gateway's metrics on one registry; an `EngineObserver`."""
+    """The gateway's metrics on one registry; an `EngineObserver`.
+
+    Attributes:
+        policies: the metrics of policies and routing rules.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        make = _Maker(registry)
+        make = MetricMaker(registry)
         self._proposers = _ProposerMetrics(make)
+        self.policies = PolicyMetrics(make)
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )
@@ -180,6 +176,8 @@ class Metrics:
             self._proposers.declare(name)
             self._rolling.setdefault(name, RollingCounts())
         self._proposers.declare(NONE)
+        for name in POLICY_NAMES:
+            self._proposers.declare_requests(name)
 
     def forget_proposer(self, name: str) -> None:
         """Removes an unloaded proposer from the rolling figures. Its counters stay."""
@@ -205,6 +203,8 @@ class Metrics:
             self._proposers.catchup.labels(name).inc(tokens)
         for name in report.faults:
             self._proposers.errors.labels(name).inc()
+        if report.policy is not None:
+            self.policies.on_step(report.policy)
 
     def on_restart(self, succeeded: bool) -> None:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""

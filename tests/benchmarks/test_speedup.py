@@ -14,7 +14,9 @@ from benchmarks.speedup import (
     measure_speedups,
     table_row,
     tables,
+    without_memory,
 )
+from engine_adapter.proposers.methods import parse_spec
 from tests.benchmarks.fake_systems import HEADS, NGRAM, SteadyLauncher
 
 
@@ -45,6 +47,26 @@ async def test_no_proposer_gets_a_prompt_twice_at_a_temperature() -> None:
             if request.proposer == "look"
         ]
         assert len(prompts) == len(set(prompts)) > 40
+
+
+async def test_a_policy_learns_from_another_prompt_before_it_is_measured() -> None:
+    launcher = SteadyLauncher()
+    plan = SpeedupPlan(
+        "t", [NGRAM], (0.0,), levels=(1, 4), minutes=0.01, prompts=10, policies=("auto",)
+    )
+    results = await measure_speedups(plan, launcher)
+    assert {result.proposer for result in results} == {"none", "look", "auto"}
+    (system,) = launcher.systems
+    lessons = [b for b in system.bursts if "add_all" in str(b[0].messages)]
+    assert [len(burst) for burst in lessons] == [1, 1, 4]
+    assert {request.proposer for burst in lessons for request in burst} == {"auto"}
+
+
+def test_no_suffix_tree_remembers_answers_where_a_policy_is_measured() -> None:
+    remembering = parse_spec({"name": "suffix"})
+    (kept, other) = without_memory([remembering, NGRAM])
+    assert kept.options["suffix_decoding_max_cached_requests"] == 0
+    assert other == NGRAM
 
 
 async def test_more_minutes_make_longer_answers_up_to_a_limit() -> None:

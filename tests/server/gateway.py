@@ -77,6 +77,7 @@ def build(
 ) -> tuple[FastAPI, Engine, CollectorRegistry]:
     """An application over an engine that has not started."""
     arguments = {"fake_step_ms": 0, **settings.pop("engine_args", {})}
+    settings.setdefault("spec_method", "draft" if "proposer" not in settings else None)
     made = Settings(engine="fake", engine_args=arguments, **settings)
     registry = CollectorRegistry()
     metrics = Metrics(registry)

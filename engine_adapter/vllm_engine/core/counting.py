@@ -6,10 +6,12 @@ Specgate checks at start: `RequestOutput.kv_transfer_params` for a request and
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine_adapter.counts import StepKind
+from engine_adapter.counts import PolicyStep, StepKind
+from engine_adapter.policies.contract import RequestClass
 from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import KEY, NUM_TOTALS, DraftReport
 
@@ -49,8 +51,12 @@ class RowState:
         spec_method: its current proposer and k.
         pinned: switches do not change `spec_method`.
         streams_stats: each of its outputs carries its statistics, not only the last one.
+        request_class: which requests' drafts are accepted alike; for the policies.
         drafted_by: the proposer of the drafts that wait for verification.
-        verified_by: the proposer whose drafts the current step verifies, or `NONE`.
+        asked: the k that was asked for with them; 0 if none was.
+        fallback: the method that drafts where `drafted_by` finds nothing.
+        verified_by, verified_asked: the same of the drafts that the current step verifies;
+            `NONE` and 0 without drafts.
         steps: steps that emitted tokens, the first one included.
         tokens: tokens emitted, those of the first step included.
         first_tokens: tokens emitted in the first step.
@@ -60,8 +66,12 @@ class RowState:
     spec_method: SpecMethod
     pinned: bool
     streams_stats: bool
+    request_class: RequestClass = RequestClass.GREEDY
     drafted_by: str = NONE
+    asked: int = 0
+    fallback: SpecMethod | None = None
     verified_by: str = NONE
+    verified_asked: int = 0
     steps: int = 0
     tokens: int = 0
     first_tokens: int = 0
@@ -89,12 +99,16 @@ class StepTally:
     Attributes:
         drafting: the runner's report on the drafts that it made at the end of the step.
         quarantined: proposers that this step's faults quarantined.
+        policy: what the policies did.
+        evidence: every few seconds, what they measured.
         tallies: counts by proposer; `NONE` counts tokens emitted without drafts.
     """
 
     kind: StepKind = StepKind.DECODE
     drafting: DraftReport = field(default_factory=DraftReport)
     quarantined: list[str] = field(default_factory=list)
+    policy: PolicyStep | None = None
+    evidence: Mapping[str, Any] | None = None
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def to_wire(self, seconds: float) -> dict[str, Any]:
@@ -102,4 +116,6 @@ class StepTally:
         tallies = {name: tally.wire for name, tally in self.tallies.items()}
         drafting = self.drafting
         report = [drafting.seconds, drafting.proposed, drafting.catchup, drafting.faults]
-        return {KEY: [self.kind.value, seconds, tallies, *report, self.quarantined]}
+        policy = self.policy and [getattr(self.policy, f.name) for f in fields(self.policy)]
+        rest = [self.quarantined, policy, self.evidence]
+        return {KEY: [self.kind.value, seconds, tallies, *report, *rest]}

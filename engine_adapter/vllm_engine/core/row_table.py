@@ -1,26 +1,37 @@
 """The live requests as rows of a table: what drafts for each, and what was counted. No vLLM.
 
 One step, in the order of the calls: `start_step`, `plan`, then, when the step's outputs arrive,
-`start_count`, `count_verified` and `count_emitted` for each row, `attach_stats`, `step_stats`.
+`start_count`, `count_verified` and `count_emitted` for each row, `end_count`, `attach_stats`,
+`step_stats`.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from engine_adapter.counts import StepKind
-from engine_adapter.policies.contract import Policy, RowView, StepPlan, StepView
+from engine_adapter.policies.contract import (
+    NO_PLAN,
+    RequestClass,
+    RowView,
+    StepPlan,
+    StepView,
+)
+from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.types import NO_SWITCH, NONE, SpecDecodeParams, Switch
 from engine_adapter.vllm_engine.core.counting import RowState, StepTally
 from engine_adapter.vllm_engine.core.quarantine import Quarantine
 from engine_adapter.vllm_engine.wire import DraftReport
+
+SNAPSHOT_INTERVAL_S = 1.0
+"""Seconds between two reports of what the policies have measured."""
 
 
 class RowTable:
     """One `RowState` for each live request, and the counts of the current step.
 
     Args:
-        policy: plans every step.
+        planner: plans every step, and learns from it.
         max_model_len: the longest request, in tokens.
 
     Attributes:
@@ -28,8 +39,8 @@ class RowTable:
         num_drafting: rows whose method drafts; without any, no step is planned.
     """
 
-    def __init__(self, policy: Policy, max_model_len: int) -> None:
-        self.policy = policy
+    def __init__(self, planner: Planner, max_model_len: int) -> None:
+        self.planner = planner
         self.quarantine = Quarantine()
         self._max_model_len = max_model_len
         self._rows: dict[str, RowState] = {}
@@ -37,24 +48,42 @@ class RowTable:
         self._last_running_switch = NO_SWITCH
         self._step = StepTally()
         self._step_start = 0.0
+        self._next_snapshot = time.monotonic() + SNAPSHOT_INTERVAL_S
+        # Of the current step, for the planner: the fates of drafts, and tokens of the rows.
+        self._seen: list[tuple[str, str, int, int, int]] = []
+        self._context = 0
+        self._emitted = 0
+        self._planned = False
+        # Requests that ended; the planner forgets them when it has seen their last drafts.
+        self._ended: list[str] = []
 
     # -- requests --------------------------------------------------------------------------
 
-    def admit(self, request_id: str, params: SpecDecodeParams, streams_stats: bool) -> None:
+    def admit(
+        self,
+        request_id: str,
+        params: SpecDecodeParams,
+        streams_stats: bool,
+        request_class: RequestClass = RequestClass.GREEDY,
+    ) -> None:
         """Adds a row, with its own method or with that of a switch that overtook the request.
 
         A request that already has a row keeps it: vLLM adds the next input of a streaming session
         under the same id.
 
         Args:
-            streams_stats: see `RowState`.
+            streams_stats, request_class: see `RowState`.
         """
         if request_id in self._rows:
             return
         method, last = params.spec_method, self._last_running_switch
         if not params.pinned and params.switch_epoch < last.epoch:
             method = last.spec_method
-        self._rows[request_id] = RowState(method, params.pinned, streams_stats)
+        self._rows[request_id] = RowState(method, params.pinned, streams_stats, request_class)
+        if request_id in self._ended:
+            self._ended.remove(request_id)
+            self.planner.evidence.free(request_id)
+        self.planner.evidence.admit(request_id, request_class)
         self.num_drafting += method.num_speculative_tokens > 0
 
     def free(self, request_id: str) -> dict[str, Any] | None:
@@ -63,6 +92,7 @@ class RowTable:
         if row is None:
             return None
         self.num_drafting -= row.spec_method.num_speculative_tokens > 0
+        self._ended.append(request_id)
         return row.to_wire()
 
     def switch(self, switch: Switch) -> None:
@@ -85,35 +115,64 @@ class RowTable:
         self._step_start = time.perf_counter()
 
     def plan(
-        self, scheduled: Iterable[str], verified: Iterable[str], requests: Mapping[str, Any]
+        self,
+        scheduled: Collection[str],
+        verified: Container[str],
+        requests: Mapping[str, Any],
+        num_waiting: int = 0,
+        resumed: Iterable[str] = (),
     ) -> StepPlan:
-        """The proposer and k of each row that is drafted for, or read in the middle of its prompt.
+        """What drafts for each row at the end of the step.
 
         Args:
             scheduled: ids of the step's requests.
             verified: ids of those whose drafts the step verifies.
             requests: id -> vLLM's `Request`; see `draft_budget`.
+            num_waiting: requests in the queue.
+            resumed: ids of those that run again after a preemption.
         """
-        rows, max_model_len = self._rows, self._max_model_len
-        for request_id in verified:
-            row = rows[request_id]
-            row.verified_by = row.drafted_by
-        if not self.num_drafting:
-            return {}
-        quarantined = self.quarantine.names
-        views = []
+        for request_id in resumed:
+            self._rows[request_id].asked = 0  # its drafts were dropped, whatever they were
+            self.planner.evidence.forget_reads(request_id)
+        self._end_drafts(scheduled, verified)
+        self._planned = self.num_drafting > 0
+        if not self._planned:
+            return NO_PLAN
+        self.planner.evidence.unavailable = self.quarantine.names
+        views = self._views(scheduled, requests)
+        plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
+        for request_id, method in plan.drafts.items():
+            row = self._rows[request_id]
+            row.drafted_by, row.asked = method.proposer, method.num_speculative_tokens
+            row.fallback = plan.fallbacks.get(request_id)
+        return plan
+
+    def _end_drafts(self, scheduled: Iterable[str], verified: Container[str]) -> None:
+        """Moves the drafts that the step verifies, and notes those that found nothing."""
         for request_id in scheduled:
-            method = rows[request_id].spec_method
+            row = self._rows[request_id]
+            if request_id in verified:
+                row.verified_by, row.verified_asked = row.drafted_by, row.asked
+            elif row.asked:
+                self._seen.append((request_id, row.drafted_by, row.asked, 0, 0))
+            row.asked, row.fallback = 0, None
+
+    def _views(self, scheduled: Iterable[str], requests: Mapping[str, Any]) -> list[RowView]:
+        """The rows that can get drafts, or whose prompt a proposer can read."""
+        rows, max_model_len = self._rows, self._max_model_len
+        quarantined = self.quarantine.names
+        views, context = [], 0
+        for request_id in scheduled:
+            row, request = rows[request_id], requests[request_id]
+            method, num_tokens = row.spec_method, request.num_tokens
+            context += num_tokens
             if method.num_speculative_tokens and method.proposer not in quarantined:
-                request = requests[request_id]
                 in_prompt = request.is_prefill_chunk
                 budget = 0 if in_prompt else draft_budget(request, max_model_len)
                 if budget or in_prompt:
-                    views.append(RowView(request_id, method, budget))
-        plan = self.policy.plan(StepView(views))
-        for request_id, method in plan.items():
-            rows[request_id].drafted_by = method.proposer
-        return plan
+                    views.append(RowView(request_id, method, budget, num_tokens, row.request_class))
+        self._context = context
+        return views
 
     # -- count -----------------------------------------------------------------------------
 
@@ -124,13 +183,29 @@ class RowTable:
             drafting: the runner's report, `None` if it did not draft.
         """
         self._step = StepTally(kind, drafting or DraftReport())
-        if drafting is not None and drafting.faults:
+        self._emitted = 0
+        if drafting is None:
+            return
+        if drafting.faults:
             now_s = time.monotonic()
             self._step.quarantined = self.quarantine.record_faults(drafting.faults, now_s)
+        self._seen.extend(drafting.fates)
+        for request_id in drafting.fallbacks:
+            self._fall_back(request_id)
+
+    def _fall_back(self, request_id: str) -> None:
+        """The row's first proposer found nothing, so its drafts are the second one's."""
+        row = self._rows.get(request_id)
+        if row is None or row.fallback is None:
+            return
+        self._seen.append((request_id, row.drafted_by, row.asked, 0, 0))
+        row.drafted_by, row.asked = row.fallback.proposer, row.fallback.num_speculative_tokens
+        self.planner.evidence.mark_read([(request_id, row.fallback)])
 
     def count_verified(self, request_id: str, drafted: int, accepted: int) -> None:
         """Counts a row's verified drafts for the proposer that drafted them."""
         row = self._rows[request_id]
+        self._seen.append((request_id, row.verified_by, row.verified_asked, drafted, accepted))
         row.tallies[row.verified_by].add_verified(drafted, accepted)
         self._step.tallies[row.verified_by].add_verified(drafted, accepted)
 
@@ -138,8 +213,54 @@ class RowTable:
         """Counts a row's emitted tokens; the last call of a step for the row."""
         row = self._rows[request_id]
         row.add_emitted(tokens)
+        self._emitted += tokens
         self._step.tallies[row.verified_by].add_emitted(tokens)
         row.verified_by = NONE
+
+    def end_count(self, num_rows: int, num_tokens: int, num_drafts: int) -> None:
+        """Ends the counts of a step; the planner learns from it.
+
+        Args:
+            num_rows: rows of the step.
+            num_tokens: tokens that the target read, drafts included.
+            num_drafts: draft tokens among them.
+        """
+        ended, self._ended = self._ended, []
+        seen, self._seen = self._seen, []
+        if self._planned or seen:
+            self._observe(seen, num_rows, num_tokens, num_drafts)
+        for request_id in ended:
+            self.planner.evidence.free(request_id)
+
+    def _observe(
+        self,
+        seen: Sequence[tuple[str, str, int, int, int]],
+        num_rows: int,
+        num_tokens: int,
+        num_drafts: int,
+    ) -> None:
+        """Lets the planner learn from the step, and takes its reports."""
+        step = self._step
+        work = step.drafting.work
+        drafting_s = sum(one.seconds for _, one in work)
+        step.policy = self.planner.observe(
+            StepOutcome(
+                drafts=seen,
+                work=work,
+                rows=num_rows,
+                tokens=num_tokens,
+                context=self._context,
+                emitted=self._emitted,
+                verified=num_drafts > 0,
+                # Without a plan nothing noted the rows' context, so the time means nothing.
+                prefill=step.kind == StepKind.PREFILL or not self._planned,
+                seconds=time.perf_counter() - self._step_start - drafting_s,
+            )
+        )
+        now_s = time.monotonic()
+        if now_s >= self._next_snapshot:
+            self._next_snapshot = now_s + SNAPSHOT_INTERVAL_S
+            step.evidence = self.planner.snapshot()
 
     def attach_stats(self, outputs: Iterable[Any]) -> None:
         """Sets the statistics of every row that streams them on vLLM's `EngineCoreOutput`."""

@@ -7,7 +7,8 @@ takes its own, so that their sum over all proposers is vLLM's count.
 from typing import Any
 
 from engine_adapter.counts import StepKind
-from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.policies.contract import RequestClass
+from engine_adapter.policies.planner import Planner
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
@@ -23,13 +24,16 @@ class SchedulerHooks:
     """
 
     row_table: RowTable
+    _step_size: tuple[int, int, int] | None = None
 
     def add_request(self, request: Any) -> None:
         """Gives the request a row with its spec method."""
         params = request.sampling_params
         # vLLM's front end finds stop strings: any output may be the last that it reads.
         streams_stats = bool(params.stop)
-        self.row_table.admit(request.request_id, from_extra_args(params), streams_stats)
+        self.row_table.admit(
+            request.request_id, from_extra_args(params), streams_stats, request_class(params)
+        )
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +41,11 @@ class SchedulerHooks:
         self.row_table.start_step()
         output = super().schedule(*args, **kwargs)
         output.specgate_plan = self.row_table.plan(
-            output.num_scheduled_tokens, output.scheduled_spec_decode_tokens, self.requests
+            output.num_scheduled_tokens,
+            output.scheduled_spec_decode_tokens,
+            self.requests,
+            len(self.waiting),
+            output.scheduled_cached_reqs.resumed_req_ids,
         )
         output.specgate_quarantined = self.row_table.quarantine.names
         return output
@@ -45,6 +53,12 @@ class SchedulerHooks:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Counts the step, and attaches their statistics to outputs that may be the last read."""
         drafting = getattr(model_runner_output, "specgate_report", None)
+        drafts = scheduler_output.scheduled_spec_decode_tokens.values()
+        self._step_size = (
+            len(scheduler_output.num_scheduled_tokens),
+            scheduler_output.total_num_scheduled_tokens,
+            sum(map(len, drafts)),
+        )
         self.row_table.start_count(step_kind(scheduler_output), drafting)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
@@ -80,7 +94,13 @@ class SchedulerHooks:
         return self.row_table.free(request.request_id), ec_transfer_params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's statistics, with the step's report in the field of a KV connector's."""
+        """vLLM's statistics, with the step's report in the field of a KV connector's.
+
+        `update_from_output` calls it last, when all rows are counted.
+        """
+        if self._step_size is not None:
+            self.row_table.end_count(*self._step_size)
+            self._step_size = None
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             stats.kv_connector_stats = self.row_table.step_stats()
@@ -102,7 +122,16 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
             # vLLM reserves slots for draft KV only if its own configuration is a draft model.
             self.num_lookahead_tokens = self.num_spec_tokens
             self._spec_decode_step_blocks = -(-(1 + 2 * self.num_spec_tokens) // self.block_size)
-        self.row_table = RowTable(FixedPolicy(), self.max_model_len)
+        config = SpecgateConfig.of(vllm_config)
+        planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
+        self.row_table = RowTable(planner, self.max_model_len)
+
+
+def request_class(params: Any) -> RequestClass:
+    """Which evidence is valid for a request, from vLLM's `SamplingParams`."""
+    if params.structured_outputs is not None:
+        return RequestClass.STRUCTURED
+    return RequestClass.SAMPLED if params.temperature > 0 else RequestClass.GREEDY
 
 
 def step_kind(scheduler_output: Any) -> StepKind:

@@ -78,7 +78,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
                 "num_speculative_tokens": capacity,
             },
             additional_config=SpecgateConfig(
-                tuple(config.proposers), progress_pipe
+                tuple(config.proposers), progress_pipe, config.policies, config.primary
             ).to_additional_config(),
             **given,
         )

@@ -13,6 +13,7 @@ from engine_adapter.counts import StepReport
 from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
 from engine_adapter.interface import EngineObserver
 from engine_adapter.lora_registry import LoraRegistry
+from engine_adapter.policy_settings import PolicySettings
 from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.types import (
@@ -21,6 +22,7 @@ from engine_adapter.types import (
     EngineInfo,
     GenerationRequest,
     LoraAdapter,
+    PolicyInfo,
     ProposerInfo,
     Switch,
 )
@@ -68,6 +70,7 @@ class VllmEngine:
         self._last_running_switch = NO_SWITCH
         self._proposer_registry = ProposerRegistry(config.proposers, self._capacity)
         self._lora_registry = LoraRegistry(config.arguments)
+        self._policies = PolicySettings(config.policies, config.primary)
 
     @property
     def info(self) -> EngineInfo:
@@ -91,7 +94,9 @@ class VllmEngine:
         await self._supervisor.start(on_progress)
 
     def _new_process(self) -> EngineProcess:
-        config = replace(self._config, proposers=self._proposer_registry.specs)
+        specs = self._proposer_registry.specs
+        policies = self._policies.usable(specs)
+        config = replace(self._config, proposers=specs, policies=policies)
         return EngineProcess(config, self._capacity, self._metrics)
 
     async def _adopt(self, process: EngineProcess) -> None:
@@ -103,6 +108,8 @@ class VllmEngine:
         else:
             await lora.reload_adapters(process, self._lora_registry)
         self._info = self._describe(process.vllm_config)
+        if self._policies.evidence:
+            await process.call("specgate_restore_evidence", dict(self._policies.evidence))
         if self._last_running_switch.epoch:
             # A request admitted before that switch may not have reached the engine yet.
             await process.call("specgate_switch", *switch_to_wire(self._last_running_switch))
@@ -171,6 +178,24 @@ class VllmEngine:
             await hot_load.unload_proposer(process, self._proposer_registry, name)
 
     @property
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        """See `Engine.policies`."""
+        return self._policies.infos(self._proposer_registry.specs)
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """See `Engine.evidence`."""
+        return self._policies.evidence
+
+    async def set_policy(self, name: str, parameters: Mapping[str, Any]) -> PolicyInfo:
+        """See `Engine.set_policy`."""
+        process, specs = self._supervisor.child, self._proposer_registry.specs
+        self._policies.check(name, parameters, specs)
+        with self._death_explained("The policy was not changed"):
+            await process.call("specgate_set_policy", name, dict(parameters))
+        return self._policies.set(name, parameters, specs)
+
+    @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
         """See `Engine.lora_adapters`."""
         return self._lora_registry.loaded
@@ -208,6 +233,7 @@ class VllmEngine:
 
     def _on_step(self, report: StepReport) -> None:
         self._proposer_registry.record_step(report)
+        self._policies.record_step(report)
         self._observer.on_step(report)
 
 

@@ -15,7 +15,7 @@ from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.types import ProposerInfo
-from engine_adapter.vllm_engine.wire import LoadState
+from engine_adapter.vllm_engine.wire import LoadState, proposer_traits
 
 _POLL_S = 0.05
 """Seconds between two polls of a load; a poll takes the engine less than a millisecond."""
@@ -42,7 +42,10 @@ async def load_proposer(
     registry.loading = spec
     try:
         await asyncio.to_thread(_check_weights, spec, sizes)
-        return registry.add(spec, await _load_on_ranks(process, spec))
+        memory = await _load_on_ranks(process, spec)
+        traits = proposer_traits(spec, (*registry.specs, spec))
+        await process.call("specgate_add_proposer", asdict(traits))
+        return registry.add(spec, memory)
     finally:
         registry.loading = None
 
@@ -52,8 +55,9 @@ async def unload_proposer(process: Process, registry: ProposerRegistry, name: st
     registry.check_unload(name)
     # Before the first await, so that no request can select the proposer meanwhile.
     registry.remove(name)
+    # The scheduler first: no plan names a proposer that the workers no longer have.
+    await process.call("specgate_remove_proposer", name)
     await process.collective_rpc("specgate_unload", name)
-    await process.call("specgate_clear_faults", name)
 
 
 def _check_weights(spec: ProposerSpec, sizes: TargetSizes) -> None:

@@ -11,12 +11,13 @@ because a proposer's drafts and its failures depend only on its batch.
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import torch
 
+from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.types import SpecMethod
@@ -25,6 +26,7 @@ from engine_adapter.vllm_engine.worker.draft_batches import DraftBatchBuilder
 from engine_adapter.vllm_engine.worker.draft_validation import describe_error, validate_drafts
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDraftStore
 from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
+from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts
 from engine_adapter.vllm_engine.worker.target import TargetStep
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ class ProposerDispatch:
         self._quarantined: Set[str] = frozenset()
         self._last_fault: dict[str, str] = {}
         self._report = DraftReport()
+        self._shadows = ShadowDrafts()
+        self._in_shadow = False
 
     def bind(self, runner: Any) -> None:
         """Takes the runner, which vLLM has not finished when it creates this class."""
@@ -86,6 +90,7 @@ class ProposerDispatch:
         # A preempted request keeps its proposers' state, but its drafts and blocks are gone.
         without_blocks = [*ended, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
         self.sampled_drafts.forget(without_blocks)
+        self._shadows.forget(without_blocks)
         if not self.host.draft_models:
             return
         fresh = self._fresh_blocks(scheduler_output)
@@ -125,13 +130,11 @@ class ProposerDispatch:
 
     # -- drafting ----------------------------------------------------------------------------
 
-    def propose(
-        self, plan: Mapping[str, SpecMethod], step: TargetStep
-    ) -> tuple[list[list[int]], DraftReport]:
+    def propose(self, plan: StepPlan, step: TargetStep) -> tuple[list[list[int]], DraftReport]:
         """Drafts for the rows of the plan, after a step of the target.
 
         Args:
-            plan: request id -> proposer and k.
+            plan: which proposers draft, and which only in the shadow.
             step: what the target did in this step.
 
         Returns:
@@ -139,25 +142,83 @@ class ProposerDispatch:
         """
         report = self._report = DraftReport()
         merged = DraftCollector(len(step.sampled))
-        for name, rows in self._group_rows(plan, step.sampled).items():
-            began = time.perf_counter()
-            batch = self._batches.build(rows, plan, step, self.host.capabilities[name])
-            drafts = self.draft(name, batch)
-            merged.set(batch.rows, drafts)
-            report.seconds[name] = time.perf_counter() - began
-            report.proposed[name] = sum(map(len, drafts.tokens))
-            if drafts.catchup_tokens:
-                report.catchup[name] = drafts.catchup_tokens
+        for name, batch in self._batches_of(plan.drafts, step):
+            merged.set(batch.rows, self._measured(name, batch))
+        if plan.fallbacks:
+            self._fall_back(plan.fallbacks, step, merged)
+        self._draft_shadows(plan.shadows, step)
         return [list(tokens) for tokens in merged.collect().tokens], report
 
+    def _fall_back(
+        self, fallbacks: Mapping[str, SpecMethod], step: TargetStep, merged: DraftCollector
+    ) -> None:
+        """Drafts with the second proposer of the rows for which the first one found nothing."""
+        index = self._runner.input_batch.req_id_to_index
+        empty = merged.empty
+        wanted = {r: method for r, method in fallbacks.items() if empty[index[r]]}
+        for name, batch in self._batches_of(wanted, step):
+            merged.set(batch.rows, self._measured(name, batch))
+            self._report.fallbacks.extend(batch.request_ids)
+
+    def _measured(self, name: str, batch: DraftBatch) -> Drafts:
+        """A proposer's drafts that the next step verifies; the report counts them."""
+        report = self._report
+        drafts, seconds = self._timed(name, batch)
+        tokens, catchup = sum(map(len, drafts.tokens)), drafts.catchup_tokens
+        report.seconds[name] = report.seconds.get(name, 0.0) + seconds
+        report.proposed[name] = report.proposed.get(name, 0) + tokens
+        if catchup:
+            report.catchup[name] = report.catchup.get(name, 0) + catchup
+        return drafts
+
+    def _timed(self, name: str, batch: DraftBatch) -> tuple[Drafts, float]:
+        """A proposer's drafts, and the seconds that they took; the report has the work."""
+        began = time.perf_counter()
+        drafts = self.draft(name, batch)
+        seconds = time.perf_counter() - began
+        if name not in self._quarantined:  # the time of a call that was not made says nothing
+            tokens = sum(map(len, drafts.tokens))
+            self._report.add_work(name, seconds, batch.k, tokens, drafts.catchup_tokens)
+        return drafts, seconds
+
+    def _draft_shadows(self, shadows: Mapping[str, Sequence[str]], step: TargetStep) -> None:
+        """Compares the shadow drafts that wait with the rows' tokens, and makes new ones."""
+        known = self._runner.input_batch
+        lengths = zip(known.req_ids, known.num_tokens_no_spec[: len(known.req_ids)], strict=False)
+        rows = ((r, row, int(length)) for row, (r, length) in enumerate(lengths))
+        self._report.fates.extend(self._shadows.compare(rows, known.token_ids_cpu))
+        for name, request_ids in shadows.items():
+            if name in self._quarantined:
+                continue
+            k = self.host.k_of(name)
+            wanted = {
+                request_id: SpecMethod(name, k)
+                for request_id in request_ids
+                if request_id in known.req_id_to_index and not self._shadows.waits(request_id, name)
+            }
+            for _, batch in self._batches_of(wanted, step):
+                self._in_shadow = True
+                try:
+                    drafts, _ = self._timed(name, batch)
+                finally:
+                    self._in_shadow = False
+                self._report.fates.extend(self._shadows.add(name, batch, drafts.tokens))
+
+    def _batches_of(
+        self, methods: Mapping[str, SpecMethod], step: TargetStep
+    ) -> Iterator[tuple[str, DraftBatch]]:
+        """Each proposer with the batch of its rows."""
+        for name, rows in self._group_rows(methods, step.sampled).items():
+            yield name, self._batches.build(rows, methods, step, self.host.capabilities[name])
+
     def _group_rows(
-        self, plan: Mapping[str, SpecMethod], sampled: Sequence[Any]
+        self, methods: Mapping[str, SpecMethod], sampled: Sequence[Any]
     ) -> Mapping[str, list[int]]:
         """Proposer -> its rows. Rows in the middle of a prompt go only to proposers with KV."""
         index = self._runner.input_batch.req_id_to_index
         proposers, capabilities = self.host.proposers, self.host.capabilities
         rows: defaultdict[str, list[int]] = defaultdict(list)
-        for request_id, method in plan.items():
+        for request_id, method in methods.items():
             if method.proposer not in proposers:
                 continue  # unloaded; a request that was aborted still names it
             row = index[request_id]
@@ -175,7 +236,9 @@ class ProposerDispatch:
             index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
             batch = batch.select(index, np.minimum(batch.k, remaining)[index])
         if index.size and name not in self._quarantined:
-            batch = self.sampled_drafts.with_sampler(name, batch)
+            # A shadow's distributions must not replace those of the row's own drafts.
+            if not self._in_shadow:
+                batch = self.sampled_drafts.with_sampler(name, batch)
             try:
                 drafts = self.host.proposers[name].propose(batch)
                 drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
@@ -184,7 +247,8 @@ class ProposerDispatch:
             except Exception as error:
                 self._record_fault(name, error)
             else:
-                self.sampled_drafts.store(name, batch, drafts)
+                if not self._in_shadow:
+                    self.sampled_drafts.store(name, batch, drafts)
                 collected.set(index, drafts)
         return collected.collect()
 

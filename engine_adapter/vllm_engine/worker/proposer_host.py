@@ -103,6 +103,10 @@ class ProposerHost:
         self.capabilities.pop(name, None)
         self.proposers.pop(name, None)
 
+    def k_of(self, name: str) -> int:
+        """A proposer's own k; 0 for one that is not loaded."""
+        return next((s.num_speculative_tokens for s in self.specs if s.name == name), 0)
+
     def memory(self) -> dict[str, tuple[int, int]]:
         """Bytes of weights and of KV on this rank, of every proposer that has any."""
         sizes = {}

@@ -29,6 +29,12 @@ def make_parser() -> Parser:
         help="kind of prompts (repeatable; default: both)",
     )
     parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help="policy that is measured too (repeatable; default: auto)",
+    )
+    parser.add_argument(
         "--minutes", type=float, default=35.0, help="approximate duration (default: 35)"
     )
     parser.add_argument(
@@ -61,6 +67,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         kinds=options.kind or KINDS,
         minutes=0 if options.quick else options.minutes,
         prompts=QUICK_PROMPTS if options.quick else 0,
+        policies=options.policy or ("auto",),
     )
     info = report.environment_info(argv, options.target)
     plot.check()

@@ -5,14 +5,8 @@ from typing import Any
 import pytest
 
 from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod
-from server.control.selection import (
-    ActiveMethod,
-    LoadedProposers,
-    MethodRequest,
-    SelectionError,
-    resolve,
-    select,
-)
+from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
+from server.control.selection import ActiveMethod, resolve, select
 
 LOADED = LoadedProposers(
     (

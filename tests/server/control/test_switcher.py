@@ -11,8 +11,8 @@ from engine_adapter.errors import EngineDead
 from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod, Switch
 from server.control.audit import REMEMBERED, Audit
 from server.control.errors import SwitchInProgress
+from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import SpecMethodBody
-from server.control.selection import LoadedProposers, MethodRequest, SelectionError
 from server.control.switcher import Switcher
 from server.control.types import SwitchMode
 from server.telemetry.metrics import Metrics

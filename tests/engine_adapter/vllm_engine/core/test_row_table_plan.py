@@ -51,30 +51,30 @@ def test_the_plan_gives_each_row_its_own_method(rows: RowSteps) -> None:
     rows.admit("a")
     rows.admit("b", DRAFT)
     rows.admit("c", PLAIN)
-    assert rows.plan("a", "b", "c") == {"a": NGRAM, "b": DRAFT}
+    assert rows.plan("a", "b", "c").drafts == {"a": NGRAM, "b": DRAFT}
 
 
 def test_only_rows_of_the_step_are_planned(rows: RowSteps) -> None:
     rows.admit("a")
     rows.admit("waits")
-    assert set(rows.plan("a")) == {"a"}
+    assert set(rows.plan("a").drafts) == {"a"}
 
 
 def test_k_is_reduced_to_the_draft_budget_and_zero_leaves_the_row_out(rows: RowSteps) -> None:
     rows.admit("tight", output=46)
     rows.admit("full", output=48)
-    assert rows.plan("tight", "full") == {"tight": SpecMethod("ngram", 2)}
+    assert rows.plan("tight", "full").drafts == {"tight": SpecMethod("ngram", 2)}
 
 
 def test_a_row_in_mid_prompt_is_planned_with_k_zero(rows: RowSteps) -> None:
     rows.admit("r", DRAFT, in_prompt=True)
-    assert rows.plan("r") == {"r": SpecMethod("small", 0)}
+    assert rows.plan("r").drafts == {"r": SpecMethod("small", 0)}
 
 
 def test_without_a_drafting_request_the_plan_is_empty(rows: RowSteps) -> None:
     rows.admit("a", PLAIN)
     rows.admit("b", PLAIN)
-    assert rows.plan("a", "b") == {}
+    assert rows.plan("a", "b").drafts == {}
 
 
 def test_planning_starts_with_a_drafting_request_and_ends_with_it(rows: RowSteps) -> None:
@@ -83,21 +83,21 @@ def test_planning_starts_with_a_drafting_request_and_ends_with_it(rows: RowSteps
     assert rows.plan("a", "b")
     rows.end("b")
     assert rows.table.num_drafting == 0
-    assert rows.plan("a") == {}
+    assert rows.plan("a").drafts == {}
 
 
 def test_a_proposer_that_fails_repeatedly_is_no_longer_planned(rows: RowSteps) -> None:
     rows.admit("a")
     rows.admit("b", DRAFT)
     for _ in range(MAX_FAULTS - 1):
-        assert set(rows.plan("a", "b")) == {"a", "b"}
+        assert set(rows.plan("a", "b").drafts) == {"a", "b"}
         rows.count({}, faults=("ngram",))
         report = decode_step(rows.table.step_stats() or {})
         assert (report.faults, report.quarantined) == ({"ngram": "broken"}, ())
-    assert set(rows.plan("a", "b")) == {"a", "b"}
+    assert set(rows.plan("a", "b").drafts) == {"a", "b"}
     rows.count({}, faults=("ngram",))
     assert decode_step(rows.table.step_stats() or {}).quarantined == ("ngram",)
-    assert set(rows.plan("a", "b")) == {"b"}
+    assert set(rows.plan("a", "b").drafts) == {"b"}
     assert rows.table.quarantine.names == {"ngram"}
 
 
@@ -111,15 +111,15 @@ def test_a_switch_changes_all_rows_but_the_pinned(rows: RowSteps) -> None:
     rows.admit("pinned plain", PLAIN, pinned=True)
     rows.switch(DRAFT, 1)
     plan = rows.plan("free", "pinned", "plain", "pinned plain")
-    assert plan == {"free": DRAFT, "pinned": NGRAM, "plain": DRAFT}
+    assert plan.drafts == {"free": DRAFT, "pinned": NGRAM, "plain": DRAFT}
 
 
 def test_a_switch_to_none_and_back_is_followed(rows: RowSteps) -> None:
     rows.admit("r")
     rows.switch(PLAIN, 1)
-    assert rows.plan("r") == {}
+    assert rows.plan("r").drafts == {}
     rows.switch(NGRAM, 2)
-    assert rows.plan("r") == {"r": NGRAM}
+    assert rows.plan("r").drafts == {"r": NGRAM}
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_a_request_that_a_switch_overtook_gets_the_new_method(
 ) -> None:
     rows.switch(DRAFT, 5)
     rows.admit("r", NGRAM, pinned=pinned, epoch=epoch)
-    assert rows.plan("r") == {"r": expected}
+    assert rows.plan("r").drafts == {"r": expected}
 
 
 def test_a_request_overtaken_by_a_switch_to_none_gets_no_drafts(rows: RowSteps) -> None:
     rows.switch(PLAIN, 5)
     rows.admit("r", NGRAM, epoch=4)
     assert rows.table.num_drafting == 0
-    assert rows.plan("r") == {}
+    assert rows.plan("r").drafts == {}
 
 
 def test_the_number_of_drafting_requests_is_always_right(rows: RowSteps) -> None:
@@ -157,7 +157,7 @@ def test_the_number_of_drafting_requests_is_always_right(rows: RowSteps) -> None
             rows.admit(f"r{i}", live[f"r{i}"][0], pinned=live[f"r{i}"][1], epoch=i)
         drafting = {name: m for name, (m, _) in live.items() if m.num_speculative_tokens}
         assert rows.table.num_drafting == len(drafting)
-        assert rows.plan(*live) == drafting
+        assert rows.plan(*live).drafts == drafting
 
 
 def test_a_request_added_again_keeps_its_row(rows: RowSteps) -> None:
@@ -166,4 +166,4 @@ def test_a_request_added_again_keeps_its_row(rows: RowSteps) -> None:
     rows.switch(DRAFT, 1)
     rows.admit("r")
     assert rows.table.num_drafting == 1
-    assert rows.plan("r") == {"r": DRAFT}
+    assert rows.plan("r").drafts == {"r": DRAFT}

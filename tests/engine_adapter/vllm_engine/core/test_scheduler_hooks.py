@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from engine_adapter.counts import ProposerCounts, StepKind
-from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.policies.contract import NO_PLAN
+from engine_adapter.policies.evidence import DraftTime
 from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import (
@@ -15,7 +16,12 @@ from engine_adapter.vllm_engine.wire import (
     decode_step,
     to_extra_args,
 )
-from tests.engine_adapter.vllm_engine.support.row_steps import CONTEXT, NGRAM, request
+from tests.engine_adapter.vllm_engine.support.row_steps import (
+    CONTEXT,
+    NGRAM,
+    planner,
+    request,
+)
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -25,6 +31,7 @@ class ToyScheduler:
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
+        self.waiting: list[Any] = []
         self.next_output: Any = None
         self.next_results: dict[str, tuple[int, int]] = {}
         self.log_stats = True
@@ -85,7 +92,7 @@ def scheduler() -> Any:
         pass
 
     hooked = HookedToy()
-    hooked.row_table = RowTable(FixedPolicy(), CONTEXT)
+    hooked.row_table = RowTable(planner(), CONTEXT)
     return hooked
 
 
@@ -94,7 +101,9 @@ def arriving(request_id: str, method: SpecMethod = NGRAM, stop: tuple[str, ...] 
     made = request()
     made.request_id = request_id
     params = to_extra_args(SpecDecodeParams(method))
-    made.sampling_params = SimpleNamespace(extra_args=params, stop=list(stop))
+    made.sampling_params = SimpleNamespace(
+        extra_args=params, stop=list(stop), temperature=0.0, structured_outputs=None
+    )
     return made
 
 
@@ -106,6 +115,7 @@ def scheduled(drafts: dict[str, int], *plain: str, new: int = 0, extra: int = 0)
         num_scheduled_tokens=counts,
         total_num_scheduled_tokens=sum(counts.values()) + extra,
         scheduled_new_reqs=[None] * new,
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
 
 
@@ -122,7 +132,7 @@ def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
     assert set(scheduler.requests) == {"r"}
     output = scheduled({}, "r")
     run_step(scheduler, output, {"r": (0, 0)}, DraftReport(proposed={"ngram": 5}))
-    assert output.specgate_plan == {"r": NGRAM}
+    assert output.specgate_plan.drafts == {"r": NGRAM}
     assert output.specgate_quarantined == frozenset()
     sent = run_step(scheduler, scheduled({"r": 5}), {"r": (5, 2)}, None)
     report = decode_step(sent.scheduler_stats.kv_connector_stats)
@@ -151,8 +161,38 @@ def test_the_runners_report_and_its_faults_leave_with_the_step(scheduler: Any) -
         assert report.verified == {NONE: ProposerCounts(emitted=1)}
     output = scheduled({}, "r")
     run_step(scheduler, output, {"r": (0, 0)}, None)
-    assert output.specgate_plan == {}
+    assert output.specgate_plan == NO_PLAN
     assert output.specgate_quarantined == {"ngram"}
+
+
+def test_what_a_policy_did_leaves_with_its_own_step(scheduler: Any) -> None:
+    """vLLM asks for the statistics before `update_from_output` ends."""
+    scheduler.add_request(arriving("r", SpecMethod("load", 5)))
+    work = [("ngram", DraftTime(1e-7, 1, 5, 5, 0))]
+    sent = run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, DraftReport(work=work))
+    report = decode_step(sent.scheduler_stats.kv_connector_stats)
+    assert report.policy is not None
+    assert report.policy.decisions == {"load": {"ngram": 1, NONE: 0}}
+    assert report.policy.measured_s is None, "there was no prediction"
+    sent = run_step(scheduler, scheduled({"r": 4}), {"r": (4, 3)}, DraftReport(work=work))
+    report = decode_step(sent.scheduler_stats.kv_connector_stats)
+    assert report.policy is not None
+    assert 0 < (report.policy.measured_s or 0) < report.seconds
+    known = scheduler.row_table.planner.snapshot()["proposers"]["ngram"]["acceptance"]
+    assert known["greedy"]["drafts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("temperature", "constraint", "expected"),
+    [(0.0, None, "GREEDY"), (0.7, None, "SAMPLED"), (0.7, {}, "STRUCTURED"), (0, {}, "STRUCTURED")],
+)
+def test_the_class_of_a_request_comes_from_its_sampling(
+    temperature: float, constraint: Any, expected: str
+) -> None:
+    from engine_adapter.vllm_engine.core.scheduler import request_class
+
+    params = SimpleNamespace(temperature=temperature, structured_outputs=constraint)
+    assert request_class(params).name == expected
 
 
 def test_requests_with_stop_strings_stream_their_statistics(scheduler: Any) -> None:

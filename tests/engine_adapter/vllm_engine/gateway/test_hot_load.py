@@ -49,7 +49,7 @@ async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: Propose
         (LoadState.READY, LoadState.READY),
     )
     info = await load_proposer(ranks, registry, LOOKUP, SIZES)
-    assert ranks.calls == ["load", *["load_state"] * 3, "install"]
+    assert ranks.calls == ["load", *["load_state"] * 3, "install", "add_proposer"]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
     assert [spec.name for spec in registry.specs] == ["ngram", "lookup"]
     assert registry.loading is None
@@ -106,4 +106,4 @@ async def test_an_unloaded_proposer_leaves_the_registry_first(
     ranks = Ranks()
     registry.add(parse_specs([LOOKUP])[0], [])
     await unload_proposer(ranks, registry, "lookup")
-    assert ranks.calls == ["unload", "clear_faults"]
+    assert ranks.calls == ["remove_proposer", "unload"], "no plan may name it any more"

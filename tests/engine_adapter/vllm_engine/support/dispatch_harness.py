@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities
+from engine_adapter.proposers.contract import Capabilities, ProposerSpec
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -103,6 +104,7 @@ class DispatchHarness:
         self.dispatch.bind(self.runner)
         host = self.dispatch.host
         host.proposers = dict(self.echoes)
+        host.specs = tuple(ProposerSpec(name, "ngram", 4, None) for name in self.echoes)
         host.draft_models = {"d": self.draft_model}
         host._target = SimpleNamespace(vocab_size=VOCABULARY)
         host.capabilities = {
@@ -113,12 +115,31 @@ class DispatchHarness:
         }
         self.report: DraftReport
 
-    def propose(
-        self, rows: Mapping[str, Row], plan: Mapping[str, tuple[str, int]]
-    ) -> dict[str, list[int]]:
-        """The drafts of each row after a step; `plan` has each row's proposer and k.
+    def finds_nothing(self, name: str, *request_ids: str) -> None:
+        """Makes a proposer find nothing for these rows, or for any row."""
+        echo = self.echoes[name]
+        drafts_of = echo.propose
 
-        The step's report is in `report` afterwards.
+        def propose(batch: DraftBatch) -> Drafts:
+            drafts = drafts_of(batch)
+            empty = request_ids or batch.request_ids
+            pairs = zip(batch.request_ids, drafts.tokens, strict=True)
+            return Drafts([[] if r in empty else tokens for r, tokens in pairs])
+
+        echo.propose = propose  # type: ignore[method-assign]
+
+    def propose(
+        self,
+        rows: Mapping[str, Row],
+        plan: Mapping[str, tuple[str, int]],
+        fallbacks: Mapping[str, tuple[str, int]] | None = None,
+        shadows: Mapping[str, Sequence[str]] | None = None,
+    ) -> dict[str, list[int]]:
+        """The drafts of each row after a step; the step's report is in `report` afterwards.
+
+        Args:
+            plan, fallbacks: each row's proposer and k.
+            shadows: proposer -> rows.
         """
         every = list(rows.values())
         self.runner.input_batch = SimpleNamespace(
@@ -130,7 +151,11 @@ class DispatchHarness:
             token_ids_cpu=np.tile(np.arange(CONTEXT, dtype=np.int32), (len(every), 1)),
         )
         drafts, self.report = self.dispatch.propose(
-            {name: SpecMethod(*chosen) for name, chosen in plan.items()},
+            StepPlan(
+                {name: SpecMethod(*chosen) for name, chosen in plan.items()},
+                {name: SpecMethod(*chosen) for name, chosen in (fallbacks or {}).items()},
+                shadows or {},
+            ),
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},
                 sampled=[[5] * r.sampled for r in every],

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig
@@ -194,17 +195,17 @@ class World:
             preempted=schedule.preempted,
             hits=schedule.hits,
         )
-        self.checks.check(plan, before, result)
+        self.checks.check(plan.drafts, before, result)
         for name in scheduled:
             request = self.requests[name]
             request.pending = list(drafts[name])
-            request.drafted_by = plan[name].proposer if request.pending else NONE
+            request.drafted_by = plan.drafts[name].proposer if request.pending else NONE
         self.scheduler.end_step(scheduled)
         return result
 
     def _draft(
         self,
-        plan: Mapping[str, SpecMethod],
+        plan: StepPlan,
         scheduled: dict[str, int],
         sampled: Mapping[str, list[int]],
     ) -> tuple[dict[str, list[int]], DraftReport]:

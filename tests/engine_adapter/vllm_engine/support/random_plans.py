@@ -1,40 +1,110 @@
-"""A scheduler with random plans: another proposer and another k for each row in each step."""
+"""A scheduler with random plans: another proposer and another k for each row in each step.
+
+Rows whose method is `RANDOM` get random plans, with fallbacks and shadows. All others are planned
+as usual, by their proposer or by their policy.
+"""
 
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from engine_adapter.policies.contract import StepPlan, StepView
+from engine_adapter.policies.contract import RowView, StepPlan, StepView
+from engine_adapter.policies.planner import Planner
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
 from engine_adapter.vllm_engine.wire import SpecgateConfig
+from tests.engine_adapter.vllm_engine.support.live import RANDOM
+
+UNPLANNED = frozenset({"prediction", "cheat"})
+"""Proposers that only a request names: one needs a prediction, the other one cheats."""
 
 
 class RandomPolicy:
-    """Plans a random proposer or plain decoding for each row; the same for the same steps.
+    """Random plans; the same for the same steps.
 
     Args:
         choices: proposer -> its k.
+        seed: of the choices.
     """
 
-    def __init__(self, choices: dict[str, int]) -> None:
+    def __init__(self, choices: Mapping[str, int], seed: int = 0) -> None:
         self._choices = list(choices.items())
-        self._rng = random.Random(0)
+        self._rng = random.Random(seed)
 
     def plan(self, view: StepView) -> StepPlan:
-        plan = {}
+        """For a row: plain decoding or a proposer; half the time a fallback; any shadows."""
+        drafts, fallbacks = {}, {}
+        shadows: dict[str, list[str]] = {}
         for row in view.rows:
+            for name, _ in self._choices:
+                if row.draft_budget and self._rng.random() < 0.05:
+                    shadows.setdefault(name, []).append(row.request_id)
             if self._rng.random() < 0.1:
                 continue
-            name, k = self._rng.choice(self._choices)
-            drawn = self._rng.randint(1, k)
-            plan[row.request_id] = SpecMethod(name, min(drawn, row.draft_budget))
-        return plan
+            drafts[row.request_id] = self._method(row)
+            if self._rng.random() < 0.5:
+                fallbacks[row.request_id] = self._method(row)
+        return StepPlan(drafts, fallbacks, shadows)
+
+    def _method(self, row: RowView) -> SpecMethod:
+        name, k = self._rng.choice(self._choices)
+        return SpecMethod(name, min(self._rng.randint(1, k), row.draft_budget))
+
+
+class RandomPlanner(Planner):
+    """Plans the rows of `RANDOM` at random, all others as usual.
+
+    Attributes:
+        fallbacks, fates: how many the workers reported; `snapshot` shows them.
+    """
+
+    def __init__(self, config: SpecgateConfig, max_k: int) -> None:
+        traits = [one for one in config.traits if one.name not in UNPLANNED]
+        super().__init__(traits, max_k, config.policies, config.primary)
+        choices = {s.name: s.num_speculative_tokens for s in config.proposers}
+        for name in UNPLANNED:
+            choices.pop(name, None)
+        self._random = RandomPolicy(choices)
+        self.fallbacks = self.fates = 0
+
+    def plan(self, view: StepView) -> StepPlan:
+        """Both plans together."""
+        mine = [row for row in view.rows if row.spec_method.proposer == RANDOM]
+        others = [row for row in view.rows if row.spec_method.proposer != RANDOM]
+        planned = super().plan(replace(view, rows=others))
+        drawn = self._random.plan(StepView(mine))
+        self.evidence.note_lengths(mine)
+        self.evidence.mark_read(drawn.drafts.items())
+        return StepPlan(
+            {**planned.drafts, **drawn.drafts},
+            {**planned.fallbacks, **drawn.fallbacks},
+            _joined(planned.shadows, drawn.shadows),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """The evidence, and both counts."""
+        return {**super().snapshot(), "fallbacks": self.fallbacks, "fates": self.fates}
+
+
+def _joined(
+    one: Mapping[str, Sequence[str]], other: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    return {name: [*one.get(name, ()), *other.get(name, ())] for name in {**one, **other}}
 
 
 class RandomPlanScheduler(SpecgateScheduler):
-    """Plans at random for every request with a spec method other than plain decoding."""
+    """The scheduler with a `RandomPlanner`."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        proposers = SpecgateConfig.of(vllm_config).proposers
-        self.row_table.policy = RandomPolicy({s.name: s.num_speculative_tokens for s in proposers})
+        config = SpecgateConfig.of(vllm_config)
+        self._planner = RandomPlanner(config, self.num_spec_tokens)
+        self.row_table.planner = self._planner
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Counts fallbacks and fates, for the test that they happen."""
+        if report := getattr(model_runner_output, "specgate_report", None):
+            self._planner.fallbacks += len(report.fallbacks)
+            self._planner.fates += len(report.fates)
+        return super().update_from_output(scheduler_output, model_runner_output)

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from engine_adapter.config import EngineConfig, draft_capacity
+from engine_adapter.policies.contract import StepPlan
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
 Drafted = dict[int, tuple[str, tuple[int, ...]]]
@@ -62,7 +63,7 @@ class _DraftRecorder:
     def attach(self, dispatch: Any) -> None:
         propose = dispatch.propose
 
-        def recording(plan: Mapping[str, SpecMethod], step: Any) -> Any:
+        def recording(plan: StepPlan, step: Any) -> Any:
             merged, report = propose(plan, step)
             batch = dispatch._runner.input_batch
             for row, tokens in enumerate(merged):
@@ -70,7 +71,9 @@ class _DraftRecorder:
                     request_id = batch.req_ids[row]
                     by_length = self.drafts.setdefault(request_id, {})
                     length = int(batch.num_tokens_no_spec[row])
-                    by_length[length] = plan[request_id].proposer, tuple(tokens)
+                    second = request_id in report.fallbacks
+                    methods = plan.fallbacks if second else plan.drafts
+                    by_length[length] = methods[request_id].proposer, tuple(tokens)
             assert not report.faults, report.faults
             for name, count in report.catchup.items():
                 self.catchup[name] = self.catchup.get(name, 0) + count

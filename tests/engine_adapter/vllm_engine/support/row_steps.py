@@ -1,18 +1,28 @@
 """A `RowTable` taken through steps, with the requests that vLLM's scheduler would hold."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from engine_adapter.counts import SpecStats, StepKind
+from engine_adapter.counts import SpecStats, StepKind, StepReport
 from engine_adapter.policies.contract import StepPlan
-from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.policies.evidence import ProposerTraits
+from engine_adapter.policies.planner import Planner
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine.core.row_table import RowTable
-from engine_adapter.vllm_engine.wire import DraftReport, decode_request
+from engine_adapter.vllm_engine.wire import DraftReport, decode_request, decode_step
 
 NGRAM, DRAFT = SpecMethod("ngram", 5), SpecMethod("small", 4)
+TRAITS = (
+    ProposerTraits("ngram", 5, lookup=True),
+    ProposerTraits("small", 4, keeps_kv=True),
+)
 CONTEXT = 100
+
+
+def planner(parameters: Mapping[str, Any] | None = None) -> Planner:
+    """A planner of both proposers; `ngram` is the primary one."""
+    return Planner(TRAITS, 5, parameters, "ngram")
 
 
 def request(
@@ -30,13 +40,16 @@ def request(
 class RowSteps:
     """A table, and the requests whose rows it has.
 
+    Args:
+        used: the table's planner; one of both proposers if it is not given.
+
     Attributes:
         table: the table under test.
         requests: request id -> vLLM's request.
     """
 
-    def __init__(self) -> None:
-        self.table = RowTable(FixedPolicy(), CONTEXT)
+    def __init__(self, used: Planner | None = None) -> None:
+        self.table = RowTable(used or planner(), CONTEXT)
         self.requests: dict[str, Any] = {}
 
     def admit(
@@ -62,28 +75,50 @@ class RowSteps:
         self.table.start_step()
         return self.table.plan(request_ids, verified, self.requests)
 
-    def count(self, outcomes: Mapping[str, tuple[int, int]], faults: tuple[str, ...] = ()) -> None:
+    def count(
+        self,
+        outcomes: Mapping[str, tuple[int, int]],
+        faults: Iterable[str] = (),
+        report: DraftReport | None = None,
+        kind: StepKind = StepKind.DECODE,
+        ends: Iterable[str] = (),
+    ) -> None:
         """The step's outputs arrive.
 
         Args:
             outcomes: request id -> number of drafts verified, and of those accepted.
             faults: proposers that failed in the step.
+            report: the runner's, if it is not made of `faults`.
+            ends: requests whose last step it is; vLLM frees them before the step's counts end.
         """
-        report = DraftReport(faults=dict.fromkeys(faults, "broken")) if faults else None
-        self.table.start_count(StepKind.DECODE, report)
+        if faults:
+            report = DraftReport(faults=dict.fromkeys(faults, "broken"))
+        self.table.start_count(kind, report)
         for name, (drafted, accepted) in outcomes.items():
             if drafted:
                 self.table.count_verified(name, drafted, accepted)
             self.table.count_emitted(name, accepted + 1)
             self.requests[name].num_output_tokens += accepted + 1
             self.requests[name].num_tokens += accepted + 1
+        for name in ends:
+            self.end(name)
+        drafts = sum(drafted for drafted, _ in outcomes.values())
+        self.table.end_count(len(outcomes), len(outcomes) + drafts, drafts)
 
     def step(self, **outcomes: tuple[int, int]) -> StepPlan:
         """One whole step; see `count`."""
+        return self.reported(None, **outcomes)
+
+    def reported(self, report: DraftReport | None, **outcomes: tuple[int, int]) -> StepPlan:
+        """One whole step whose runner reports `report`; see `count`."""
         verified = tuple(name for name, (drafted, _) in outcomes.items() if drafted)
         plan = self.plan(*outcomes, verified=verified)
-        self.count(outcomes)
+        self.count(outcomes, report=report)
         return plan
+
+    def sent(self) -> StepReport:
+        """The step's report, as the gateway reads it."""
+        return decode_step(self.table.step_stats() or {})
 
     def end(self, request_id: str) -> SpecStats:
         """The request ends; its statistics."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from engine_adapter.policies.contract import RowView, StepView
+from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.types import NONE, SpecMethod
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
@@ -127,7 +127,7 @@ class ToyScheduler:
         self._finished = set()
         return schedule, output
 
-    def plan(self, counts: Mapping[str, int]) -> Mapping[str, SpecMethod]:
+    def plan(self, counts: Mapping[str, int]) -> StepPlan:
         """The proposer and k of each row, known before the step runs; see `RowTable.plan`."""
         views = []
         for name, count in counts.items():

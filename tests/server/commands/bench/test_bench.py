@@ -27,7 +27,7 @@ def test_gain_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(words) == 0
     results = json.loads((tmp_path / "gain.json").read_text())["results"]
     assert [(r["concurrency"], r["proposer"]) for r in results] == [
-        (level, name) for level in (1, 2) for name in ("none", "ngram")
+        (level, name) for level in (1, 2) for name in ("none", "ngram", "auto")
     ]
     assert all(r["tokens_per_s"] > 0 for r in results)
     assert results[1]["tokens_per_step"] > 1.2, "the fake engine accepts seven of ten"

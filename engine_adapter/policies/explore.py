@@ -1,0 +1,139 @@
+"""How evidence stays fresh: shadows of lookup proposers, and probes of the others.
+
+A *shadow* is a lookup proposer that drafts for a row beside the row's own proposer. Its draft is
+compared with the tokens that the target writes anyway, so it costs its own microseconds only.
+A *probe* is a row, or a few of a large batch, that another proposer drafts for in one step; the
+target verifies its drafts like any other. Both have a budget, a share of the engine's time. Only a
+proposer that has never drafted is probed without one, until it has `PROVEN_DRAFTS`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine_adapter.policies.contract import RowView
+from engine_adapter.policies.evidence import Evidence
+from engine_adapter.types import SpecMethod
+
+STALE_STEPS = 64
+"""Steps after which the evidence on a proposer that is not in use is worth a probe."""
+
+MAX_SAVED_S = 0.25
+"""The most seconds that a budget saves up."""
+
+PROBED_ROWS = 4
+"""The most rows of one probe."""
+
+LEARNING_INTERVAL = 2
+"""Steps between two probes of proposers that have never drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A few rows that a proposer drafts for, to see how it does.
+
+    Attributes:
+        proposer: its index.
+        lengths: request id -> tokens to draft.
+    """
+
+    proposer: int
+    lengths: Mapping[str, int]
+
+
+class Explorer:
+    """Spends the budgets.
+
+    Args:
+        evidence: what is known, and how old it is.
+        share: of the engine's time, for probes; as much again for shadows.
+    """
+
+    def __init__(self, evidence: Evidence, share: float) -> None:
+        self._evidence = evidence
+        self._share = share
+        self._probe_s = 0.0
+        self._shadow_s = 0.0
+        self._turn = 0
+        self.probes = 0
+
+    def earn(self, seconds: float) -> None:
+        """A step took this long: the budgets grow by their share of it."""
+        self._probe_s = min(self._probe_s + self._share * seconds, MAX_SAVED_S)
+        self._shadow_s = min(self._shadow_s + self._share * seconds, MAX_SAVED_S)
+
+    def probe(self, rows: Sequence[RowView], in_use: frozenset[int]) -> Probe | None:
+        """The probe of this step, if one is due and affordable.
+
+        Args:
+            rows: rows with room for drafts.
+            in_use: proposers that draft in this step anyway.
+        """
+        evidence = self._evidence
+        self._turn += 1
+        if not rows:
+            return None
+        due = [i for i in evidence.candidates() if i not in in_use]
+        unproven = [i for i in due if not evidence.is_proven(i)]
+        if unproven:
+            if self._turn % LEARNING_INTERVAL:
+                return None
+            return self._probe_cheapest(rows, unproven[0], free=True)
+        stale = [i for i in due if evidence.age(i) >= STALE_STEPS]
+        if not stale:
+            return None
+        return self._probe_cheapest(rows, max(stale, key=evidence.age), free=False)
+
+    def _probe_cheapest(
+        self, rows: Sequence[RowView], proposer: int, *, free: bool
+    ) -> Probe | None:
+        """A probe of the rows that lag least; `None` if the budget does not allow it."""
+        evidence = self._evidence
+        k = evidence.traits(proposer).num_speculative_tokens
+        times = evidence.draft_times[proposer]
+        if not free and times.seconds(1, k, k, 0) > self._probe_s:
+            return None
+        lag = evidence.lags(rows, proposer)
+        # A model's passes cost the same for a few rows as for one.
+        chosen = lag.argsort(kind="stable")[: max(1, min(PROBED_ROWS, len(rows) // 4))]
+        lengths = {
+            rows[i].request_id: min(
+                k, rows[i].draft_budget, rows[i].spec_method.num_speculative_tokens
+            )
+            for i in chosen
+        }
+        count = len(lengths)
+        cost = times.seconds(count, k, count * k, float(lag[chosen].sum()))
+        if not free and cost > self._probe_s:
+            return None
+        self._probe_s = max(0.0, self._probe_s - cost)
+        self.probes += 1
+        return Probe(proposer, lengths)
+
+    def shadows(
+        self, rows: Sequence[RowView], drafts: Mapping[str, SpecMethod]
+    ) -> dict[str, Sequence[str]]:
+        """For each lookup proposer, the rows for which it drafts in the shadow.
+
+        Args:
+            rows: rows with room for drafts.
+            drafts: request id -> what drafts first for it.
+        """
+        evidence = self._evidence
+        planned: dict[str, Sequence[str]] = {}
+        for proposer in evidence.candidates():
+            traits = evidence.traits(proposer)
+            if not traits.lookup:
+                continue
+            weights = evidence.draft_times[proposer].fit.weights
+            count = int(self._shadow_s / max(float(weights[0] + weights[1]), 1e-6))
+            if not count:
+                continue
+            # One after the other, so that every row has its turn.
+            turned = (
+                rows[(self._turn + i) % len(rows)].request_id for i in range(min(count, len(rows)))
+            )
+            chosen = [r for r in turned if r not in drafts or drafts[r].proposer != traits.name]
+            if chosen:
+                planned[traits.name] = chosen
+                self._shadow_s -= float(weights[0] + weights[1] * len(chosen))
+        return planned

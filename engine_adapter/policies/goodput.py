@@ -1,0 +1,189 @@
+"""`goodput`, also `auto`: the proposers and lengths with the most tokens per second, none included.
+
+`choice` has the formula, `explore` how evidence stays fresh, `guard` what is bounded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine_adapter.policies.choice import NOTHING, Choice, Chooser, Load, Prices
+from engine_adapter.policies.contract import RowView, StepPlan, StepView
+from engine_adapter.policies.evidence import Evidence
+from engine_adapter.policies.explore import Explorer
+from engine_adapter.policies.guard import Guard, GuardParameters
+from engine_adapter.policies.parameters import number
+from engine_adapter.types import SpecMethod
+
+CHOICE_INTERVAL = 4
+"""Steps between two choices for the same rows."""
+
+RANK_INTERVAL, MODELS = 32, 2
+"""Steps between two rankings of all proposers with a model, and how many of the best are then
+considered in every choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputParameters:
+    """The parameters of `goodput` and of `per_request`.
+
+    Attributes:
+        min_gain: a plan must promise this share more tokens per second than plain decoding.
+        hysteresis: a proposer that drafted in the step before gets this share more of its gain.
+        probe_share: of the time, for probes; as much again for shadows.
+        guard_limit: the share of plain decoding's tokens that the policy may lose.
+        guard_window: the steps that the guard looks back.
+        refresh_steps: after this many steps with drafts one step decodes plainly, where
+            speculation gains little, so that the time of a plain step stays known; eight times
+            as many where it gains more than half.
+    """
+
+    min_gain: float = number(0.01, 0.0, 1.0)
+    hysteresis: float = number(0.2, 0.0, 1.0)
+    probe_share: float = number(0.005, 0.0, 0.2)
+    guard_limit: float = number(0.02, 0.001, 1.0)
+    guard_window: int = number(256, 16, 100_000)
+    refresh_steps: int = number(128, 8, 100_000)
+
+
+class GoodputPolicy:
+    """Plans with a `Chooser`; see the module."""
+
+    def __init__(self, parameters: GoodputParameters, evidence: Evidence) -> None:
+        self.parameters = parameters
+        self._evidence = evidence
+        self._explorer = Explorer(evidence, parameters.probe_share)
+        self._guard = Guard(GuardParameters(parameters.guard_limit, parameters.guard_window))
+        self._prices = Prices(0.0, 0.1)
+        self._since_plain = 0
+        self._gain = 1.0
+        self._drafting = False
+        self._steps = self._choose_at = self._rank_at = 0
+        self._models: list[int] = []
+        self._known: set[str] = set()
+        self._assigned: dict[str, tuple[SpecMethod, SpecMethod | None]] = {}
+        self._methods: dict[tuple[str, int], SpecMethod] = {}
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the guard holds it at plain decoding."""
+        return self._guard.suspended
+
+    def plan(self, view: StepView) -> StepPlan:
+        """The plan with the highest expected rate, and what keeps the evidence fresh."""
+        rows = [row for row in view.rows if row.draft_budget > 0]
+        self._steps += 1
+        if self._guard.suspended or self._refresh_due():
+            self._assigned = {}
+            self._choose_at = self._steps
+        elif self._steps >= self._choose_at or self._rows_changed(rows):
+            self._choose(rows, view)
+        drafts: dict[str, SpecMethod] = {}
+        fallbacks: dict[str, SpecMethod] = {}
+        for row in rows:
+            if assigned := self._assigned.get(row.request_id):
+                first, second = assigned
+                drafts[row.request_id] = self._within(first, row.draft_budget)
+                if second is not None:
+                    fallbacks[row.request_id] = self._within(second, row.draft_budget)
+        self._drafting = bool(drafts)
+        probe = self._explorer.probe(rows, self._prices.shown)
+        if probe is not None:
+            for request_id, k in probe.lengths.items():
+                drafts[request_id] = self._method(probe.proposer, k)
+                fallbacks.pop(request_id, None)
+        return StepPlan(drafts, fallbacks, self._explorer.shadows(rows, drafts))
+
+    def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
+        """Takes a step; see `PlanningPolicy.observe`."""
+        # A step in which only probes draft is no loss of the choice.
+        if self._drafting or self._guard.suspended:
+            self._guard.observe(emitted, plain)
+        self._explorer.earn(seconds)
+        self._since_plain = self._since_plain + 1 if verified else 0
+
+    def state(self) -> dict[str, Any]:
+        """The expected gain over plain decoding, the guard, and the probes so far."""
+        return {
+            "expected_gain": round(self._gain, 3),
+            "price": round(self._prices.token, 3),
+            "drafting": sorted(
+                self._evidence.traits(i).name
+                for i in self._prices.shown
+                if i in self._evidence.loaded.values()
+            ),
+            "probes": self._explorer.probes,
+            "guard": self._guard.state(),
+        }
+
+    def _refresh_due(self) -> bool:
+        steps = self.parameters.refresh_steps * (8 if self._gain > 1.5 else 1)
+        return self._since_plain >= steps
+
+    def _rows_changed(self, rows: Sequence[RowView]) -> bool:
+        """Whether a row is new."""
+        return any(row.request_id not in self._known for row in rows)
+
+    def _choose(self, rows: Sequence[RowView], view: StepView) -> None:
+        """Chooses for the rows until the next choice."""
+        self._choose_at = self._steps + CHOICE_INTERVAL
+        self._known = {row.request_id for row in rows}
+        self._assigned = {}
+        proposers = self._shortlist()
+        if not rows or not proposers:
+            return
+        count = max(view.num_running, len(rows))
+        context = float(sum(row.num_tokens for row in rows))
+        load = Load(count, count + view.fixed_drafts, context)
+        outlook = self._evidence.outlook(rows, proposers)
+        chooser = Chooser(self._evidence, outlook, load, self._prices)
+        if self._steps >= self._rank_at:
+            self._rank_at = self._steps + RANK_INTERVAL
+            self._models = chooser.models_by_gain()[:MODELS]
+        plain, best = chooser.plain(), self._pick(chooser)
+        self._gain = best.rate / plain.rate
+        if self._gain < 1 + self.parameters.min_gain:
+            self._prices = Prices(plain.rate, self._smoothed(plain.price))
+            return
+        self._assign(rows, proposers, best)
+        used = set(best.first.tolist()) | set(best.second.tolist())
+        shown = frozenset(proposers[j] for j in used - {NOTHING})
+        bonus = 1 + self.parameters.hysteresis
+        self._prices = Prices(best.rate, self._smoothed(best.price), shown, bonus)
+
+    def _smoothed(self, price: float) -> float:
+        """The mean of the price before and this one, so that the choice does not swing."""
+        return 0.5 * (self._prices.token + price)
+
+    def _shortlist(self) -> list[int]:
+        """The proposers to choose from: all lookups, and the best of the others."""
+        evidence = self._evidence
+        proven = [i for i in evidence.candidates() if evidence.is_proven(i)]
+        if self._steps >= self._rank_at:
+            return proven
+        return [i for i in proven if evidence.traits(i).lookup or i in self._models]
+
+    def _pick(self, chooser: Chooser) -> Choice:
+        return chooser.best()
+
+    def _assign(self, rows: Sequence[RowView], proposers: Sequence[int], choice: Choice) -> None:
+        """Notes each row's proposers and lengths."""
+        columns = (choice.first, choice.first_k, choice.second, choice.second_k)
+        for row, j, k, second, second_k in zip(
+            rows, *(column.tolist() for column in columns), strict=True
+        ):
+            if j != NOTHING:
+                fallback = None if second == NOTHING else self._method(proposers[second], second_k)
+                self._assigned[row.request_id] = self._method(proposers[j], k), fallback
+
+    def _within(self, method: SpecMethod, budget: int) -> SpecMethod:
+        if method.num_speculative_tokens <= budget:
+            return method
+        return replace(method, num_speculative_tokens=budget)
+
+    def _method(self, proposer: int, k: int) -> SpecMethod:
+        key = self._evidence.traits(proposer).name, k
+        method = self._methods.get(key)
+        if method is None:
+            method = self._methods[key] = SpecMethod(*key)
+        return method

@@ -1,0 +1,53 @@
+"""The parameters of policies: dataclasses of numbers with limits, and how they are read."""
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any, TypeVar
+
+P = TypeVar("P")
+
+
+class PolicyError(ValueError):
+    """A policy's parameter that cannot work. The text is the field, a colon, and the message.
+
+    Attributes:
+        field: the parameter's path, as `light.max_running`.
+        message: the fault and the remedy.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+def number(default: float, low: float, high: float) -> Any:
+    """A dataclass field for a number in [low, high]; an integer if the default is one."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def read_parameters(kind: type[P], given: Mapping[str, Any], path: str = "") -> P:
+    """The dataclass `kind` with the given values, and its defaults for the others.
+
+    Every field of `kind` is made with `number`.
+
+    Raises:
+        PolicyError: a name is unknown, or a value is not a number within its limits.
+    """
+    known = {known.name: known for known in fields(kind)}  # type: ignore[arg-type]
+    for name, value in given.items():
+        if name not in known:
+            there_are = ", ".join(known) or "none"
+            raise PolicyError(f"{path}{name}", f"unknown; the parameters are {there_are}")
+        check_number(f"{path}{name}", value, **known[name].metadata, like=known[name].default)
+    return kind(**given)
+
+
+def check_number(name: str, value: Any, low: float, high: float, like: Any = 1) -> None:
+    """Raises `PolicyError` unless `value` is a number in [low, high], and an integer as `like`."""
+    whole = type(like) is int
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds or not low <= value <= high:
+        what = "an integer" if whole else "a number"
+        shown = repr(value)[:80]
+        raise PolicyError(name, f"must be {what} in [{low}, {high}], got {shown}")

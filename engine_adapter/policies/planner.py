@@ -1,0 +1,198 @@
+"""The planner: the one object that the scheduler asks for every step's plan.
+
+Rows under a proposer follow it; rows under a policy follow that policy's plan. All steps feed one
+`Evidence`, also those without a policy, so that a policy knows the traffic when it is switched on.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine_adapter.counts import PolicyStep
+from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
+from engine_adapter.policies.contract import RowView, StepPlan, StepView
+from engine_adapter.policies.evidence import DraftTime, Evidence, ProposerTraits
+from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.types import NONE
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """One step, after it ran.
+
+    Attributes:
+        drafts: request id, proposer, k asked for, tokens drafted and accepted, for every draft
+            whose fate the step decided; shadows are among them.
+        work: each call of a proposer in the step, by name.
+        rows: rows of the step.
+        tokens: tokens that the target read, drafts included.
+        context: the rows' tokens in total.
+        emitted: tokens that the rows emitted.
+        verified: whether there were drafts to verify.
+        prefill: whether a row read its prompt; then the step's time says nothing about others.
+        seconds: the step's time without that of the proposers.
+    """
+
+    drafts: Sequence[tuple[str, str, int, int, int]]
+    work: Sequence[tuple[str, DraftTime]]
+    rows: int
+    tokens: int
+    context: float
+    emitted: int
+    verified: bool
+    prefill: bool
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Active:
+    """A policy in use.
+
+    Attributes:
+        planned: whether it planned rows of the step that runs.
+    """
+
+    policy: PlanningPolicy
+    parameters: Any
+    planned: bool = False
+    decisions: Mapping[str, int] = field(default_factory=dict)
+
+
+class Planner:
+    """Plans steps and learns from them.
+
+    Args:
+        proposers: the loaded proposers.
+        max_k: the draft capacity.
+        parameters: policy -> its parameters where they are not the defaults, as JSON objects.
+        primary: the primary proposer, if there is one.
+
+    Raises:
+        PolicyError: a parameter cannot work.
+    """
+
+    def __init__(
+        self,
+        proposers: Sequence[ProposerTraits],
+        max_k: int,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
+        primary: str | None = None,
+    ) -> None:
+        self.evidence = Evidence(proposers, max_k)
+        self._fixed = FixedPolicy()
+        self._primary = primary
+        self._active: dict[str, _Active] = {}
+        for name in POLICIES:
+            self.set_policy(name, (parameters or {}).get(name, {}))
+
+    def set_policy(self, name: str, given: Mapping[str, Any]) -> None:
+        """Replaces a policy by one with these parameters. Raises `PolicyError`."""
+        ks = {
+            proposer: self.evidence.traits(i).num_speculative_tokens
+            for proposer, i in self.evidence.loaded.items()
+        }
+        parameters = read_policy(name, given, ks, self._primary)
+        policy = POLICIES[name].create(parameters, self.evidence)
+        self._active[name] = _Active(policy, parameters)
+
+    # -- plan ----------------------------------------------------------------------------------
+
+    def plan(self, view: StepView) -> StepPlan:
+        """The plan of the step, of all rows together."""
+        by_policy: dict[str, list[RowView]] = {}
+        fixed: list[RowView] = []
+        for row in view.rows:
+            if row.spec_method.proposer in self._active:
+                by_policy.setdefault(row.spec_method.proposer, []).append(row)
+            else:
+                fixed.append(row)
+        plan = self._fixed.plan(StepView(fixed))
+        if by_policy:
+            plan = self._with_policies(view, plan, by_policy)
+        self.evidence.note_lengths(view.rows)
+        self.evidence.mark_read(plan.drafts.items())
+        return plan
+
+    def _with_policies(
+        self, view: StepView, fixed: StepPlan, by_policy: Mapping[str, Sequence[RowView]]
+    ) -> StepPlan:
+        drafts, fallbacks = dict(fixed.drafts), dict(fixed.fallbacks)
+        shadows: dict[str, list[str]] = {}
+        for name, rows in by_policy.items():
+            active = self._active[name]
+            taken = sum(method.num_speculative_tokens for method in drafts.values())
+            own = self._usable(active.policy.plan(replace(view, rows=rows, fixed_drafts=taken)))
+            active.planned = True
+            drawn = Counter(method.proposer for method in own.drafts.values())
+            active.decisions = {**drawn, NONE: len(rows) - drawn.total()}
+            drafts |= own.drafts
+            fallbacks |= own.fallbacks
+            for proposer, requests in own.shadows.items():
+                shadows.setdefault(proposer, []).extend(requests)
+        return StepPlan(drafts, fallbacks, shadows)
+
+    def _usable(self, plan: StepPlan) -> StepPlan:
+        """The plan without proposers that were unloaded or quarantined since it was made."""
+        usable = self.evidence.loaded.keys() - self.evidence.unavailable
+        named = {method.proposer for method in (*plan.drafts.values(), *plan.fallbacks.values())}
+        if named <= usable:
+            return plan
+        fallbacks = {r: m for r, m in plan.fallbacks.items() if m.proposer in usable}
+        drafts = {
+            r: m if m.proposer in usable else fallbacks.pop(r)
+            for r, m in plan.drafts.items()
+            if m.proposer in usable or r in fallbacks
+        }
+        return StepPlan(drafts, fallbacks, plan.shadows)
+
+    # -- observe -------------------------------------------------------------------------------
+
+    def observe(self, outcome: StepOutcome) -> PolicyStep | None:
+        """Learns from a step; what the policies did in it, if any planned rows."""
+        evidence = self.evidence
+        if outcome.drafts:
+            evidence.observe_drafts(outcome.drafts)
+        evidence.observe_work(outcome.work)
+        predicted = None
+        planning = [active for active in self._active.values() if active.planned]
+        if not outcome.prefill and outcome.rows:
+            known = evidence.steps > 0
+            predicted = evidence.observe_step(
+                outcome.rows, outcome.tokens, outcome.context, outcome.seconds
+            )
+            predicted = predicted if known else None
+            self._observe_policies(outcome, planning)
+        if not planning:
+            return None
+        step = PolicyStep(
+            {name: one.decisions for name, one in self._active.items() if one.planned},
+            predicted,
+            None if predicted is None else outcome.seconds,
+            {name: one.policy.suspended for name, one in self._active.items() if one.planned},
+        )
+        for active in planning:
+            active.planned = False
+        return step
+
+    def _observe_policies(self, outcome: StepOutcome, planning: Sequence[_Active]) -> None:
+        plain_s = self.evidence.step_time.plain_seconds(outcome.rows, outcome.context)
+        drafting_s = sum(one.seconds for _, one in outcome.work)
+        seconds = outcome.seconds + drafting_s
+        plain = outcome.rows * seconds / plain_s
+        for active in planning:
+            active.policy.observe(outcome.emitted, plain, seconds, outcome.verified)
+
+    # -- for people, and for the next process --------------------------------------------------
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Each policy's state: plain JSON."""
+        return {name: active.policy.state() for name, active in self._active.items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        """The evidence and the policies' states, as plain JSON; `restore` takes it."""
+        return {**self.evidence.snapshot(), "policies": self.states()}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Takes the evidence of an engine process before this one."""
+        self.evidence.restore(snapshot)

@@ -1,0 +1,81 @@
+"""Shadow drafts: made beside a row's own drafts, and compared with what the target then writes.
+
+They are never verified and never emitted. A draft waits until the row has written as many tokens,
+or one that differs; the tokens before the difference are what verification would have accepted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_adapter.proposers.batch import DraftBatch
+
+Fate = tuple[str, str, int, int, int]
+"""Request id, proposer, k asked for, tokens drafted, tokens that the target wrote too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A draft for the tokens of a row from `start` on."""
+
+    start: int
+    asked: int
+    tokens: npt.NDArray[np.int32]
+
+
+class ShadowDrafts:
+    """The shadow drafts that wait for the target's tokens, one for each request and proposer."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, str], _Waiting] = {}
+
+    def waits(self, request_id: str, proposer: str) -> bool:
+        """Whether a draft of this proposer still waits for the row's tokens."""
+        return (request_id, proposer) in self._waiting
+
+    def add(self, proposer: str, batch: DraftBatch, drafts: Sequence[Sequence[int]]) -> list[Fate]:
+        """Takes the drafts of a batch; returns the fates that are known: nothing was found."""
+        fates = []
+        for i, tokens in enumerate(drafts):
+            request_id, asked = batch.request_ids[i], int(batch.k[i])
+            if tokens:
+                self._waiting[request_id, proposer] = _Waiting(
+                    int(batch.num_tokens[i]), asked, np.array(tokens, np.int32)
+                )
+            elif asked:
+                fates.append((request_id, proposer, asked, 0, 0))
+        return fates
+
+    def compare(
+        self, rows: Iterable[tuple[str, int, int]], token_ids: npt.NDArray[np.int32]
+    ) -> list[Fate]:
+        """The fates that the rows' tokens decide.
+
+        Args:
+            rows: request id, the row in the batch, and its committed tokens.
+            token_ids: int32 [B, max_model_len], the tokens of the batch.
+        """
+        if not self._waiting:
+            return []
+        known = {request_id: (row, length) for request_id, row, length in rows}
+        fates = []
+        for key, draft in list(self._waiting.items()):
+            if key[0] not in known:
+                continue
+            row, length = known[key[0]]
+            end = min(length, draft.start + len(draft.tokens))
+            same = token_ids[row, draft.start : end] == draft.tokens[: max(end - draft.start, 0)]
+            agreed = len(same) if same.all() else int(same.argmin())
+            if agreed < len(same) or agreed == len(draft.tokens):
+                fates.append((*key, draft.asked, len(draft.tokens), agreed))
+                del self._waiting[key]
+        return fates
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drops the drafts of requests that ended or were preempted."""
+        if self._waiting:
+            gone = set(request_ids)
+            for key in [key for key in self._waiting if key[0] in gone]:
+                del self._waiting[key]

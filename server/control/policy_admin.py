@@ -1,0 +1,160 @@
+"""Shows and changes policies and routing rules while requests are served; records each change."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from engine_adapter.errors import EngineError
+from engine_adapter.interface import Engine
+from engine_adapter.policies.parameters import PolicyError
+from engine_adapter.types import PolicyInfo
+from server.control.audit import Audit
+from server.control.method_names import LoadedProposers
+from server.control.policy_reader import read_policies
+from server.control.records import PolicyRecord, PolicyStatus
+from server.control.router import Router
+from server.control.rule_reader import read_rules
+from server.control.types import SERVER, Caller, PolicyOutcome
+from server.telemetry.metrics import Metrics
+
+
+class _Begun:
+    """When a change began: Unix time in seconds, and the milliseconds since."""
+
+    def __init__(self) -> None:
+        self.when, self._counter = time.time(), time.perf_counter()
+
+    @property
+    def took_ms(self) -> float:
+        return round((time.perf_counter() - self._counter) * 1e3, 3)
+
+
+class PolicyAdmin:
+    """Changes parameters of policies and routing rules, one change at a time.
+
+    Args:
+        loaded_proposers: returns the proposers that are loaded at the time of the call.
+        api_key_names: the names that rules may match.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        router: Router,
+        loaded_proposers: Callable[[], LoadedProposers],
+        api_key_names: Collection[str],
+        metrics: Metrics,
+        audit: Audit,
+    ) -> None:
+        self._engine = engine
+        self._router = router
+        self._loaded_proposers = loaded_proposers
+        self._api_key_names = api_key_names
+        self._metrics = metrics
+        self._audit = audit
+        self._changing = asyncio.Lock()
+
+    def statuses(self) -> tuple[PolicyStatus, ...]:
+        """Every policy."""
+        return tuple(self._status(info) for info in self._engine.policies)
+
+    def status(self, name: str) -> PolicyStatus | None:
+        """The policy `name`; `None` if that is no policy."""
+        return next((self._status(i) for i in self._engine.policies if i.name == name), None)
+
+    def _status(self, info: PolicyInfo) -> PolicyStatus:
+        activity = self._metrics.policies.activity(info.name)
+        return PolicyStatus(
+            info.name,
+            dict(info.parameters),
+            for_people(info.state),
+            activity.suspended,
+            activity.decisions,
+        )
+
+    async def change(
+        self,
+        policies: Mapping[str, Any] | None,
+        rules: Sequence[Any] | None,
+        reason: str | None = None,
+        caller: Caller = SERVER,
+    ) -> None:
+        """Replaces what is given: all, or nothing. Continues if its caller is cancelled.
+
+        Args:
+            policies: policy -> its new parameters; the others of a policy get their defaults.
+            rules: all routing rules.
+
+        Raises:
+            PolicyError, RuleError: a field cannot work; nothing changed and nothing is recorded.
+            EngineError: the engine failed; the old parameters and rules stay.
+        """
+        await asyncio.shield(asyncio.create_task(self._change(policies, rules, reason, caller)))
+
+    async def _change(
+        self,
+        policies: Mapping[str, Any] | None,
+        rules: Sequence[Any] | None,
+        reason: str | None,
+        caller: Caller,
+    ) -> None:
+        async with self._changing:
+            begun = _Begun()
+            loaded = self._loaded_proposers()
+            new = read_policies(policies or {}, loaded)
+            new_rules = None if rules is None else read_rules(rules, loaded, self._api_key_names)
+            outcome, fault = PolicyOutcome.CHANGED, None
+            try:
+                await self._set_all(new)
+                if new_rules is not None:
+                    self._router.replace(new_rules)
+            except (PolicyError, EngineError) as error:
+                outcome, fault = PolicyOutcome.FAILED, str(error)
+                raise
+            finally:
+                record = PolicyRecord(
+                    when=begun.when,
+                    who=caller.who,
+                    peer=caller.peer,
+                    what="spec_policy",
+                    policies=None if policies is None else dict(new),
+                    rules=None if new_rules is None else [dict(r.given) for r in new_rules],
+                    warnings=list(self._router.warnings),
+                    reason=reason,
+                    outcome=outcome,
+                    error=fault,
+                    took_ms=begun.took_ms,
+                )
+                self._audit.add(record)
+
+    async def _set_all(self, new: Mapping[str, Mapping[str, Any]]) -> None:
+        """Sets the policies one after the other; takes them back if one fails."""
+        old = {info.name: info.parameters for info in self._engine.policies}
+        done = []
+        try:
+            for name, parameters in new.items():
+                await self._engine.set_policy(name, parameters)
+                done.append(name)
+        except (PolicyError, EngineError):
+            for name in done:
+                with suppress(PolicyError, EngineError):
+                    await self._engine.set_policy(name, old[name])
+            raise
+
+
+def for_people(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """The evidence as JSON can have it, without what only another engine process can read."""
+    return {
+        name: _shown(value) for name, value in evidence.items() if name not in ("state", "policies")
+    }
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return for_people(value)
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

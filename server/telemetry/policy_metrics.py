@@ -1,0 +1,146 @@
+"""The metrics of policies and routing rules, and what each policy chose in the last minute.
+
+Shares of the rows by the proposer that a policy chose:
+    sum by (policy, proposer) (rate(specgate_policy_decisions_total[5m]))
+      / on (policy) group_left sum by (policy) (rate(specgate_policy_decisions_total[5m]))
+Predicted against measured step time (1 is a prediction without bias):
+    rate(specgate_policy_step_seconds_total{value="predicted"}[5m])
+      / ignoring (value) rate(specgate_policy_step_seconds_total{value="measured"}[5m])
+Mean absolute error of the prediction, relative to the step:
+    rate(specgate_policy_step_error_seconds_sum[5m])
+      / ignoring (value) rate(specgate_policy_step_seconds_total{value="measured"}[5m])
+Policies whose guard holds them at plain decoding:
+    specgate_policy_suspended == 1
+Requests by routing rule, and rules whose method cannot be used:
+    sum by (rule) (rate(specgate_routing_rule_matches_total[5m]))
+    sum by (rule) (increase(specgate_routing_rule_skips_total[5m])) > 0
+"""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from engine_adapter.counts import PolicyStep
+from engine_adapter.policies.names import POLICY_NAMES
+from server.telemetry.metric_maker import MetricMaker
+from server.telemetry.rolling_stats import WINDOW_S
+
+_ERROR_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
+)  # fmt: skip
+
+
+class PolicyMetrics:
+    """The metrics with a label `policy` or `rule`, on one registry."""
+
+    def __init__(self, make: MetricMaker) -> None:
+        self._decisions = make.counter(
+            "specgate_policy_decisions", "Rows planned by a policy", "policy", "proposer"
+        )
+        self._seconds = make.counter(
+            "specgate_policy_step_seconds", "Step time of steps with a prediction", "value"
+        )
+        for value in ("predicted", "measured"):
+            self._seconds.labels(value)
+        self._error = make.histogram(
+            "specgate_policy_step_error_seconds",
+            "Absolute difference of predicted and measured step time",
+            _ERROR_BUCKETS,
+        )
+        self._suspended = make.gauge(
+            "specgate_policy_suspended", "1 while the guard holds the policy", "policy"
+        )
+        for name in POLICY_NAMES:
+            self._suspended.labels(name)
+        self._matches = make.counter(
+            "specgate_routing_rule_matches", "Requests whose method a rule decided", "rule"
+        )
+        self._skips = make.counter(
+            "specgate_routing_rule_skips", "Requests whose rule had no usable method", "rule"
+        )
+        self._rolling: dict[str, RollingDecisions] = {
+            name: RollingDecisions() for name in POLICY_NAMES
+        }
+        self._held: dict[str, bool] = {}
+
+    def declare_rules(self, names: Iterable[str]) -> None:
+        """Lets the series of the named rules exist at 0."""
+        for name in names:
+            self._matches.labels(name)
+            self._skips.labels(name)
+
+    def on_step(self, step: PolicyStep) -> None:
+        """Counts the policies' part of one engine step."""
+        for policy, rows in step.decisions.items():
+            self._rolling.setdefault(policy, RollingDecisions()).add(rows)
+            for proposer, count in rows.items():
+                self._decisions.labels(policy, proposer).inc(count)
+        for policy, held in step.suspended.items():
+            self._held[policy] = held
+            self._suspended.labels(policy).set(int(held))
+        predicted, measured = step.predicted_s, step.measured_s
+        # A clock that jumps must not put a NaN, or a negative increment, into a counter.
+        if predicted is None or measured is None:
+            return
+        if math.isfinite(predicted) and math.isfinite(measured) and min(predicted, measured) >= 0:
+            self._seconds.labels("predicted").inc(predicted)
+            self._seconds.labels("measured").inc(measured)
+            self._error.observe(abs(predicted - measured))
+
+    def count_rule_match(self, rule: str) -> None:
+        """Counts an admitted request whose method the rule decided."""
+        self._matches.labels(rule).inc()
+
+    def count_rule_skip(self, rule: str) -> None:
+        """Counts an admitted request that the rule matched with a method that cannot be used."""
+        self._skips.labels(rule).inc()
+
+    def activity(self, policy: str) -> "PolicyActivity":
+        """What a policy did in the last minute."""
+        rolling = self._rolling.get(policy)
+        return PolicyActivity(
+            dict(rolling.sums()) if rolling else {}, self._held.get(policy, False)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyActivity:
+    """What a policy did lately.
+
+    Attributes:
+        decisions: proposer, or `none` -> rows that it planned so in the last minute.
+        suspended: its guard holds it at plain decoding.
+    """
+
+    decisions: dict[str, int]
+    suspended: bool
+
+
+class RollingDecisions:
+    """A policy's decisions over the last `window_s` seconds, in one bucket per second."""
+
+    def __init__(
+        self, window_s: int = WINDOW_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._buckets: deque[tuple[int, Counter[str]]] = deque()
+
+    def add(self, rows: Mapping[str, int]) -> None:
+        """Adds one step's rows by proposer to the current second."""
+        now = int(self._clock())
+        if not self._buckets or self._buckets[-1][0] != now:
+            self._forget(now)
+            self._buckets.append((now, Counter()))
+        self._buckets[-1][1].update(rows)
+
+    def sums(self) -> Counter[str]:
+        """Proposer -> rows in the window that ends now."""
+        self._forget(int(self._clock()))
+        return sum((rows for _, rows in self._buckets), Counter())
+
+    def _forget(self, now: int) -> None:
+        while self._buckets and self._buckets[0][0] <= now - self._window_s:
+            self._buckets.popleft()
