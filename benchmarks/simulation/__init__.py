@@ -1,0 +1,1 @@
+"""Replays policies over traces: what every proposer would have drafted, and what was accepted."""

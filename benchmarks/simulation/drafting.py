@@ -1,0 +1,122 @@
+"""The drafting of a simulated step, as `worker.dispatch` does it: drafts, fallbacks, shadows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.simulation.costs import Clock
+from benchmarks.simulation.rows import Draft, Fate, Row
+from benchmarks.simulation.trace import Trace
+from engine_adapter.policies.contract import StepPlan
+from engine_adapter.policies.evidence import DraftTime
+from engine_adapter.types import SpecMethod
+
+
+@dataclass(slots=True)
+class Report:
+    """What was drafted in one step.
+
+    Attributes:
+        work: each call of a proposer, by name.
+        fates: shadows that the step decided, and first proposers that found nothing.
+    """
+
+    work: list[tuple[str, DraftTime]] = field(default_factory=list)
+    fates: list[Fate] = field(default_factory=list)
+
+    def seconds_of(self, name: str) -> float:
+        """The time of one proposer's calls."""
+        return sum(work.seconds for proposer, work in self.work if proposer == name)
+
+
+class Drafting:
+    """Drafts for the rows of a simulation.
+
+    Args:
+        trace: what every proposer drafts, and what it costs.
+        clock: measures the calls.
+    """
+
+    def __init__(self, trace: Trace, clock: Clock) -> None:
+        self._costs = trace.costs.drafts
+        self._columns = {traits.name: i for i, traits in enumerate(trace.proposers)}
+        self._traits = {traits.name: traits for traits in trace.proposers}
+        self._clock = clock
+
+    def draft(
+        self,
+        plan: StepPlan,
+        rows: Sequence[Row],
+        computed: Mapping[str, int],
+        emitted: Mapping[str, int],
+    ) -> Report:
+        """Makes the drafts that the next step verifies, and the shadows.
+
+        Args:
+            rows: of the step, after it emitted.
+            computed, emitted: request id -> tokens read before the step, tokens emitted in it.
+        """
+        report = Report()
+        by_id = {row.request_id: row for row in rows}
+        empty = self._call_all(plan.drafts, by_id, computed, emitted, report)
+        wanted = {r: method for r, method in plan.fallbacks.items() if r in empty}
+        report.fates.extend(empty[r].fate(r) for r in empty)
+        missed = self._call_all(wanted, by_id, computed, emitted, report)
+        report.fates.extend(missed[r].fate(r) for r in missed)
+        for row in rows:
+            report.fates.extend(row.decided())
+        for name, requests in plan.shadows.items():
+            self._shadow(name, [by_id[r] for r in requests if r in by_id], report)
+        return report
+
+    def _call_all(
+        self,
+        methods: Mapping[str, SpecMethod],
+        rows: Mapping[str, Row],
+        computed: Mapping[str, int],
+        emitted: Mapping[str, int],
+        report: Report,
+    ) -> dict[str, Draft]:
+        """Calls each proposer once, for its rows; returns the drafts that found nothing."""
+        empty: dict[str, Draft] = {}
+        for name in dict.fromkeys(method.proposer for method in methods.values()):
+            mine = [(r, m) for r, m in methods.items() if m.proposer == name and r in rows]
+            drafts, lag, unread = [], 0, 0
+            for request_id, method in mine:
+                row, asked = rows[request_id], method.num_speculative_tokens
+                if not emitted[request_id] and not self._traits[name].keeps_kv:
+                    continue
+                draft = row.draft(name, self._columns[name], asked if emitted[request_id] else 0)
+                drafts.append(draft)
+                if self._traits[name].keeps_kv:
+                    caught_up, read = row.catch_up(name, computed[request_id], emitted[request_id])
+                    lag, unread = lag + caught_up, unread + read
+                row.pending = draft if draft.drafted else None
+                if asked and not draft.drafted:
+                    empty[request_id] = draft
+            self._work(name, drafts, lag, unread, report)
+        return empty
+
+    def _shadow(self, name: str, rows: Iterable[Row], report: Report) -> None:
+        """Makes one shadow draft for each row that waits for none of this proposer."""
+        drafts = []
+        for row in rows:
+            if name in row.waiting or row.unread:
+                continue
+            k = self._traits[name].num_speculative_tokens
+            draft = row.draft(name, self._columns[name], k)
+            drafts.append(draft)
+            if draft.drafted:
+                row.waiting[name] = draft
+            else:
+                report.fates.append(draft.fate(row.request_id))
+        self._work(name, drafts, 0, 0, report)
+
+    def _work(
+        self, name: str, drafts: Sequence[Draft], lag: int, unread: int, report: Report
+    ) -> None:
+        if drafts:
+            longest = max(draft.asked for draft in drafts)
+            tokens = sum(draft.drafted for draft in drafts)
+            cost = self._costs[name].seconds(len(drafts), longest, tokens, unread)
+            work = DraftTime(self._clock.measure(cost), len(drafts), longest, tokens, lag)
+            report.work.append((name, work))
