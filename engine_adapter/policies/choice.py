@@ -58,7 +58,7 @@ class Choice:
         first, first_k: each row's proposer (an index into the outlook, or `NOTHING`) and k, [R].
         second, second_k: the same for a row where `first` finds nothing.
         rate: expected tokens per second, of all rows.
-        price: the chance at which one more draft token does not pay.
+        price: the chance of acceptance that pays for one more verified token.
     """
 
     first: Ints
@@ -114,14 +114,9 @@ class Chooser:
         """Plain decoding of every row."""
         count = len(self._outlook.limit)
         nothing, zero = np.full(count, NOTHING), np.zeros(count, np.intp)
-        return Choice(
-            nothing,
-            zero,
-            nothing,
-            zero,
-            self._load.rows / float(self._target_seconds(np.zeros(1))[0]),
-            1.0,
-        )
+        rate = self._load.rows / float(self._target_seconds(np.zeros(1))[0])
+        price = self._marginal_price(rate, 0.0)
+        return Choice(nothing, zero, nothing, zero, rate, price)
 
     def models_by_gain(self) -> list[int]:
         """The proposers with a model, the one that gains most over all rows first."""
@@ -164,11 +159,11 @@ class Chooser:
         weight = np.where(np.arange(chance.shape[1]) < k[:, None], weight, 0.0)
         missed = np.where(first == NOTHING, 1.0, 0.0)
         nothing, zero = np.full(len(first), NOTHING), np.zeros(len(first), np.intp)
-        seconds = self._target_seconds(np.array([0.0, weight.sum()]))
+        seconds = float(self._target_seconds(np.array([weight.sum()]))[0])
         draft_seconds = self._draft_seconds(first, nothing, missed)
-        rate = (self._load.rows + float((weight * chance).sum())) / (seconds[1] + draft_seconds)
-        slope = (seconds[1] - seconds[0]) / max(float(weight.sum()), 1.0)
-        return Choice(first, k, nothing, zero, float(rate), float(rate * slope))
+        rate = (self._load.rows + float((weight * chance).sum())) / (seconds + draft_seconds)
+        price = self._marginal_price(rate, float(weight.sum()))
+        return Choice(first, k, nothing, zero, rate, price)
 
     def _token_prices(self) -> Floats:
         """The chance of acceptance at which a token of each proposer pays, [J]."""
@@ -250,11 +245,12 @@ class Chooser:
         seconds = self._target_seconds(drafted) + self._draft_seconds(first, second, missed)
         rates = (self._load.rows + gained) / seconds
         best = int(rates.argmax())
-        price = (THRESHOLDS - 1 - best) / THRESHOLDS
-        first_k = (first_chance >= price).sum(axis=1)
+        threshold = (THRESHOLDS - 1 - best) / THRESHOLDS
+        price = self._marginal_price(float(rates[best]), float(drafted[best]))
+        first_k = (first_chance >= threshold).sum(axis=1)
         second_k = np.zeros_like(first_k)
         if second_chance is not None:
-            second_k = (second_chance >= price).sum(axis=1)
+            second_k = (second_chance >= threshold).sum(axis=1)
             # A first proposer without a position is none; a second one then takes its place.
             empty = first_k == 0
             first = np.where(empty, second, first)
@@ -262,6 +258,15 @@ class Chooser:
             second = np.where(empty | (second_k == 0), NOTHING, second)
         first = np.where(first_k == 0, NOTHING, first)
         return Choice(first, first_k, second, second_k, float(rates[best]), price)
+
+    def _marginal_price(self, rate: float, drafted: float) -> float:
+        """The tokens that the time of the last verified token is worth.
+
+        The tokens before it cost no more, so a draft in the flat part of the time's curve is not
+        refused for the price beyond it.
+        """
+        last = self._target_seconds(np.array([max(drafted - 1, 0.0), max(drafted, 1.0)]))
+        return rate * float(last[1] - last[0])
 
     def _missed(self, first: Ints) -> Floats:
         """The chance that each row's first proposer finds nothing; 1 without one, [R]."""

@@ -54,7 +54,7 @@ class GoodputPolicy:
         self._evidence = evidence
         self._explorer = Explorer(evidence, parameters.probe_share)
         self._guard = Guard(GuardParameters(parameters.guard_limit, parameters.guard_window))
-        self._prices = Prices(0.0, 0.3)
+        self._prices = Prices(0.0, 0.1)
         self._since_plain = 0
         self._gain = 1.0
         self._drafting = False
@@ -143,13 +143,17 @@ class GoodputPolicy:
         plain, best = chooser.plain(), self._pick(chooser)
         self._gain = best.rate / plain.rate
         if self._gain < 1 + self.parameters.min_gain:
-            self._prices = replace(self._prices, rate=plain.rate, shown=frozenset())
+            self._prices = Prices(plain.rate, self._smoothed(plain.price))
             return
         self._assign(rows, proposers, best)
         used = set(best.first.tolist()) | set(best.second.tolist())
         shown = frozenset(proposers[j] for j in used - {NOTHING})
-        token = 0.5 * (self._prices.token + best.price)
-        self._prices = Prices(best.rate, token, shown, 1 + self.parameters.hysteresis)
+        bonus = 1 + self.parameters.hysteresis
+        self._prices = Prices(best.rate, self._smoothed(best.price), shown, bonus)
+
+    def _smoothed(self, price: float) -> float:
+        """The mean of the price before and this one, so that the choice does not swing."""
+        return 0.5 * (self._prices.token + price)
 
     def _shortlist(self) -> list[int]:
         """The proposers to choose from: all lookups, and the best of the others."""

@@ -1,7 +1,8 @@
 """Real engines, started once for all tests that need them, and parts of one without the rest."""
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ from demo import model_path
 from engine_adapter.config import EngineConfig
 from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine.gateway import arguments
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import DispatchHarness
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock, start_stock
 
@@ -60,6 +62,30 @@ async def start(proposers: Sequence[dict[str, Any]], **arguments: Any) -> Live:
     before = child_processes()
     await engine.start(lambda line: None)
     return Live(engine, recorder, registry, frozenset(child_processes() - before))
+
+
+@contextmanager
+def planning_at_random(dispatch: str | None = None) -> Iterator[None]:
+    """Engines that start in the block have a `RandomPlanScheduler`.
+
+    Args:
+        dispatch: the dotted path of their dispatch, if it is not Specgate's own.
+    """
+    # Its import takes vLLM's, which a run without engines need not wait for.
+    from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
+
+    built = arguments.engine_args
+
+    def replaced(*args: Any) -> Any:
+        made = built(*args)
+        made.scheduler_cls = RandomPlanScheduler
+        if dispatch is not None:
+            made.speculative_config["model"] = dispatch
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "engine_args", replaced)
+        yield
 
 
 def child_processes() -> set[psutil.Process]:

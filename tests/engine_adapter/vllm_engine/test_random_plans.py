@@ -1,5 +1,8 @@
 """Every proposer in one engine, another one for each row in each step, on one rank and on two.
 
+Random plans have fallbacks and shadows. In a second run rows of every policy, of random plans and
+of pinned proposers share the batches, at temperature 0 and under a seed.
+
 Greedy output is stock vLLM's under preemption, chunked prefill, prefix hits and aborts, with every
 proposer. All drafts of the target for itself are accepted, also after steps of other proposers.
 
@@ -9,24 +12,32 @@ thirty by 100 steps with 3 %, if steps are independent. `make prove` runs 10,000
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from engine_adapter.counts import ProposerCounts
-from engine_adapter.types import GenerationRequest, SpecDecodeParams, SpecMethod
-from engine_adapter.vllm_engine.gateway import arguments
-from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET, start
+from engine_adapter.counts import ProposerCounts, StepReport
+from engine_adapter.types import NONE, GenerationRequest, SamplingOptions
+from tests.engine_adapter.vllm_engine.conftest import (
+    PROPOSERS,
+    TARGET,
+    planning_at_random,
+    start,
+)
 from tests.engine_adapter.vllm_engine.support.live import (
+    RANDOM,
     Live,
     Prompt,
     Result,
     Stock,
     generate,
     greedy,
+    pinned,
 )
 from tests.engine_adapter.vllm_engine.worker.drafting.test_tensor_parallel import ENVIRONMENT
 
@@ -47,30 +58,40 @@ ON_TWO_RANKS: list[dict[str, Any]] = [
 ]
 LENGTHS = (24, 48, 96)
 
+EAGER: dict[str, Any] = {"min_gain": 0.0, "guard_limit": 1.0, "probe_share": 0.2}
+RANKED: dict[str, Any] = {"min_acceptance": 0.0, "probe_share": 0.2}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "goodput": EAGER,
+    "per_request": EAGER,
+    "quality_first": RANKED,
+    "latency_first": RANKED,
+    "load": {
+        "light": {"proposer": "draft", "max_running": 5},
+        "heavy": {"proposer": "cascade", "max_running": 9},
+        "dwell_steps": 2,
+    },
+}
+"""Policy -> parameters with which it drafts wherever it can."""
+
+METHODS = {RANDOM: 8, **dict.fromkeys(PARAMETERS, 8), "none": 0, "self": 5, "ngram": 5, "eagle": 4}
+"""What rows of one batch may have, each with its k."""
+
+SEEDED: dict[str, Any] = {"temperature": 0.8, "ignore_eos": True}
+
 
 @asynccontextmanager
-async def random_plans(
-    proposers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> AsyncIterator[Live]:
-    """An engine with little KV that plans at random."""
-    # Its import takes vLLM's, which a run without engines need not wait for.
-    from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
-
-    built = arguments.engine_args
-
-    def with_random_plans(*args: Any) -> Any:
-        made = built(*args)
-        made.scheduler_cls = RandomPlanScheduler
-        return made
-
-    monkeypatch.setattr(arguments, "engine_args", with_random_plans)
-    started = await start(
-        proposers,
-        num_gpu_blocks_override=22,
-        max_num_batched_tokens=320,
-        max_num_seqs=16,
-        **options,
-    )
+async def random_plans(proposers: list[dict[str, Any]], **options: Any) -> AsyncIterator[Live]:
+    """An engine with little KV that plans at random, and by policies that always draft."""
+    with planning_at_random():
+        started = await start(
+            proposers,
+            num_gpu_blocks_override=22,
+            max_num_batched_tokens=320,
+            max_num_seqs=16,
+            **options,
+        )
+    for name, parameters in PARAMETERS.items():
+        await started.engine.set_policy(name, parameters)
     yield started
     await started.engine.stop()
 
@@ -78,9 +99,8 @@ async def random_plans(
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def one_rank() -> AsyncIterator[Live]:
     """Every method."""
-    with pytest.MonkeyPatch.context() as patch:
-        async with random_plans(PROPOSERS, patch) as live:
-            yield live
+    async with random_plans(PROPOSERS) as live:
+        yield live
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -90,7 +110,7 @@ async def two_ranks() -> AsyncIterator[Live]:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         proposers = [*PROPOSERS, *ON_TWO_RANKS]
-        async with random_plans(proposers, patch, tensor_parallel_size=2) as live:
+        async with random_plans(proposers, tensor_parallel_size=2) as live:
             yield live
 
 
@@ -120,12 +140,74 @@ async def test_two_thousand_steps_on_two_ranks(
     await fuzz(two_ranks, stock, prompts, steps=2_000)
 
 
+async def test_two_hundred_steps_under_policies(
+    one_rank: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await fuzz_policies(one_rank, stock, prompts, steps=200)
+
+
+@pytest.mark.prove
+async def test_five_thousand_steps_under_policies(
+    one_rank: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await fuzz_policies(one_rank, stock, prompts, steps=5_000)
+
+
+@pytest.mark.prove
+async def test_a_thousand_steps_under_policies_on_two_ranks(
+    two_ranks: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await fuzz_policies(two_ranks, stock, prompts, steps=1_000)
+
+
+async def fuzz_policies(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -> None:
+    """Rows under every policy beside pinned ones, greedy and seeded, twelve at a time."""
+    rng = random.Random(steps)
+    seeded = [(i, SamplingOptions(seed=i, max_tokens=max(LENGTHS), **SEEDED)) for i in range(6)]
+    plain = await asyncio.gather(
+        *(generate(live, prompts[i], sampled, pinned("none", 0)) for i, sampled in seeded)
+    )
+    began = len(live.recorder.steps)
+    done: list[tuple[int, bool, Result]] = []
+
+    async def serve() -> None:
+        while len(live.recorder.steps) - began < steps:
+            spec = pinned(*rng.choice(list(METHODS.items())))
+            length, sampled = rng.choice(LENGTHS), rng.random() < 0.5
+            i = rng.randrange(len(seeded) if sampled else len(prompts))
+            options = replace(seeded[i][1], max_tokens=length) if sampled else greedy(length)
+            done.append((i, sampled, await generate(live, prompts[i], options, spec)))
+
+    await asyncio.gather(*(serve() for _ in range(12)))
+
+    await stock.greedy(prompts, max(LENGTHS))
+    for i, sampled, result in done:
+        if sampled:
+            assert result.tokens == plain[i].tokens[: len(result.tokens)]
+        else:
+            await stock.check(prompts[i], result.tokens)
+    drafted = decided(live.recorder.steps[began:])
+    for name in PARAMETERS:
+        assert drafted[name] > steps / 20, drafted
+    assert live.engine.evidence["fallbacks"] > 0
+    assert live.engine.evidence["fates"] > 0
+    assert {info.state for info in await live.engine.proposers()} == {"loaded"}
+
+
+def decided(steps: Sequence[StepReport]) -> Counter[str]:
+    """Policy -> rows for which it planned drafts."""
+    counts: Counter[str] = Counter()
+    for step in steps:
+        for name, chosen in (step.policy.decisions if step.policy else {}).items():
+            counts[name] += sum(count for proposer, count in chosen.items() if proposer != NONE)
+    return counts
+
+
 async def fuzz(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -> None:
     """Random prompts and lengths, twelve at a time, a tenth of them abandoned."""
     rng = random.Random(steps)
     began = len(live.recorder.steps)
-    # Any method but plain decoding: the scheduler draws the proposer.
-    drafted = SpecDecodeParams(SpecMethod("self", 5), pinned=True)
+    drafted = pinned(RANDOM, METHODS[RANDOM])
     done: list[tuple[Prompt, Result]] = []
 
     async def serve(worker: int) -> None:

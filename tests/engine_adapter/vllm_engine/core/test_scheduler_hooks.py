@@ -7,6 +7,7 @@ import pytest
 
 from engine_adapter.counts import ProposerCounts, StepKind
 from engine_adapter.policies.contract import NO_PLAN
+from engine_adapter.policies.evidence import DraftTime
 from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import (
@@ -162,6 +163,36 @@ def test_the_runners_report_and_its_faults_leave_with_the_step(scheduler: Any) -
     run_step(scheduler, output, {"r": (0, 0)}, None)
     assert output.specgate_plan == NO_PLAN
     assert output.specgate_quarantined == {"ngram"}
+
+
+def test_what_a_policy_did_leaves_with_its_own_step(scheduler: Any) -> None:
+    """vLLM asks for the statistics before `update_from_output` ends."""
+    scheduler.add_request(arriving("r", SpecMethod("load", 5)))
+    work = [("ngram", DraftTime(1e-7, 1, 5, 5, 0))]
+    sent = run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, DraftReport(work=work))
+    report = decode_step(sent.scheduler_stats.kv_connector_stats)
+    assert report.policy is not None
+    assert report.policy.decisions == {"load": {"ngram": 1, NONE: 0}}
+    assert report.policy.measured_s is None, "there was no prediction"
+    sent = run_step(scheduler, scheduled({"r": 4}), {"r": (4, 3)}, DraftReport(work=work))
+    report = decode_step(sent.scheduler_stats.kv_connector_stats)
+    assert report.policy is not None
+    assert 0 < (report.policy.measured_s or 0) < report.seconds
+    known = scheduler.row_table.planner.snapshot()["proposers"]["ngram"]["acceptance"]
+    assert known["greedy"]["drafts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("temperature", "constraint", "expected"),
+    [(0.0, None, "GREEDY"), (0.7, None, "SAMPLED"), (0.7, {}, "STRUCTURED"), (0, {}, "STRUCTURED")],
+)
+def test_the_class_of_a_request_comes_from_its_sampling(
+    temperature: float, constraint: Any, expected: str
+) -> None:
+    from engine_adapter.vllm_engine.core.scheduler import request_class
+
+    params = SimpleNamespace(temperature=temperature, structured_outputs=constraint)
+    assert request_class(params).name == expected
 
 
 def test_requests_with_stop_strings_stream_their_statistics(scheduler: Any) -> None:

@@ -21,6 +21,9 @@ from engine_adapter.types import (
 TIE = 1e-4
 """Greedy outputs may differ only where the two best logits are closer than this."""
 
+RANDOM = "random"
+"""The method of rows that `planning_at_random` plans at random."""
+
 _ids = itertools.count()
 
 Prompt = tuple[int, ...]

@@ -14,9 +14,10 @@ from engine_adapter.policies.planner import Planner
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
 from engine_adapter.vllm_engine.wire import SpecgateConfig
+from tests.engine_adapter.vllm_engine.support.live import RANDOM
 
-RANDOM = "random"
-"""The method of rows with random plans; its k is the largest of all proposers."""
+UNPLANNED = frozenset({"prediction", "cheat"})
+"""Proposers that only a request names: one needs a prediction, the other one cheats."""
 
 
 class RandomPolicy:
@@ -59,9 +60,11 @@ class RandomPlanner(Planner):
     """
 
     def __init__(self, config: SpecgateConfig, max_k: int) -> None:
-        super().__init__(config.traits, max_k, config.policies, config.primary)
-        choices = {spec.name: spec.num_speculative_tokens for spec in config.proposers}
-        del choices["prediction"]  # no request has one
+        traits = [one for one in config.traits if one.name not in UNPLANNED]
+        super().__init__(traits, max_k, config.policies, config.primary)
+        choices = {s.name: s.num_speculative_tokens for s in config.proposers}
+        for name in UNPLANNED:
+            choices.pop(name, None)
         self._random = RandomPolicy(choices)
         self.fallbacks = self.fates = 0
 
