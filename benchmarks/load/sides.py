@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.http_stream import Endpoint, Reply
 
 FIELDS = ("url", "model", "body", "body_by_label", "key_variable")
-FORMS = "NAME=URL, NAME={JSON}, or the NAME of a proposer of the server at --url"
+FORMS = "NAME=URL, NAME={JSON}, or the NAME of a proposer or policy of the server at --url"
 PREPARE_LIMIT_S = 120.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@/ -]{0,63}")
 RESERVED = frozenset({"messages", "prompt", "model", "stream", "stream_options"})

@@ -3,9 +3,13 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from server.commands.admin_client import Parser
 from server.commands.bench.arguments import add_load, add_models, launcher, print_lines, read_specs
+
+if TYPE_CHECKING:
+    from benchmarks.speedup import SpeedupPlan
 
 
 def make_parser() -> Parser:
@@ -46,29 +50,9 @@ def make_parser() -> Parser:
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     """Measures, prints and writes. Returns the exit status."""
     from benchmarks import plot, report
-    from benchmarks.speedup import (
-        QUICK_PROMPTS,
-        TABLE_HEAD,
-        Speedup,
-        SpeedupPlan,
-        measure_speedups,
-        table_row,
-        tables,
-    )
-    from benchmarks.targets import target_path
-    from demo.prompts import KINDS
+    from benchmarks.speedup import TABLE_HEAD, Speedup, measure_speedups, table_row, tables
 
-    specs = read_specs(options)
-    plan = SpeedupPlan(
-        target=target_path(options.target),
-        specs=specs,
-        temperatures=options.temperature or (0.0, 0.7),
-        levels=options.concurrency or ((1, 2) if options.quick else options.levels),
-        kinds=options.kind or KINDS,
-        minutes=0 if options.quick else options.minutes,
-        prompts=QUICK_PROMPTS if options.quick else 0,
-        policies=options.policy or ("auto",),
-    )
+    plan = _plan(options)
     info = report.environment_info(argv, options.target)
     plot.check()
     results: list[Speedup] = []
@@ -85,3 +69,20 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
             report.write(options.out, "gain", info, results, tables(results))
     plot.save(results, options.out / "gain.svg", f"Target: {options.target}")
     return 0
+
+
+def _plan(options: argparse.Namespace) -> "SpeedupPlan":
+    from benchmarks.speedup import QUICK_PROMPTS, SpeedupPlan
+    from benchmarks.targets import target_path
+    from demo.prompts import KINDS
+
+    return SpeedupPlan(
+        target=target_path(options.target),
+        specs=read_specs(options),
+        temperatures=options.temperature or (0.0, 0.7),
+        levels=options.concurrency or ((1, 2) if options.quick else options.levels),
+        kinds=options.kind or KINDS,
+        minutes=0 if options.quick else options.minutes,
+        prompts=QUICK_PROMPTS if options.quick else 0,
+        policies=options.policy or ("auto",),
+    )

@@ -52,8 +52,8 @@ def _add_sides(parser: Parser) -> None:
         action="append",
         metavar="SIDE",
         help="NAME=URL, or NAME={JSON} with url, model, body, body_by_label and key_variable, or "
-        "the NAME of a proposer of the server at --url (repeatable; the first is the base; "
-        "default: the server at --url)",
+        "the NAME of a proposer or policy of the server at --url (repeatable; the first is the "
+        "base; default: the server at --url)",
     )
     parser.add_argument(
         "--url",
