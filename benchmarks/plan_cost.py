@@ -47,6 +47,8 @@ TABLE_HEAD = (
     "|---|---|---|---|---|---|",
 )
 
+PROFILE_HEAD = ("| function | calls per step | own us | cumulative us |", "|---|---|---|---|")
+
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:

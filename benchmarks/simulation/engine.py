@@ -34,6 +34,7 @@ class Simulation:
         method_of: each request's method: a policy, a proposer, or plain decoding.
         parameters: policy -> its parameters where they are not the defaults.
         noise: of the times.
+        primary: the primary proposer, if there is one; `load` uses it by default.
 
     Attributes:
         planner: the real one; its evidence may be changed between two steps, as a load does.
@@ -48,8 +49,9 @@ class Simulation:
         method_of: MethodOf,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         noise: Noise = QUIET,
+        primary: str | None = None,
     ) -> None:
-        self.planner = Planner(trace.proposers, max(trace.max_k, 1), parameters)
+        self.planner = Planner(trace.proposers, max(trace.max_k, 1), parameters, primary)
         self.now_s = 0.0
         self.result = Result(tuple(phase.name for phase in workload))
         self._target = trace.costs.target
@@ -97,7 +99,6 @@ class Simulation:
         draft_s = sum(work.seconds for _, work in report.work)
         self.now_s += target_s + draft_s
         self._seen.extend(report.fates)
-        self._end_rows()
         outcome = StepOutcome(
             drafts=self._seen,
             work=report.work,
@@ -111,6 +112,7 @@ class Simulation:
         )
         probe_s = report.seconds_of(self._probed(plan)) if self._probes() > probes else 0.0
         self._observe(outcome)
+        self._end_rows()
         methods = [plan.drafts[r].proposer if r in plan.drafts else NONE for r in emitted]
         self.result.steps.append(
             Step(
@@ -142,7 +144,7 @@ class Simulation:
             self.planner.evidence.admit(row.request_id, started.request.request_class)
 
     def _end_rows(self) -> None:
-        """Frees the requests that ended, before the planner observes the step."""
+        """Frees the requests that ended, after the planner has seen their last drafts."""
         for request_id, row in list(self._rows.items()):
             if row.ended:
                 del self._rows[request_id]

@@ -22,8 +22,8 @@ from engine_adapter.policies.contract import RequestClass
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-CLASS_DECAY = 0.98
-"""Per step in which a proposer's drafts of the class are verified: half is forgotten in 34."""
+CLASS_DECAY = 0.99
+"""Per step in which a proposer's drafts of the class are verified: half is forgotten in 69."""
 
 ROW_DECAY = 0.95
 """The same for one request."""

@@ -14,6 +14,9 @@ ACTIONS = {
     "compare": "servers against stock vLLM",
     "gain": "each proposer against none",
     "step": "CPU time of an engine step",
+    "plan": "CPU time of a policy's plan",
+    "record": "a trace of every proposer's drafts",
+    "replay": "policies over a trace",
 }
 """Name -> help. The module of an action's name has its parser and runs it."""
 

@@ -1,0 +1,45 @@
+"""The regret of policies as a plot. Needs matplotlib, which the extra `bench` installs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.simulation.replay import Replay
+
+
+def save(results: Sequence[Replay], path: Path) -> None:
+    """Plots tokens per second over those of the best static choice.
+
+    One panel for each number of streams, one bar for each workload and method. Static choices are
+    drawn in grey. The suffix of `path` determines the format.
+    """
+    from matplotlib.figure import Figure
+
+    streams = list(dict.fromkeys(result.streams for result in results))
+    figure = Figure(figsize=(9, 2.6 * len(streams)), layout="constrained")
+    panels = figure.subplots(len(streams), 1, squeeze=False)
+    for row, count in enumerate(streams):
+        _panel(panels[row][0], [one for one in results if one.streams == count], count)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique, loc="outside lower center", ncols=5)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _panel(panel: object, results: Sequence[Replay], streams: int) -> None:
+    workloads = list(dict.fromkeys(result.workload for result in results))
+    static = set(results[0].regret_static)
+    chosen = [m for m in dict.fromkeys(one.method for one in results) if m not in static]
+    for at, workload in enumerate(workloads):
+        here = {one.method: one for one in results if one.workload == workload}
+        for one in here.values():
+            share = 1 - one.regret_static[one.best_static]
+            if one.method in static:
+                panel.plot([at - 0.35, at + 0.35], [share, share], color="0.7", linewidth=1)  # type: ignore[attr-defined]
+            else:
+                number = chosen.index(one.method)
+                shift = 0.7 * ((number + 0.5) / len(chosen) - 0.5)
+                panel.plot([at + shift], [share], f"C{number}o", label=one.method)  # type: ignore[attr-defined]
+    panel.axhline(1.0, color="black", linewidth=1)  # type: ignore[attr-defined]
+    panel.set(title=f"{streams} streams", ylabel="tokens/s, times the best static", ylim=(0, None))  # type: ignore[attr-defined]
+    panel.set_xticks(range(len(workloads)), workloads)  # type: ignore[attr-defined]
+    panel.grid(alpha=0.3)  # type: ignore[attr-defined]

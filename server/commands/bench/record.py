@@ -1,0 +1,72 @@
+"""`specgate bench record`: a trace of every proposer's drafts, for `specgate bench replay`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.commands.admin_client import Parser
+from server.commands.bench.arguments import add_models, count, print_lines, read_specs
+
+
+def make_parser() -> Parser:
+    """The arguments."""
+    parser = Parser(
+        "specgate bench record",
+        "Records what every proposer drafts at every position of the demo's measured prompts, and "
+        "what it costs, on one engine in this process.",
+    )
+    add_models(parser, target="demo")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the trace (.json.gz)"
+    )
+    parser.add_argument(
+        "--temperature",
+        action="append",
+        type=float,
+        metavar="T",
+        help="(repeatable; default: 0)",
+    )
+    parser.add_argument(
+        "--requests", type=count, default=40, help="of each kind of prompts (default: 40)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=count, default=86, help="length of every answer (default: 86)"
+    )
+    parser.add_argument(
+        "--streams", type=count, default=4, metavar="N", help="requests at a time (default: 4)"
+    )
+    parser.add_argument(
+        "--timed-steps",
+        type=count,
+        default=80,
+        metavar="N",
+        help="steps at each number of rows that give the costs (default: 80)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=4.0, help="no request begins later (default: 4)"
+    )
+    return parser
+
+
+def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Records and writes. Returns the exit status."""
+    from benchmarks.simulation.record import RecordPlan, record
+    from benchmarks.simulation.trace import save_trace
+    from benchmarks.targets import target_path
+
+    plan = RecordPlan(
+        target=target_path(options.target),
+        name=Path(options.target).name,
+        specs=read_specs(options),
+        temperatures=options.temperature or (0.0,),
+        streams=options.streams,
+        requests=options.requests,
+        max_tokens=options.max_tokens,
+        timed_steps=options.timed_steps,
+        seconds=60 * options.minutes,
+    )
+    trace = record(plan, print_lines)
+    save_trace(trace, options.out)
+    size = options.out.stat().st_size
+    print_lines(f"{options.out}: {len(trace.requests)} requests, {size} bytes")
+    return 0
