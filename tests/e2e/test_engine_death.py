@@ -222,7 +222,7 @@ async def test_a_killed_engine_is_replaced_and_clients_get_errors(served: Served
     await kill_under_load(served, "ngram")
     assert policies(served) == parameters
     assert drafts_of(served, "ngram") > 0, "the new process has reported"
-    assert drafts_of(served, "suffix") == learned, "it knows what the old one had measured"
+    assert drafts_of(served, "suffix") >= learned, "it knows what the old one had measured"
     (died,) = logged(served, "engine_died")
     assert "was killed by signal 9 (SIGKILL)" in died
     assert f"attempt 1 of {LIMIT} within 600 s" in died
