@@ -187,8 +187,42 @@ def check_the_server_during_the_outage(served: Served, method: str) -> None:
         assert scrape(f"vllm:{gauge}") == 0, gauge
 
 
+LOAD = {"light": {"proposer": "draft", "max_running": 3}, "dwell_steps": 7}
+"""Parameters of a policy that are not its defaults."""
+
+
+def learn(served: Served) -> dict[str, Any]:
+    """Changes a policy, and lets `suffix` draft, which no later request does; what is known."""
+    body = {"policies": {"load": LOAD}}
+    changed = httpx.put(f"{served.url}/v1/spec_policy", json=body, trust_env=False)
+    assert changed.status_code == 200, changed.text
+    options = {"stream": False, "stream_options": None, "spec_decode": {"proposer": "suffix"}}
+    served.post("/v1/chat/completions", chat(0, max_tokens=200, **options))
+    wait_until(lambda: drafts_of(served, "suffix") > 0, 20, "the engine reports its evidence")
+    return policies(served)
+
+
+def policies(served: Served) -> dict[str, Any]:
+    """The parameters of every policy."""
+    shown = served.get("/v1/spec_policy").json()["policies"]
+    return {policy["name"]: policy["parameters"] for policy in shown}
+
+
+def drafts_of(served: Served, proposer: str) -> int:
+    """How many drafts of a proposer the engine's evidence has."""
+    evidence = served.get("/v1/spec_policy").json()["evidence"]
+    known = evidence.get("proposers", {}).get(proposer, {"acceptance": {}})
+    return sum(kind["drafts"] for kind in known["acceptance"].values())
+
+
 async def test_a_killed_engine_is_replaced_and_clients_get_errors(served: Served) -> None:
+    parameters = await asyncio.to_thread(learn, served)
+    assert parameters["load"]["light"]["max_running"] == 3
+    learned = drafts_of(served, "suffix")
     await kill_under_load(served, "ngram")
+    assert policies(served) == parameters
+    assert drafts_of(served, "ngram") > 0, "the new process has reported"
+    assert drafts_of(served, "suffix") >= learned, "it knows what the old one had measured"
     (died,) = logged(served, "engine_died")
     assert "was killed by signal 9 (SIGKILL)" in died
     assert f"attempt 1 of {LIMIT} within 600 s" in died

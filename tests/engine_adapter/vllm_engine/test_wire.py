@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.policies.evidence import ProposerTraits
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.wire import SpecgateConfig, from_extra_args, to_extra_args
@@ -32,6 +33,25 @@ def test_proposers_and_pipe_reach_the_engine(fields: list[Any], pipe: str | None
     assert through_vllm(config) == config
 
 
+def test_policies_and_the_primary_reach_the_engine() -> None:
+    parameters = {"goodput": {"min_gain": 0.1}, "load": {"disable_by_batch_size": 4}}
+    config = SpecgateConfig(parse_specs([LOOKUP]), None, parameters, "lookup")
+    assert through_vllm(config) == config
+
+
+def test_policies_see_what_kind_each_proposer_is() -> None:
+    cascade = {"name": "both", "method": "cascade", "members": ["lookup", "small"]}
+    config = SpecgateConfig(parse_specs([LOOKUP, TREE, SMALL, cascade, {"name": "prediction"}]))
+    by_name = {traits.name: traits for traits in config.traits}
+    assert by_name["lookup"] == ProposerTraits("lookup", 3, lookup=True)
+    assert by_name["suffix"].lookup
+    small = by_name["small"]
+    assert (small.lookup, small.keeps_kv, small.selectable) == (False, True, True)
+    assert by_name["both"].keeps_kv
+    assert not any(by_name[name].selectable for name in ("both", "prediction"))
+    assert not any(by_name[name].lookup for name in ("both", "prediction"))
+
+
 @pytest.mark.parametrize(
     ("fields", "needs"), [([], False), ([LOOKUP, TREE], False), ([LOOKUP, SMALL], True)]
 )
@@ -45,6 +65,7 @@ def test_draft_kv_is_needed_by_proposers_that_write_some(fields: list[Any], need
         SpecDecodeParams(),
         SpecDecodeParams(SpecMethod("small", 4), pinned=True, switch_epoch=7),
         SpecDecodeParams(PLAIN, pinned=True, switch_epoch=1),
+        SpecDecodeParams(SpecMethod("goodput", 8), pinned=True, prediction=(1, 2)),
     ],
 )
 def test_a_requests_choice_reaches_the_scheduler(params: SpecDecodeParams) -> None:

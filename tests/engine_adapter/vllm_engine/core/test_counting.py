@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine_adapter.counts import ProposerCounts, SpecStats, StepKind, StepReport
+from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
+from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.core.counting import RowState, StepTally, Tally
 from engine_adapter.vllm_engine.wire import (
@@ -15,6 +16,7 @@ from engine_adapter.vllm_engine.wire import (
     decode_request,
     decode_step,
 )
+from tests.engine_adapter.vllm_engine.support.row_steps import RowSteps
 
 PLAIN_TYPES = (dict, list, str, int, float, bool, type(None))
 
@@ -141,6 +143,24 @@ def test_a_steps_report_survives_the_wire() -> None:
         faults={"bad": "ValueError: no"},
         quarantined=("bad",),
     )
+
+
+def test_what_policies_did_and_measured_survives_the_wire() -> None:
+    rows = RowSteps()
+    for name in POLICY_NAMES:
+        rows.admit(name, SpecMethod(name, 5))
+    for _ in range(12):
+        rows.step(**dict.fromkeys(POLICY_NAMES, (2, 1)))
+    step = StepTally(
+        policy=PolicyStep({"load": {"ngram": 2, NONE: 0}}, 0.03, 0.04, {"load": False}),
+        evidence=rows.table.planner.snapshot(),
+    )
+    report = decode_step(over_the_wire(step.to_wire(0.1)))
+    assert report.policy == step.policy
+    assert report.evidence == step.evidence
+    assert set((report.evidence or {})["policies"]) == set(POLICY_NAMES)
+    unknown = StepTally(policy=PolicyStep({}, None, None, {}))
+    assert decode_step(over_the_wire(unknown.to_wire(0.1))).policy == PolicyStep()
 
 
 def test_a_step_that_drafted_nothing_reports_no_drafting() -> None:

@@ -1,21 +1,27 @@
-"""vLLM's exceptions become the seam's: a death, a refused request, or an error as it is."""
+"""The engine over a process with given answers: its exceptions, and the policies it outlives."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.config import EngineConfig
+from engine_adapter.counts import StepKind, StepReport
 from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
+from engine_adapter.policies.parameters import PolicyError
+from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import (
     ConstraintKind,
     GenerationRequest,
     SamplingOptions,
+    SpecMethod,
     StructuredOutput,
+    Switch,
 )
 from engine_adapter.vllm_engine.gateway.engine import VllmEngine
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
@@ -42,6 +48,80 @@ class Llm:
             raise self.error
         finally:
             self.closed = True
+
+
+@dataclass
+class Calls:
+    """A started engine process that records the calls of EngineCore; `error` is raised by them."""
+
+    error: BaseException | None = None
+    made: list[tuple[Any, ...]] = field(default_factory=list)
+    vllm_config: Any = field(default_factory=MagicMock)
+
+    async def call(self, *call: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.made.append(call)
+
+    async def collective_rpc(self, method: str) -> list[Any]:
+        return []
+
+
+def engine_of(process: Any) -> VllmEngine:
+    """An engine of one proposer whose process is `process`."""
+    config = EngineConfig("m", "m", parse_specs([{"name": "ngram"}]), primary="ngram")
+    engine = VllmEngine(config, CollectorRegistry(), Recorder())
+    engine._supervisor = SimpleNamespace(child=process, failure=None)  # type: ignore[assignment]
+    return engine
+
+
+def of_policy(engine: VllmEngine, name: str) -> Any:
+    """The parameters of a policy."""
+    return next(info.parameters for info in engine.policies if info.name == name)
+
+
+async def test_a_policy_is_changed_in_the_engine_and_then_shown() -> None:
+    process = Calls()
+    engine = engine_of(process)
+    info = await engine.set_policy("goodput", {"min_gain": 0.5})
+    assert process.made == [("specgate_set_policy", "goodput", {"min_gain": 0.5})]
+    assert info.parameters["min_gain"] == of_policy(engine, "goodput")["min_gain"] == 0.5
+
+
+async def test_a_policy_that_cannot_work_never_reaches_the_engine() -> None:
+    process = Calls()
+    engine = engine_of(process)
+    with pytest.raises(PolicyError, match=r"min_gain: must be a number in \[0.0, 1.0\]"):
+        await engine.set_policy("goodput", {"min_gain": 2})
+    assert process.made == []
+
+
+async def test_a_policy_stays_as_it_is_if_the_engine_dies() -> None:
+    engine = engine_of(Calls(EngineDead("The engine process crashed.")))
+    before = engine.policies
+    with pytest.raises(EngineDead, match="The policy was not changed"):
+        await engine.set_policy("goodput", {"min_gain": 0.5})
+    assert engine.policies == before
+
+
+async def test_a_new_process_gets_parameters_evidence_and_then_the_switch() -> None:
+    engine = engine_of(Calls())
+    await engine.set_policy("load", {"disable_by_batch_size": 4})
+    await engine.switch(Switch(SpecMethod("load", 5), 3), running=True)
+    replacement = Calls()
+    await engine._adopt(replacement)  # type: ignore[arg-type]
+    assert [name for name, *_ in replacement.made] == ["specgate_switch"], "nothing is measured yet"
+    evidence = {"steps": 7, "policies": {"load": {"level": "light"}}}
+    engine._on_step(StepReport(StepKind.DECODE, 0.1, {}, {}, {}, {}, evidence=evidence))
+    assert engine.evidence == evidence
+    replacement = Calls()
+    await engine._adopt(replacement)  # type: ignore[arg-type]
+    assert replacement.made == [
+        ("specgate_restore_evidence", evidence),
+        ("specgate_switch", "load", 5, 3),
+    ]
+    config = engine._new_process()._config
+    assert (config.policies, config.primary) == ({"load": {"disable_by_batch_size": 4}}, "ngram")
 
 
 def output(finish_reason: str | None = None) -> Any:

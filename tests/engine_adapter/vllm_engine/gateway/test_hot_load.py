@@ -69,7 +69,7 @@ async def test_a_failure_on_one_rank_unloads_it_on_all(
     assert registry.loading is None
 
 
-@pytest.mark.parametrize("at", ["load", "load_state", "install"])
+@pytest.mark.parametrize("at", ["load", "load_state", "install", "add_proposer"])
 async def test_nothing_is_loaded_if_the_process_dies(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
         await load_proposer(

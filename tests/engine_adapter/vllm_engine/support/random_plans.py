@@ -11,6 +11,7 @@ from typing import Any
 
 from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.planner import Planner
+from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
 from engine_adapter.vllm_engine.wire import SpecgateConfig
@@ -52,8 +53,25 @@ class RandomPolicy:
         return SpecMethod(name, min(self._rng.randint(1, k), row.draft_budget))
 
 
+class FreeTokens(StepTimeModel):
+    """A machine on which a verified token costs nothing; learns nothing."""
+
+    def add(self, rows: int, tokens: int, context: float, seconds: float) -> float:
+        """The prediction."""
+        return self.plain_seconds(rows, context)
+
+
+class FreeDrafts(DraftTimeModel):
+    """A proposer that costs nothing; learns nothing."""
+
+    def add(self, rows: int, longest: int, tokens: int, catchup: int, seconds: float) -> None:
+        """Nothing."""
+
+
 class RandomPlanner(Planner):
     """Plans the rows of `RANDOM` at random, all others as usual.
+
+    Policies believe that drafts cost nothing, so they draft on every machine and at every load.
 
     Attributes:
         fallbacks, fates: how many the workers reported; `snapshot` shows them.
@@ -66,6 +84,8 @@ class RandomPlanner(Planner):
         for name in UNPLANNED:
             choices.pop(name, None)
         self._random = RandomPolicy(choices)
+        self.evidence.step_time = FreeTokens()
+        self.evidence.draft_times = [FreeDrafts() for _ in traits]
         self.fallbacks = self.fates = 0
 
     def plan(self, view: StepView) -> StepPlan:
