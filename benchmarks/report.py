@@ -40,7 +40,7 @@ def write(
     Args:
         folder: created if it does not exist.
         info: as `environment_info` returns it.
-        results: dataclasses.
+        results: dataclasses, or objects for JSON.
         rows: lines of the Markdown file.
     """
     folder.mkdir(parents=True, exist_ok=True)

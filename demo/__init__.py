@@ -38,4 +38,9 @@ def prompts_path() -> Path:
     return _FOLDER / "prompts.json"
 
 
-__all__ = ["HEADS", "MODELS", "model_path", "prompts_path"]
+def more_prompts_path() -> Path:
+    """The file with further prompts for long runs; see `demo.prompts.build_more_prompts`."""
+    return _FOLDER / "more-prompts.json"
+
+
+__all__ = ["HEADS", "MODELS", "model_path", "more_prompts_path", "prompts_path"]

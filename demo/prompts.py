@@ -1,7 +1,7 @@
-"""The measured prompts: 40 quoting and 40 free chats from the held-out split.
+"""The measured prompts: 40 quoting and 40 free chats from the held-out split, and further ones.
 
-They are shipped as `demo/prompts.json`, because a different Python version has a different standard
-library and would give different prompts.
+They are shipped as `demo/prompts.json` and `demo/more-prompts.json`, because a different Python
+version has a different standard library and would give different prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from demo.corpus import Piece
 from demo.documents import Chat, can_quote, free_chat, quoting_chat
 from demo.tokenizer import Message
 
-COUNT = 40
+COUNT, MORE = 40, 160
 QUOTED_CHARS = (160, 600)
 
 PromptKind = Literal["quote", "free"]
@@ -30,7 +30,7 @@ class Prompt:
     """One measured prompt.
 
     Attributes:
-        id: `quote-00` to `quote-39` and `free-00` to `free-39`.
+        id: `quote-00` and so on; those from `quote-40` and `free-40` are further prompts.
         kind: whether the answer repeats a passage of the prompt.
         group: the corpus group of the answer; `demo.corpus.is_held_out` is true for it.
         messages: the chat to send.
@@ -70,6 +70,26 @@ def build_prompts(held_out: Sequence[Piece], seed: int) -> list[Prompt]:
     return [*_number("quote", quotes), *_number("free", frees)]
 
 
+def build_more_prompts(
+    held_out: Sequence[Piece], measured: Sequence[Prompt], seed: int
+) -> list[Prompt]:
+    """Prompts about the held-out pieces that the measured ones do not ask for; deterministic.
+
+    Each piece is quoted once and requested once at most, in random order, and at most `MORE` times
+    in all for each kind. Other than the measured prompts they may share a group.
+    """
+    rng = random.Random(f"more prompts:{seed}")
+    used = "\n".join(prompt.reference for prompt in measured)
+    fresh = [piece for piece in held_out if piece.text not in used]
+    quotable = [piece for piece in held_out if can_quote(piece)]
+    low, high = QUOTED_CHARS
+    quoted = [piece for piece in fresh if can_quote(piece) and low <= len(piece.text) <= high]
+    wanted = [piece for piece in fresh if piece.kind in ("function", "method") and piece.summary]
+    quotes = [quoting_chat(p, quotable, rng) for p in rng.sample(quoted, min(MORE, len(quoted)))]
+    frees = [free_chat(piece, rng) for piece in rng.sample(wanted, min(MORE, len(wanted)))]
+    return [*_number("quote", quotes, COUNT), *_number("free", frees, COUNT)]
+
+
 def _one_per_group(pieces: Sequence[Piece], rng: random.Random) -> list[Piece]:
     by_group: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -77,8 +97,8 @@ def _one_per_group(pieces: Sequence[Piece], rng: random.Random) -> list[Piece]:
     return [rng.choice(by_group[group]) for group in rng.sample(sorted(by_group), COUNT)]
 
 
-def _number(kind: PromptKind, chats: Sequence[Chat]) -> list[Prompt]:
+def _number(kind: PromptKind, chats: Sequence[Chat], first: int = 0) -> list[Prompt]:
     return [
         Prompt(f"{kind}-{index:02d}", kind, chat.group, chat.prompt, chat.answer)
-        for index, chat in enumerate(chats)
+        for index, chat in enumerate(chats, first)
     ]

@@ -23,7 +23,7 @@ from demo.heads.training import new_head, train_heads
 from demo.heldout import HeldOut
 from demo.packing import Stream
 from demo.pretrain import SEED, new_model, train_target
-from demo.prompts import build_prompts, save_prompts
+from demo.prompts import build_more_prompts, build_prompts, save_prompts
 from demo.tokenizer import load_tokenizer, train_tokenizer
 
 STAGES = ("tokenizer", "target", "drafts", "heads", "export")
@@ -54,7 +54,10 @@ def main(argv: list[str] | None = None) -> None:
     training, held_out = split()
     if "tokenizer" in stages:
         train_tokenizer(piece.text for piece in training).save_pretrained(out / "tokenizer")
-        save_prompts(build_prompts(held_out, SEED), out / "prompts.json")
+        measured = build_prompts(held_out, SEED)
+        save_prompts(measured, out / "prompts.json")
+        more = build_more_prompts(held_out, measured, SEED)
+        save_prompts(more, out / "more-prompts.json")
     tokenizer = load_tokenizer(out / "tokenizer")
     stream = Stream(training, tokenizer, SEED)
     if "target" in stages:

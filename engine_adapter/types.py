@@ -123,7 +123,7 @@ class SpecDecodeParams:
 
     Attributes:
         spec_method: the request's method from its first step.
-        pinned: the request names its proposer itself, and no switch changes it.
+        pinned: the request names its method itself or a routing rule does; no switch changes it.
         switch_epoch: the epoch at admission. If the engine has since applied an `immediate` switch
             of a later epoch, a request that is not pinned starts with that switch's method.
         prediction: the tokens that the client expects, for a proposer that drafts them.

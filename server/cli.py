@@ -14,7 +14,7 @@ COMMANDS = {
     "status": "show the proposers of a running server, and how well they draft",
     "explain": "say which method a request would get from a running server, and why",
     "batch": "answer a file of requests, without a server; `specgate batch --help`",
-    "bench": "measure speed, beside stock vLLM or of each proposer",
+    "bench": "measure speed: servers under load, beside stock vLLM, each proposer",
     "version": "print the versions of Specgate and of its engine",
 }
 """Name -> help. A command is the function of its name in the module of its name in

@@ -22,6 +22,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from engine_adapter.errors import (
     EngineDead,
@@ -156,9 +157,20 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _handle(request: Request, error: Exception) -> JSONResponse:
     mapped = to_api_error(error)
+    if mapped.status == 405:
+        mapped.headers = {"Allow": _allowed(request)}
     if mapped.status == 500:
         log.error("request_failed", exc_info=error)
     return error_response(mapped)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes of the path; Starlette's own list has those of the first one."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))
 
 
 def _http_error(error: HTTPException) -> ApiError:

@@ -17,10 +17,17 @@ from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
 from server.commands.bench.load_arguments import make_parser
-from server.control.records import Drain, ProposerRecord, SwitchRecord, SwitchResult
+from server.control.records import (
+    Drain,
+    PolicyRecord,
+    PolicyStatus,
+    ProposerRecord,
+    SwitchRecord,
+    SwitchResult,
+)
 from server.control.types import SwitchMode
 from server.openai.usage import speculative_decoding
-from server.schema import admin
+from server.schema import admin, policy
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import SpecDecode, StreamOptions
@@ -132,7 +139,15 @@ PARTS = (
     Drain,
     SwitchRecord,
     ProposerRecord,
+    PolicyRecord,
+    PolicyStatus,
     RollingStats,
+    policy.PolicyRequest,
+    policy.PolicyResponse,
+    policy.RoutingRule,
+    policy.ExplainRequest,
+    policy.ExplainResponse,
+    policy.RuleVerdict,
 )
 
 
@@ -175,7 +190,7 @@ def test_every_error_code_is_documented_and_every_documented_one_exists() -> Non
 def test_every_metric_of_ours_is_in_a_table_with_type_and_labels(
     own_metrics: dict[str, tuple[str, tuple[str, ...]]],
 ) -> None:
-    assert len(own_metrics) == 16
+    assert len(own_metrics) == 22
     table = {cells[0]: cells for cells in checks.rows(METRICS)}
     for name, (kind, labels) in own_metrics.items():
         cells = table[f"`{name}`"]

@@ -101,7 +101,12 @@ def test_the_wheel_has_the_packages_and_the_demo(
     names = set(wheel.namelist())
     for path in ROOT.glob("engine_adapter/**/*.py"):
         assert path.relative_to(ROOT).as_posix() in names
-    assert {"server/cli.py", "server/routes/chat.py", "demo/prompts.json"} <= names
+    assert {
+        "server/cli.py",
+        "server/routes/chat.py",
+        "demo/prompts.json",
+        "demo/more-prompts.json",
+    } <= names
     for model in ("target", "draft", "draft-small"):
         for part in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
             assert f"demo/models/{model}/{part}" in names

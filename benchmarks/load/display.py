@@ -65,16 +65,29 @@ class Display:
     ) -> None:
         self._stack.close()
 
-    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
+    def on_pass(
+        self,
+        condition: Condition,
+        repetition: int,
+        side: str,
+        requests: int | None,
+        seconds: float | None,
+    ) -> None:
         """See `Watcher.on_pass`."""
+        limit = "" if seconds is None else f" (up to {seconds:g} s)"
+        self._show(
+            f"{condition.name}: {side}, {repetition + 1}/{self._repetitions}{limit}", requests
+        )
+
+    def on_stage(self, description: str) -> None:
+        """See `Watcher.on_stage`."""
+        self._show(description, None)
+
+    def _show(self, description: str, total: int | None) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._failed = 0
-        self._task = self._bar.add_task(
-            f"{condition.name}: {side}, {repetition + 1}/{self._repetitions}",
-            total=requests,
-            failed=0,
-        )
+        self._task = self._bar.add_task(description, total=total, failed=0)
 
     def on_reply(self, reply: Reply) -> None:
         """See `Watcher.on_reply`."""

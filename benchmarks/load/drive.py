@@ -61,7 +61,8 @@ class Driver:
 
     Args:
         target: the side.
-        requests: in the order of sending.
+        phases: requests in the order of sending. With several lists, `seconds` is divided equally
+            among them, and a pass goes over to the next list when its time has come.
         seconds: after this time no request is sent; those in flight end. `None` sends all.
         time_limit_s: of each request.
         on_end: called when a request has ended.
@@ -70,13 +71,14 @@ class Driver:
     def __init__(
         self,
         target: Target,
-        requests: Sequence[PlannedRequest],
+        phases: Sequence[Sequence[PlannedRequest]],
         seconds: float | None,
         time_limit_s: float,
         on_end: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
         self._target = target
-        self._requests = requests
+        self._phases = [iter(phase) for phase in phases]
+        self._most = max(map(len, phases))
         self._seconds = float("inf") if seconds is None else seconds
         self._time_limit_s = time_limit_s
         self._on_end = on_end
@@ -112,35 +114,43 @@ class Driver:
         self._start = self._end = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             if isinstance(arrivals, OpenLoop):
-                await self._send_at(arrivals.times_s(len(self._requests), seed), group)
+                await self._send_at(arrivals.times_s(self._most, seed), group)
             else:
                 await self._send_while(arrivals.limit, group)
 
     async def _send_at(self, times_s: Sequence[float], group: asyncio.TaskGroup) -> None:
-        for number, at in enumerate(times_s):
-            if at >= self._seconds:
+        for at in times_s:
+            request = self._next(at)
+            if request is None:
                 break
             await asyncio.sleep(self._start + at - time.perf_counter())
-            group.create_task(self._send(number, at))
+            group.create_task(self._send(request, at))
 
     async def _send_while(self, limit: Callable[[float], int], group: asyncio.TaskGroup) -> None:
-        number = 0
-        while number < len(self._requests):
+        while True:
             elapsed = time.perf_counter() - self._start
             if elapsed >= self._seconds:
                 break
             if self._in_flight < limit(elapsed):
+                request = self._next(elapsed)
+                if request is None:
+                    break
                 self._in_flight += 1
-                group.create_task(self._send(number, None))
-                number += 1
+                group.create_task(self._send(request, None))
                 continue
             self._ended.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._ended.wait()
 
-    async def _send(self, number: int, planned_s: float | None) -> None:
-        request = self._requests[number]
+    def _next(self, elapsed_s: float) -> PlannedRequest | None:
+        """The next request at this time; `None` at the end."""
+        if elapsed_s >= self._seconds:
+            return None
+        phase = int(elapsed_s / self._seconds * len(self._phases))
+        return next(self._phases[phase], None)
+
+    async def _send(self, request: PlannedRequest, planned_s: float | None) -> None:
         body, sent = request.body(self._target), time.perf_counter()
         reply = await self._target.endpoint.post(request.prompt.path, body, self._time_limit_s)
         self._end = time.perf_counter()

@@ -18,7 +18,7 @@ STYLE = """
   :root { --page: #14171a; --text: #e3e6e9; --line: #3a4047; --soft: #1e2226 }
 }
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+  max-width: 80rem; margin: 2rem auto; padding: 0 1rem }
 svg { width: 100%; height: auto; margin-top: 1rem; color: var(--text) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }

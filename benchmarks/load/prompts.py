@@ -45,11 +45,6 @@ def chat(
     return Prompt(prompt_id, label, {"messages": list(messages)}, half=half)
 
 
-def alternating(number: int) -> Split:
-    """The half of the prompt with this number."""
-    return Split.REPORT if number % 2 else Split.TUNE
-
-
 def prompts_in(split: Split, prompts: Sequence[Prompt]) -> list[Prompt]:
     """The prompts of a split, in order.
 
@@ -65,7 +60,7 @@ def prompts_in(split: Split, prompts: Sequence[Prompt]) -> list[Prompt]:
         if half is None:
             number = counts.get(prompt.label, 0)
             counts[prompt.label] = number + 1
-            half = alternating(number)
+            half = Split.REPORT if number % 2 else Split.TUNE
         if half == split:
             chosen.append(prompt)
     return chosen

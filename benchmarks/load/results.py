@@ -101,7 +101,8 @@ def write(
     base = run.plan.sides[0].name
     lines = [NOTES, ""]
     lines += [line for table in all_tables(results, base) for line in table.markdown()]
-    report.write(folder, NAME, {**info, **described(run)}, results, lines)
+    named = [{"name": result.condition.name, **asdict(result)} for result in results]
+    report.write(folder, NAME, {**info, **described(run)}, named, lines)
     with (folder / f"{NAME}.jsonl").open("w", encoding="utf-8") as file:
         for number, each in enumerate(run.passes):
             known = {

@@ -67,13 +67,6 @@ class LoadPlan:
         names = [side.name for side in self.sides]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"--side: two sides have the name {twice!r}")
-        closed = any(not isinstance(load, OpenLoop) for load in self.loads)
-        for workload in self.workloads:
-            if len(workload.phases) > 1 and closed and self.requests is None:
-                raise ValueError(
-                    f"--workload {workload.name}: it changes after a share of the requests, so a "
-                    "closed loop needs --requests"
-                )
 
     @property
     def conditions(self) -> list[Condition]:
@@ -86,7 +79,7 @@ class LoadPlan:
         ]
 
     def count(self, arrivals: Arrivals) -> int:
-        """The most requests of a pass."""
+        """The most requests of a pass, or, if only time limits it, of each phase of it."""
         if isinstance(arrivals, OpenLoop) and self.seconds is not None:
             expected = int(2 * arrivals.rate * self.seconds / min(arrivals.burstiness, 1)) + 64
             return min(self.requests or MOST_REQUESTS, expected)
@@ -96,8 +89,19 @@ class LoadPlan:
 class Watcher(Protocol):
     """Is told how the run proceeds."""
 
-    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
-        """A pass begins; `requests` is the most that it sends."""
+    def on_stage(self, description: str) -> None:
+        """Something begins that is not measured."""
+        ...
+
+    def on_pass(
+        self,
+        condition: Condition,
+        repetition: int,
+        side: str,
+        requests: int | None,
+        seconds: float | None,
+    ) -> None:
+        """A pass begins; `requests` and `seconds` are its limits."""
         ...
 
     def on_reply(self, reply: Reply) -> None:
@@ -118,14 +122,17 @@ class LoadRun:
     targets: list[Target] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     _drawn: Counter[str] = field(default_factory=Counter)
+    _primed: set[tuple[str, str]] = field(default_factory=set)
 
     async def run(self) -> None:
         """Measures everything. Raises `RuntimeError` or `ValueError` if a side cannot be used."""
         for side in self.plan.sides:
+            self.watcher.on_stage(f"{side.name}: trying the server")
             self.targets.append(await prepare(side, ignore_eos=self.plan.ignore_eos))
         workloads = {workload.name: workload for workload in self.plan.workloads}
         for condition in self.plan.conditions:
             before = len(self.passes)
+            self.watcher.on_stage(f"{condition.name}: warming up")
             for target in self.targets:
                 await self._warm_up(target, condition)
             for repetition in range(self.plan.repetitions):
@@ -136,9 +143,11 @@ class LoadRun:
         """One pass of every side."""
         requests = self._requests(condition, workload)
         if self.plan.prime:
-            await self._prime(requests)
+            await self._prime(workload.name, [r for phase in requests for r in phase])
         for target in self.targets if repetition % 2 == 0 else reversed(self.targets):
-            self.watcher.on_pass(condition, repetition, target.side.name, len(requests))
+            self.watcher.on_pass(
+                condition, repetition, target.side.name, self.plan.requests, self.plan.seconds
+            )
             driver = Driver(
                 target,
                 requests,
@@ -158,24 +167,36 @@ class LoadRun:
                         Pass(condition, repetition, name, driver.seconds, is_complete, samples)
                     )
 
-    def _requests(self, condition: Condition, workload: Workload) -> list[PlannedRequest]:
-        """The requests of the workload's next repetition."""
+    def _requests(self, condition: Condition, workload: Workload) -> list[list[PlannedRequest]]:
+        """The requests of the workload's next repetition, in lists that share its time equally.
+
+        If the number of requests is limited, a workload with phases changes after a share of them,
+        so there is one list. Otherwise it changes with the time: one list for each phase.
+        """
         plan = self.plan
         count = plan.count(condition.arrivals)
         drawn = self._drawn[workload.name]
-        self._drawn[workload.name] += count
+        parts = len(workload.phases) if plan.requests is not None else 1
+        each = -(-count // parts)
+        self._drawn[workload.name] += each
+        phases = workload.draw(each, drawn, plan.seed)
+        if plan.requests is not None:
+            phases = [[prompt for phase in phases for prompt in phase][:count]]
         heats = workload.temperatures if condition.temperature is None else (condition.temperature,)
         # The turns of temperatures and of pools must not keep step.
         turns = len(workload.phases[0])
         return [
-            PlannedRequest(
-                index,
-                prompt,
-                heats[(index + index // turns) % len(heats)],
-                prompt.max_tokens or plan.max_tokens,
-                plan.seed + drawn + index,
-            )
-            for index, prompt in enumerate(workload.draw(count, drawn, plan.seed))
+            [
+                PlannedRequest(
+                    number * each + i,
+                    prompt,
+                    heats[(i + i // turns) % len(heats)],
+                    prompt.max_tokens or plan.max_tokens,
+                    plan.seed + drawn + i,
+                )
+                for i, prompt in enumerate(phase)
+            ]
+            for number, phase in enumerate(phases)
         ]
 
     async def _warm_up(self, target: Target, condition: Condition) -> None:
@@ -188,16 +209,21 @@ class LoadRun:
         requests = [PlannedRequest(0, p, heat, WARM_UP_TOKENS, 0) for p in prompts]
         await self._send_at_once(target, requests, len(requests))
 
-    async def _prime(self, requests: Sequence[PlannedRequest]) -> None:
-        """Sends every prompt once to every server, for one token."""
-        distinct = {request.prompt.id: request.prompt for request in requests}
-        first = [PlannedRequest(0, prompt, 0.0, 1, 0) for prompt in distinct.values()]
+    async def _prime(self, workload: str, requests: Sequence[PlannedRequest]) -> None:
+        """Sends every prompt once in a run to every server, for one token."""
+        fresh = {
+            (workload, request.prompt.id): PlannedRequest(0, request.prompt, 0.0, 1, 0)
+            for request in requests
+            if (workload, request.prompt.id) not in self._primed
+        }
+        self._primed.update(fresh)
+        self.watcher.on_stage(f"{workload}: priming {len(fresh)} prompts")
         servers = {target.side.url: target for target in reversed(self.targets)}
         for target in servers.values():
-            await self._send_at_once(target, first, PRIMED_AT_ONCE)
+            await self._send_at_once(target, list(fresh.values()), PRIMED_AT_ONCE)
 
     async def _send_at_once(
         self, target: Target, requests: Sequence[PlannedRequest], concurrency: int
     ) -> None:
-        driver = Driver(target, requests, None, self.plan.time_limit_s)
+        driver = Driver(target, [requests], None, self.plan.time_limit_s)
         await driver.run(ClosedLoop(max(concurrency, 1)), 0)

@@ -47,6 +47,8 @@ NOTES = (
 
 THROUGHPUT_HEAD = (
     "side",
+    "requests",
+    "errors",
     "tokens/s",
     "requests/s",
     "tokens per step",
@@ -55,10 +57,8 @@ THROUGHPUT_HEAD = (
     "ITL ms",
     "e2e ms",
     "goodput",
-    "requests",
-    "errors",
 )
-RATIO_HEAD = ("side", "tokens/s", "goodput", "mean TTFT", "mean TPOT", "mean e2e", "requests")
+RATIO_HEAD = ("side", "pairs", "tokens/s", "mean TTFT", "mean TPOT", "mean e2e", "goodput")
 
 
 def figures_table(figures: Sequence[SideFigures], title: str = "") -> Table:
@@ -66,6 +66,8 @@ def figures_table(figures: Sequence[SideFigures], title: str = "") -> Table:
     rows = [
         (
             f"`{f.side}`",
+            str(f.requests),
+            errors_text(f.errors),
             f"{f.tokens_per_s:.1f}",
             f"{f.requests_per_s:.2f}",
             _number(f.tokens_per_step),
@@ -74,12 +76,17 @@ def figures_table(figures: Sequence[SideFigures], title: str = "") -> Table:
                 for d in (f.latencies.ttft, f.latencies.tpot, f.latencies.itl, f.latencies.e2e)
             ),
             _goodput(f),
-            str(f.requests),
-            errors_text(f.errors),
         )
         for f in figures
     ]
-    return Table(title, THROUGHPUT_HEAD, rows)
+    return _without_empty_last(Table(title, THROUGHPUT_HEAD, rows))
+
+
+def _without_empty_last(table: Table) -> Table:
+    """The table without its last column if that has no text: goodput without objectives."""
+    if any(row[-1] for row in table.rows):
+        return table
+    return Table(table.title, table.head[:-1], [row[:-1] for row in table.rows])
 
 
 def labels_table(figures: Sequence[SideFigures], title: str = "") -> Table:
@@ -107,12 +114,12 @@ def ratios_table(ratios: Sequence[Pairs], title: str = "") -> Table:
     rows = [
         (
             f"`{r.side}`",
-            *(_ratio(v) for v in (r.tokens_per_s, r.good_per_s, r.ttft, r.tpot, r.e2e)),
             str(r.e2e.pairs) if r.e2e else "0",
+            *(_ratio(v) for v in (r.tokens_per_s, r.ttft, r.tpot, r.e2e, r.good_per_s)),
         )
         for r in ratios
     ]
-    return Table(title, RATIO_HEAD, rows)
+    return _without_empty_last(Table(title, RATIO_HEAD, rows))
 
 
 def overall_table(ratios: Mapping[str, Sequence[Pairs]], base: str) -> Table:

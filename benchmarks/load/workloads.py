@@ -1,18 +1,21 @@
 """The workloads: which prompts are sent, in which order, at which temperatures."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain, count, islice
 from pathlib import Path
 
 from benchmarks.load.code_edits import code_edits
 from benchmarks.load.prompt_files import read_prompts
-from benchmarks.load.prompts import Prompt, Split, alternating, chat, prompts_in
+from benchmarks.load.prompts import Prompt, Split, chat, prompts_in
+from demo import more_prompts_path
 from demo.prompts import Prompt as MeasuredPrompt
 from demo.prompts import PromptKind, load_prompts
 
-RANDOM_PROMPTS, RANDOM_WORDS = 80, 60
+RANDOM_PROMPTS, RANDOM_WORDS = 200, 60
 MIXED_TEMPERATURES = (0.0, 0.7, 1.0)
 HOTTEST = 2.0
 """The temperature of random prompts: their answers are then nearly random too."""
@@ -24,8 +27,8 @@ class Workload:
 
     Attributes:
         name: as given on the command line.
-        phases: each has pools of prompts and takes from them in turn. With several phases the run
-            changes from one to the next at equal shares of its requests.
+        phases: each has pools of prompts and takes from them in turn. With several phases a pass
+            changes from one to the next.
         temperatures: used in turn if the run does not set one.
     """
 
@@ -38,22 +41,25 @@ class Workload:
         """The number of different prompts."""
         return len({prompt.id for prompt in chain.from_iterable(chain.from_iterable(self.phases))})
 
-    def draw(self, number: int, skip: int, seed: int) -> list[Prompt]:
-        """The prompts of one repetition.
+    def draw(self, number: int, skip: int, seed: int) -> list[list[Prompt]]:
+        """The prompts of each phase of one repetition.
 
         Args:
-            number: how many.
-            skip: how many the repetitions before have used. A prompt comes again only when its
-                whole pool has been used.
+            number: how many in each phase.
+            skip: how many of each phase the repetitions before have used. A prompt comes again
+                only when its whole pool has been used.
             seed: of the order in each pool.
         """
-        drawn: list[Prompt] = []
-        before = -(-skip // len(self.phases))
-        for phase, pools in enumerate(self.phases, 1):
-            wanted = round(number * phase / len(self.phases)) - len(drawn)
-            in_turn = chain.from_iterable(zip(*(_shuffled(p, seed) for p in pools), strict=True))
-            drawn += islice(in_turn, before, before + wanted)
-        return drawn
+        return [
+            list(
+                islice(
+                    chain.from_iterable(zip(*(_shuffled(p, seed) for p in pools), strict=True)),
+                    skip,
+                    skip + number,
+                )
+            )
+            for pools in self.phases
+        ]
 
 
 def _shuffled(pool: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
@@ -64,21 +70,36 @@ def _shuffled(pool: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
         yield from order
 
 
-def _halves(measured: Sequence[MeasuredPrompt]) -> dict[str, Split]:
-    """Corpus group -> half: what is written about one definition is in one half, of every kind."""
-    groups = dict.fromkeys(prompt.group for prompt in measured)
-    return {group: alternating(number) for number, group in enumerate(groups)}
+@cache
+def _demo_prompts() -> tuple[MeasuredPrompt, ...]:
+    """All shipped prompts."""
+    return (*load_prompts(), *load_prompts(more_prompts_path()))
+
+
+@cache
+def _halves() -> Mapping[str, Split]:
+    """Corpus group -> half: what is written about one definition is in one half, of every kind.
+
+    The largest groups are placed first, each in the half that has fewer prompts.
+    """
+    halves: dict[str, Split] = {}
+    sizes = Counter({Split.TUNE: 0, Split.REPORT: 0})
+    for group, size in Counter(prompt.group for prompt in _demo_prompts()).most_common():
+        halves[group] = min(sizes, key=lambda half: sizes[half])
+        sizes[halves[group]] += size
+    return halves
 
 
 def _measured(kind: PromptKind) -> list[Prompt]:
-    measured = load_prompts()
-    halves = _halves(measured)
-    return [chat(p.id, p.kind, p.messages, halves[p.group]) for p in measured if p.kind == kind]
+    return [
+        chat(p.id, p.kind, p.messages, _halves()[p.group])
+        for p in _demo_prompts()
+        if p.kind == kind
+    ]
 
 
 def _edits() -> list[Prompt]:
-    measured = load_prompts()
-    return code_edits(measured, _halves(measured))
+    return code_edits(_demo_prompts(), _halves())
 
 
 def _random_words() -> list[Prompt]:
@@ -90,7 +111,7 @@ def _random_words() -> list[Prompt]:
 
     texts = [" ".join(word() for _ in range(RANDOM_WORDS)) for _ in range(RANDOM_PROMPTS)]
     return [
-        chat(f"random-{i:02d}", "random", [{"role": "user", "content": text}])
+        chat(f"random-{i:03d}", "random", [{"role": "user", "content": text}])
         for i, text in enumerate(texts)
     ]
 

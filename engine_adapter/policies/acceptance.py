@@ -22,13 +22,13 @@ from engine_adapter.policies.contract import RequestClass
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-CLASS_DECAY = 0.98
-"""Per step in which a proposer's drafts of the class are verified: half is forgotten in 34."""
+CLASS_DECAY = 0.99
+"""Per step in which a proposer's drafts of the class are verified: half is forgotten in 69."""
 
-ROW_DECAY = 0.9
+ROW_DECAY = 0.95
 """The same for one request."""
 
-CLASS_WEIGHT, ROW_WEIGHT = 4.0, 2.0
+CLASS_WEIGHT, ROW_WEIGHT = 4.0, 8.0
 """Trials that a prior counts as: the position before, or the class."""
 
 REFRESH_STEPS = 4
@@ -137,6 +137,11 @@ class AcceptanceModel:
             counts *= decay
             np.add.at(counts, (proposer, kind), values)
 
+    def _freshen(self) -> None:
+        """Computes the ratios again if enough has been observed since."""
+        if self._stale_steps >= REFRESH_STEPS:
+            self._refresh()
+
     def _refresh(self) -> None:
         """Ratios of the counts; the prior of a class is all classes, then the position before."""
         self._stale_steps = 0
@@ -157,8 +162,7 @@ class AcceptanceModel:
 
     def offers(self, slots: Ints, kinds: Ints, proposers: Ints) -> Floats:
         """The chance that a draft reaches each position, if it is accepted so far: [B, J, K]."""
-        if self._stale_steps >= REFRESH_STEPS:
-            self._refresh()
+        self._freshen()
         rows = self._rows[slots[:, None], proposers]
         factor = (rows[:, :, 2] + ROW_WEIGHT) / (rows[:, :, 3] + ROW_WEIGHT)
         offer = self._offer[proposers, kinds[:, None]]
@@ -167,6 +171,7 @@ class AcceptanceModel:
 
     def survivals(self, slots: Ints, kinds: Ints, proposers: Ints) -> Floats:
         """The chance that the target accepts each position of a draft that has it: [B, J, K]."""
+        self._freshen()
         rows = self._rows[slots[:, None], proposers]
         factor = (rows[:, :, 0] + ROW_WEIGHT) / (rows[:, :, 1] + ROW_WEIGHT)
         hazard = self._hazard[proposers, kinds[:, None]] * factor[:, :, None]
@@ -174,6 +179,7 @@ class AcceptanceModel:
 
     def summary(self, proposer: int, k: int) -> dict[str, Any]:
         """A proposer's drafts, offers and hazards by class, for people."""
+        self._freshen()
         return {
             kind.name.lower(): {
                 "drafts": int(self.drafts[proposer, kind]),
@@ -188,6 +194,7 @@ class AcceptanceModel:
 
     def mean_rate(self, proposer: int, kind: int, k: int) -> float:
         """The share of accepted tokens among the k drafted, as the hazards predict it."""
+        self._freshen()
         return float(np.multiply.accumulate(self._hazard[proposer, kind, :k]).mean())
 
     def export(self, proposer: int) -> list[Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from engine_adapter.policies.contract import StepPlan, StepView
+from engine_adapter.policies.contract import StepPlan, StepResult, StepView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.goodput import GoodputParameters, GoodputPolicy
 from engine_adapter.policies.load import LoadPolicy, load_json, read_load
@@ -37,15 +37,8 @@ class PlanningPolicy(Protocol):
         """See `Policy.plan`."""
         ...
 
-    def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
-        """Takes a step without prefill.
-
-        Args:
-            emitted: the tokens that it emitted.
-            plain: the tokens that plain decoding would have emitted in the same time.
-            seconds: its time.
-            verified: whether it verified drafts.
-        """
+    def observe(self, step: StepResult) -> None:
+        """Takes a step without prefill."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -181,7 +181,10 @@ class Chooser:
         if not len(self._lookups):
             return np.full(count, NOTHING), np.zeros(count), np.ones(count)
         row = self._row
-        best = self._lookups[values[:, self._lookups].argmax(axis=1)]
+        bonus = np.where(
+            [int(i) in self._prices.shown for i in self._outlook.proposers], self._prices.bonus, 1.0
+        )
+        best = self._lookups[(values * bonus)[:, self._lookups].argmax(axis=1)]
         value = values[row, best]
         used = value > 0
         missed = np.where(used, 1 - self._outlook.offer[row, best, 0], 1.0)

@@ -87,6 +87,26 @@ NO_PLAN = StepPlan()
 """No proposer is called."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step without prefill, as a policy sees it afterwards.
+
+    Attributes:
+        emitted: tokens that its rows emitted.
+        rows: its rows.
+        seconds: its time, with that of the proposers.
+        slowness: its time over that of a plain step, by the fitted model; one pause of the
+            machine counts at most as twice the predicted time.
+        verified: whether it had drafts.
+    """
+
+    emitted: int
+    rows: int
+    seconds: float
+    slowness: float
+    verified: bool
+
+
 class Policy(Protocol):
     """Plans every step. Called in the scheduler: it must take microseconds."""
 

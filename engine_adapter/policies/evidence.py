@@ -105,6 +105,7 @@ class Evidence:
         self._lengths = np.zeros(0, np.intp)
         self._last_seen: list[int] = []
         self._proven: set[int] = set()
+        self._planned_lag = np.zeros(0)
         for traits in proposers:
             self.add_proposer(traits)
 
@@ -117,6 +118,7 @@ class Evidence:
             self._traits.append(None)
             self.draft_times.append(DraftTimeModel())
             self._last_seen.append(0)
+            self._planned_lag = np.append(self._planned_lag, 0.0)
             self.acceptance.grow(len(self._traits), len(self._kinds))
             self._read_upto = _grown(self._read_upto, len(self._kinds), len(self._traits))
         self._traits[index] = traits
@@ -192,6 +194,8 @@ class Evidence:
         pairs = [(slots[r], index[m.proposer]) for r, m in drafts if m.proposer in index]
         if pairs:
             slot, proposer = np.array(pairs, np.intp).T
+            lag = self._lengths[slot] - self._read_upto[slot, proposer]
+            np.add.at(self._planned_lag, proposer, lag)
             self._read_upto[slot, proposer] = self._lengths[slot]
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
@@ -237,13 +241,19 @@ class Evidence:
                     self._proven.add(proposer)
 
     def observe_work(self, work: Iterable[tuple[str, DraftTime]]) -> None:
-        """Takes the calls of proposers in a step."""
+        """Takes the calls of proposers in a step.
+
+        The tokens that a proposer with KV had to read are those that it lacked when the step was
+        planned: a prompt that the target reads in the same step is among them.
+        """
         for name, one in work:
             proposer = self._index.get(name)
             if proposer is not None:
-                self.draft_times[proposer].add(
-                    one.rows, one.longest, one.tokens, one.catchup, one.seconds
-                )
+                traits = self._traits[proposer]
+                reads = traits is not None and traits.keeps_kv
+                lag = int(self._planned_lag[proposer]) if reads else 0
+                self.draft_times[proposer].add(one.rows, one.longest, one.tokens, lag, one.seconds)
+        self._planned_lag[:] = 0
 
     def observe_step(self, rows: int, tokens: int, context: float, seconds: float) -> float:
         """Takes the target's part of a step without prefill; returns the prediction for it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.policies.choice import NOTHING, Choice, Chooser, Load, Prices
-from engine_adapter.policies.contract import RowView, StepPlan, StepView
+from engine_adapter.policies.contract import RowView, StepPlan, StepResult, StepView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.explore import Explorer
 from engine_adapter.policies.guard import Guard, GuardParameters
@@ -39,7 +39,7 @@ class GoodputParameters:
     """
 
     min_gain: float = number(0.01, 0.0, 1.0)
-    hysteresis: float = number(0.1, 0.0, 1.0)
+    hysteresis: float = number(0.2, 0.0, 1.0)
     probe_share: float = number(0.005, 0.0, 0.2)
     guard_limit: float = number(0.02, 0.001, 1.0)
     guard_window: int = number(256, 16, 100_000)
@@ -94,13 +94,13 @@ class GoodputPolicy:
                 fallbacks.pop(request_id, None)
         return StepPlan(drafts, fallbacks, self._explorer.shadows(rows, drafts))
 
-    def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
+    def observe(self, step: StepResult) -> None:
         """Takes a step; see `PlanningPolicy.observe`."""
         # A step in which only probes draft is no loss of the choice.
         if self._drafting or self._guard.suspended:
-            self._guard.observe(emitted, plain)
-        self._explorer.earn(seconds)
-        self._since_plain = self._since_plain + 1 if verified else 0
+            self._guard.observe(step)
+        self._explorer.earn(step.seconds)
+        self._since_plain = self._since_plain + 1 if step.verified else 0
 
     def state(self) -> dict[str, Any]:
         """The expected gain over plain decoding, the guard, and the probes so far."""

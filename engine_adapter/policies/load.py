@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from engine_adapter.policies.contract import StepPlan, StepView
+from engine_adapter.policies.contract import StepPlan, StepResult, StepView
 from engine_adapter.policies.parameters import PolicyError, check_number
 from engine_adapter.types import NONE, PLAIN, SpecMethod
 
@@ -87,7 +87,7 @@ class LoadPolicy:
         """Never: it has no guard."""
         return False
 
-    def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
+    def observe(self, step: StepResult) -> None:
         """Nothing: the load alone decides."""
 
     def state(self) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
-from engine_adapter.policies.contract import RowView, StepPlan, StepView
+from engine_adapter.policies.contract import RowView, StepPlan, StepResult, StepView
 from engine_adapter.policies.evidence import DraftTime, Evidence, ProposerTraits
 from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.policies.timing import OUTLIER
 from engine_adapter.types import NONE
 
 
@@ -161,8 +162,8 @@ class Planner:
             predicted = evidence.observe_step(
                 outcome.rows, outcome.tokens, outcome.context, outcome.seconds
             )
+            self._observe_policies(outcome, planning, predicted if known else outcome.seconds)
             predicted = predicted if known else None
-            self._observe_policies(outcome, planning)
         if not planning:
             return None
         step = PolicyStep(
@@ -175,13 +176,18 @@ class Planner:
             active.planned = False
         return step
 
-    def _observe_policies(self, outcome: StepOutcome, planning: Sequence[_Active]) -> None:
+    def _observe_policies(
+        self, outcome: StepOutcome, planning: Sequence[_Active], predicted_s: float
+    ) -> None:
         plain_s = self.evidence.step_time.plain_seconds(outcome.rows, outcome.context)
         drafting_s = sum(one.seconds for _, one in outcome.work)
         seconds = outcome.seconds + drafting_s
-        plain = outcome.rows * seconds / plain_s
+        usual = min(outcome.seconds, OUTLIER * predicted_s) + drafting_s
+        result = StepResult(
+            outcome.emitted, outcome.rows, seconds, usual / plain_s, outcome.verified
+        )
         for active in planning:
-            active.policy.observe(outcome.emitted, plain, seconds, outcome.verified)
+            active.policy.observe(result)
 
     # -- for people, and for the next process --------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine_adapter.policies.contract import RequestClass, StepPlan, StepView
+from engine_adapter.policies.contract import RequestClass, StepPlan, StepResult, StepView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.explore import Explorer
 from engine_adapter.policies.parameters import number
@@ -76,9 +76,9 @@ class RankingPolicy:
             drafts |= {request: SpecMethod(name, k) for request, k in probe.lengths.items()}
         return StepPlan(drafts, {}, self._explorer.shadows(rows, drafts))
 
-    def observe(self, emitted: int, plain: float, seconds: float, verified: bool) -> None:
+    def observe(self, step: StepResult) -> None:
         """Takes a step: the budgets of probes and shadows grow."""
-        self._explorer.earn(seconds)
+        self._explorer.earn(step.seconds)
 
     def state(self) -> dict[str, Any]:
         """The proposer in use."""

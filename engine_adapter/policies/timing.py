@@ -23,8 +23,11 @@ Floats = npt.NDArray[np.float64]
 FORGETTING = 0.998
 """Per sample: half is forgotten in 350."""
 
-SWEEPS, SWEEP_EVERY = 2, 4
-"""Sweeps of coordinate descent, and samples between two of them."""
+SOLVE_EVERY = 8
+"""Samples between two solutions, after the first ones."""
+
+RIDGE = 1e-4
+"""Of the slopes, relative to the samples' weight."""
 
 OUTLIER = 2.0
 """A sample counts at most as this factor times its prediction, and at least as its inverse."""
@@ -44,7 +47,7 @@ class NonNegativeFit:
 
     Args:
         prior: the weights before the first sample.
-        scale: of each feature, so that coordinate descent is well conditioned.
+        scale: of each feature, so that the equations are well conditioned.
 
     Attributes:
         weights: float64 [F].
@@ -79,18 +82,26 @@ class NonNegativeFit:
         self._gram += np.outer(scaled, scaled)
         self._moment += scaled
         self.samples += 1
-        if self.samples < MIN_SAMPLES or self.samples % SWEEP_EVERY == 0:
-            self._descend()
+        if self.samples < MIN_SAMPLES or self.samples % SOLVE_EVERY == 0:
+            self._solve()
 
-    def _descend(self) -> None:
-        """Coordinate descent on the normal equations; a feature never seen keeps its weight."""
+    def _solve(self) -> None:
+        """The normal equations; features whose weight would be negative are left out in turn.
+
+        A feature never seen keeps its weight. Features that always come together share theirs so
+        that the constant has most of it: a small ridge makes slopes dearer than the constant.
+        """
         weights = self.weights / self._scale
-        for _ in range(SWEEPS if self.samples >= MIN_SAMPLES else 4 * SWEEPS):
-            for i in range(len(weights)):
-                curvature = self._gram[i, i]
-                if curvature > 1e-12:
-                    step = (self._moment[i] - float(self._gram[i] @ weights)) / curvature
-                    weights[i] = max(0.0, weights[i] + step)
+        seen = np.flatnonzero(self._gram.diagonal() > 1e-12)
+        weights[seen] = 0.0
+        while len(seen):
+            gram = self._gram[np.ix_(seen, seen)]
+            gram = gram + np.diag(np.where(seen == 0, 1e-6, RIDGE) * self._gram[0, 0])
+            solved = np.linalg.solve(gram, self._moment[seen])
+            if (solved >= 0).all():
+                weights[seen] = solved
+                break
+            seen = seen[solved >= 0]
         self.weights = weights * self._scale
 
     def export(self) -> list[Any]:

@@ -111,7 +111,7 @@ def _lines(method: dict[str, Any]) -> list[str]:
         f"since {_time(method['since'])}",
         f"in flight  {sum(counts.values())}" + (f" ({each})" if each else ""),
     ]
-    if policy := method["policy"]:
+    if policy := method.get("policy"):
         lines += policy_lines(policy)
     engine = method["engine"]
     if engine["state"] != "serving":

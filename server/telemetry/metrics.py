@@ -47,6 +47,20 @@ Share of HTTP requests that failed, by route:
       / sum by (route) (rate(specgate_http_requests_total[5m]))
 Slow responses by route (a stream counts until its last byte):
     histogram_quantile(0.95, sum by (route, le) (rate(specgate_http_request_seconds_bucket[5m])))
+Shares of the rows by the proposer that a policy chose:
+    sum by (policy, proposer) (rate(specgate_policy_decisions_total[5m]))
+      / on (policy) group_left sum by (policy) (rate(specgate_policy_decisions_total[5m]))
+Predicted against measured step time (1 is a prediction without bias):
+    sum(rate(specgate_policy_step_seconds_total{value="predicted"}[5m]))
+      / sum(rate(specgate_policy_step_seconds_total{value="measured"}[5m]))
+Mean absolute error of the prediction, relative to the step:
+    sum(rate(specgate_policy_step_error_seconds_sum[5m]))
+      / sum(rate(specgate_policy_step_seconds_total{value="measured"}[5m]))
+Policies whose guard holds them at plain decoding:
+    specgate_policy_suspended == 1
+Requests by routing rule, and rules whose method cannot be used:
+    sum by (rule) (rate(specgate_routing_rule_matches_total[5m]))
+    sum by (rule) (increase(specgate_routing_rule_skips_total[5m])) > 0
 """
 
 from collections.abc import Iterable

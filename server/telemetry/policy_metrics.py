@@ -1,20 +1,4 @@
-"""The metrics of policies and routing rules, and what each policy chose in the last minute.
-
-Shares of the rows by the proposer that a policy chose:
-    sum by (policy, proposer) (rate(specgate_policy_decisions_total[5m]))
-      / on (policy) group_left sum by (policy) (rate(specgate_policy_decisions_total[5m]))
-Predicted against measured step time (1 is a prediction without bias):
-    rate(specgate_policy_step_seconds_total{value="predicted"}[5m])
-      / ignoring (value) rate(specgate_policy_step_seconds_total{value="measured"}[5m])
-Mean absolute error of the prediction, relative to the step:
-    rate(specgate_policy_step_error_seconds_sum[5m])
-      / ignoring (value) rate(specgate_policy_step_seconds_total{value="measured"}[5m])
-Policies whose guard holds them at plain decoding:
-    specgate_policy_suspended == 1
-Requests by routing rule, and rules whose method cannot be used:
-    sum by (rule) (rate(specgate_routing_rule_matches_total[5m]))
-    sum by (rule) (increase(specgate_routing_rule_skips_total[5m])) > 0
-"""
+"""The metrics of policies and routing rules, and what each policy chose in the last minute."""
 
 import math
 import time
@@ -24,6 +8,7 @@ from dataclasses import dataclass
 
 from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.names import POLICY_NAMES
+from engine_adapter.types import NONE
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.rolling_stats import WINDOW_S
 
@@ -54,6 +39,7 @@ class PolicyMetrics:
         )
         for name in POLICY_NAMES:
             self._suspended.labels(name)
+            self._decisions.labels(name, NONE)
         self._matches = make.counter(
             "specgate_routing_rule_matches", "Requests whose method a rule decided", "rule"
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from demo.corpus import is_held_out
-from demo.prompts import load_prompts, save_prompts
+from demo import more_prompts_path
+from demo.corpus import Piece, is_held_out
+from demo.prompts import KINDS, Prompt, build_more_prompts, load_prompts, save_prompts
 from demo.tokenizer import encode, render_chat
 
 
@@ -16,12 +18,34 @@ def test_forty_prompts_of_each_kind() -> None:
     assert kinds == ["quote"] * 40 + ["free"] * 40
 
 
+ALL = [*load_prompts(), *load_prompts(more_prompts_path())]
+
+
+def test_further_prompts_ask_for_other_pieces() -> None:
+    more = load_prompts(more_prompts_path())
+    assert Counter(prompt.kind for prompt in more) == {"quote": 160, "free": 147}
+    assert len({prompt.id for prompt in ALL}) == len(ALL)
+    for kind in KINDS:
+        answers = [prompt.reference for prompt in ALL if prompt.kind == kind]
+        assert len(set(answers)) == len(answers)
+
+
+def test_further_prompts_are_built_from_fresh_pieces_only(pieces: list[Piece]) -> None:
+    fresh = pieces[0]
+    measured = [Prompt("quote-00", "quote", p.group, [], f"Lead:\n\n{p.text}") for p in pieces[1:]]
+    more = build_more_prompts(pieces, measured, seed=1)
+    assert more
+    assert {prompt.group for prompt in more} == {fresh.group}
+    assert all(prompt.id.endswith("-40") for prompt in more)
+    assert more == build_more_prompts(pieces, measured, seed=1)
+
+
 def test_no_prompt_is_from_the_training_split() -> None:
-    assert all(is_held_out(prompt.group) for prompt in load_prompts())
+    assert all(is_held_out(prompt.group) for prompt in ALL)
 
 
 def test_only_quoting_prompts_contain_their_answer() -> None:
-    for prompt in load_prompts():
+    for prompt in ALL:
         shown = prompt.messages[-1]["content"]
         body = prompt.reference.split(":\n\n", 1)[-1]
         assert (body in shown or prompt.reference in shown) == (prompt.kind == "quote")
@@ -29,7 +53,7 @@ def test_only_quoting_prompts_contain_their_answer() -> None:
 
 
 def test_prompts_are_short_enough_for_an_answer(tokenizer: PreTrainedTokenizerFast) -> None:
-    for prompt in load_prompts():
+    for prompt in ALL:
         text = render_chat(tokenizer, prompt.messages, answer_next=True)
         assert len(encode(tokenizer, text)) < 640
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests import documentation
@@ -46,9 +47,9 @@ def run(block: str, curl_home: Path) -> str:
 
 
 def test_the_pages_have_examples_to_run() -> None:
-    assert len(CURLS) == 12
+    assert len(CURLS) == 13
     assert len(PYTHON) == 1
-    assert len(API_CURLS) == 6
+    assert len(API_CURLS) == 8
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))
@@ -116,5 +117,10 @@ def test_the_metrics_of_the_metrics_page_are_exported(served: Served) -> None:
     named = [cells[0].strip("`") for cells in documentation.rows(METRICS_PAGE)]
     named = [name for name in named if name.startswith(("vllm:", "specgate_"))]
     assert len(named) > 30
+    # The series of rules exist while there are rules.
+    body = {"rules": [{"name": "a", "use": {"proposer": "auto"}}]}
+    for rules in (body, {"rules": []}):
+        response = httpx.put(f"{served.url}/v1/spec_policy", json=rules, trust_env=False)
+        assert response.status_code == 200, response.text
     names = served.scrape().names
     assert [n for n in named if n not in names and f"{n}_count" not in names] == []

@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from server.commands import FAILED, print_error
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from benchmarks.load.sides import Side
 
 __all__ = ["make_parser", "run"]
+
+LATE_MS, LATE_SHARE = 10.0, 0.1
+"""Lateness at the percentile 99, in milliseconds and as a share of the median TTFT, that is warned
+of if it exceeds both."""
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -39,6 +43,8 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         results = all_results(measured.passes, names, slo)
         if results:
             _write(options, info, measured, results)
+    for late in _late(results):
+        print_lines(late)
     failed = [
         f"{figures.side} ({figures.condition.name})"
         for result in results
@@ -49,6 +55,18 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         print_error(f"no request succeeded: {', '.join(failed)}")
         return FAILED
     return 0
+
+
+def _late(results: Sequence["ConditionResults"]) -> Iterator[str]:
+    """A warning for each side whose requests this machine sent too late to measure it well."""
+    for result in results:
+        for figures in result.figures:
+            late, ttft = figures.late_ms, figures.latencies.ttft
+            if late and ttft and late.p99 > max(LATE_MS, LATE_SHARE * ttft.p50):
+                yield (
+                    f"Warning: {figures.side} ({figures.condition.name}): 1 % of the requests were "
+                    f"sent more than {late.p99:.0f} ms late; the client's machine is overloaded"
+                )
 
 
 def _write(

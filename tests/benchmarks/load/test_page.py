@@ -106,7 +106,7 @@ def test_a_side_without_any_success_is_shown_with_its_errors() -> None:
     passes = [made_pass("base", [sample(0)]), made_pass("dead", [failed(0, "503")])]
     results = all_results(passes, ["base", "dead"], {"e2e": 1.0})
     markdown = "\n".join(line for t in all_tables(results, "base") for line in t.markdown())
-    assert "| `dead` | 0.0 | 0.00 |  |  |  |  |  | 0.00/s (0%) | 1 | 503: 1 |" in markdown
+    assert "| `dead` | 1 | 503: 1 | 0.0 | 0.00 |  |  |  |  |  | 0.00/s (0%) |" in markdown
     assert "503: 1" in page({}, passes, results)
 
 

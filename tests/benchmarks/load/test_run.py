@@ -24,12 +24,22 @@ PROMPTS = [Prompt(f"p{i}", "quote", {"prompt": f"prompt {i}"}) for i in range(12
 class Watcher:
     """Notes what it is told."""
 
+    def on_stage(self, description: str) -> None:
+        pass
+
     def __init__(self) -> None:
         self.passes: list[tuple[int, str]] = []
         self.replies = 0
         self.conditions: list[str] = []
 
-    def on_pass(self, condition: Condition, repetition: int, side: str, requests: int) -> None:
+    def on_pass(
+        self,
+        condition: Condition,
+        repetition: int,
+        side: str,
+        requests: int | None,
+        seconds: float | None,
+    ) -> None:
         self.passes.append((repetition, side))
 
     def on_reply(self, reply: Reply) -> None:
@@ -113,12 +123,13 @@ async def test_sides_are_measured_forwards_and_backwards_with_equal_requests() -
 async def test_every_prompt_is_sent_once_before_it_is_measured() -> None:
     server = Server()
     async with served(server) as url:
-        await measure(plan(url, repetitions=1))
+        await measure(plan(url, repetitions=1, temperatures=(0.0, 0.7), requests=6))
         primed = [b for b in server.bodies if b.get("prompt") and b["max_tokens"] == 1]
-        assert len(primed) == 4, "both sides are one server"
-        first = next(i for i, b in enumerate(server.bodies) if b["max_tokens"] == 3)
+        assert len(primed) == 12, "once, although both sides are one server"
         assert {b["prompt"] for b in primed} == {b["prompt"] for b in server.measured}
-        assert all(server.bodies.index(b) < first for b in primed)
+        for body in primed:
+            first = next(b for b in server.measured if b["prompt"] == body["prompt"])
+            assert server.bodies.index(body) < server.bodies.index(first)
         server.bodies.clear()
         await measure(plan(url, repetitions=1, prime=False, warm_up=0))
         assert len([b for b in server.bodies if "prompt" in b]) == 8
@@ -152,7 +163,7 @@ def requests(count: int) -> list[PlannedRequest]:
 async def drive(
     url: str, arrivals: Arrivals, count: int, seconds: float | None = None, limit_s: float = 5.0
 ) -> Driver:
-    driver = Driver(target(url), requests(count), seconds, limit_s)
+    driver = Driver(target(url), [requests(count)], seconds, limit_s)
     await driver.run(arrivals, seed=3)
     return driver
 
@@ -259,19 +270,38 @@ async def test_an_interrupted_run_keeps_what_it_has_measured() -> None:
     assert only.seconds > 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "complaint"),
-    [
-        ({"requests": None, "seconds": None}, "give --requests or --seconds"),
-        (
-            {"workloads": [Workload("shift", [[PROMPTS]] * 2)], "requests": None, "seconds": 5.0},
-            "--workload shift: .* needs --requests",
-        ),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(fields: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        plan("http://127.0.0.1:9", **fields)
+SHIFT = Workload("shift", [[PROMPTS[:6]], [PROMPTS[6:]]])
+
+
+@pytest.mark.parametrize("load", [ClosedLoop(2), OpenLoop(40.0)])
+async def test_a_pass_limited_by_time_shifts_at_half_of_its_time(load: Arrivals) -> None:
+    server = Server(0.02)
+    fields: dict[str, Any] = {"workloads": [SHIFT], "loads": [load], "requests": None}
+    async with served(server) as url:
+        run, _ = await measure(plan(url, repetitions=1, prime=False, seconds=0.6, **fields))
+    for each in run.passes:
+        assert len(each.samples) > 10
+        for sample in each.samples:
+            planned_s = sample.sent_s - sample.late_ms / 1e3
+            if abs(planned_s - 0.3) > 0.05:  # a busy machine sends a little later than it decides
+                assert (int(sample.prompt[1:]) >= 6) == (planned_s > 0.3)
+    first, second = ({s.index: s.prompt for s in each.samples} for each in run.passes)
+    both = first.keys() & second.keys()
+    assert len(both) > 10
+    assert all(first[index] == second[index] for index in both), "pairs have equal prompts"
+
+
+async def test_a_pass_limited_by_requests_shifts_at_half_of_them() -> None:
+    server = Server()
+    async with served(server) as url:
+        run, _ = await measure(plan(url, workloads=[SHIFT], requests=7, repetitions=1))
+    numbers = [int(s.prompt[1:]) for s in sorted(run.passes[0].samples, key=lambda s: s.index)]
+    assert [number >= 6 for number in numbers] == [False] * 4 + [True] * 3
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="give --requests or --seconds"):
+        plan("http://127.0.0.1:9", requests=None)
     with pytest.raises(ValueError, match="two sides have the name 'a'"):
         plan("http://127.0.0.1:9", ("a", "b", "a"))
 

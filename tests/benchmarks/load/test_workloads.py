@@ -1,6 +1,7 @@
 """Workloads: prompts, halves, order."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,24 @@ SEED = 1
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_halves_share_no_prompt(name: str) -> None:
     whole, tune, report = (
-        {json.dumps(dict(p.content)) for p in workload(name, split).draw(1000, 0, SEED)}
+        {json.dumps(dict(p.content)) for p in chain(*workload(name, split).draw(3000, 0, SEED))}
         for split in (Split.ALL, Split.TUNE, Split.REPORT)
     )
     assert tune
     assert report
     assert not tune & report
     assert tune | report == whole
+    assert 0.8 < len(tune) / len(report) < 1.25
 
 
 def test_rag_is_half_quotes_and_half_free() -> None:
-    labels = [prompt.label for prompt in workload("rag", Split.REPORT).draw(20, 0, SEED)]
+    labels = [prompt.label for prompt in workload("rag", Split.REPORT).draw(20, 0, SEED)[0]]
     assert labels == ["quote", "free"] * 10
 
 
 def test_mixed_has_all_kinds_and_every_kind_has_every_temperature() -> None:
     mixed = workload("mixed", Split.ALL)
-    assert {prompt.label for prompt in mixed.draw(8, 0, SEED)} == {
+    assert {prompt.label for prompt in mixed.draw(8, 0, SEED)[0]} == {
         "quote",
         "free",
         "edit",
@@ -40,19 +42,20 @@ def test_mixed_has_all_kinds_and_every_kind_has_every_temperature() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "last"),
-    [("shift", "quote", "free"), ("shift:random:code-edit", "random", "edit")],
+    ("name", "labels"),
+    [("shift", ["quote", "free"]), ("shift:random:code-edit:quote", ["random", "edit", "quote"])],
 )
-def test_shift_changes_midway(name: str, first: str, last: str) -> None:
-    labels = [prompt.label for prompt in workload(name, Split.ALL).draw(11, 0, SEED)]
-    assert labels == [first] * 6 + [last] * 5 or labels == [first] * 5 + [last] * 6
+def test_shift_has_a_phase_for_each_kind(name: str, labels: list[str]) -> None:
+    phases = workload(name, Split.ALL).draw(11, 0, SEED)
+    assert [{prompt.label for prompt in phase} for phase in phases] == [{la} for la in labels]
+    assert {len(phase) for phase in phases} == {11}
 
 
-@pytest.mark.parametrize("name", ["rag", "quote", "shift"])
+@pytest.mark.parametrize("name", ["quote", "random", "shift:random:random"])
 def test_a_prompt_comes_again_only_when_all_have_been_used(name: str) -> None:
     source = workload(name, Split.ALL)
     half = source.size // 2
-    drawn = [source.draw(half, half * repetition, SEED) for repetition in range(4)]
+    drawn = [list(chain(*source.draw(half, half * number, SEED))) for number in range(4)]
     once = {p.id for p in drawn[0]} | {p.id for p in drawn[1]}
     assert len(once) == source.size
     again = [p.id for p in (*drawn[2], *drawn[3])]
@@ -61,7 +64,7 @@ def test_a_prompt_comes_again_only_when_all_have_been_used(name: str) -> None:
 
 
 def test_the_order_depends_only_on_the_seed() -> None:
-    ids = [[p.id for p in workload("rag", Split.ALL).draw(30, 5, seed)] for seed in (1, 1, 2)]
+    ids = [[p.id for p in workload("rag", Split.ALL).draw(30, 5, seed)[0]] for seed in (1, 1, 2)]
     assert ids[0] == ids[1] != ids[2]
 
 

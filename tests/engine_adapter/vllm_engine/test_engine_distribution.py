@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo import model_path
-from engine_adapter.types import SamplingOptions, SpecDecodeParams, SpecMethod
-from tests.engine_adapter.vllm_engine.conftest import TARGET, start
+from engine_adapter.types import NONE, SamplingOptions, SpecDecodeParams, SpecMethod
+from tests.engine_adapter.vllm_engine.conftest import TARGET, planning_at_random, start
 from tests.engine_adapter.vllm_engine.support.exact import (
     ALPHA,
     Sampling,
@@ -29,10 +29,12 @@ from tests.engine_adapter.vllm_engine.support.exact import (
     p_value,
     power,
 )
-from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate
+from tests.engine_adapter.vllm_engine.support.live import CHEAT, RANDOM, Live, Prompt, generate
 
 pytestmark = pytest.mark.engine
 on_the_engines_loop = pytest.mark.asyncio(loop_scope="session")
+
+SUPPORT = "tests.engine_adapter.vllm_engine.support"
 
 TEXT = "import os\nimport sys\nimport json\nimport re\nimport "
 LENGTH = 4
@@ -65,6 +67,20 @@ PROPOSERS: list[dict[str, Any]] = [
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "goodput": {"min_gain": 0.0, "guard_limit": 1.0, "probe_share": 0.2},
+    "load": {
+        "light": {"proposer": "draft-sampled", "max_running": 24},
+        "heavy": {"proposer": "cascade", "max_running": 48},
+        "extreme": {"proposer": "eagle-sampled"},
+        "dwell_steps": 2,
+    },
+}
+"""Policy -> parameters with which it drafts wherever it can."""
+
+CHOOSING = (*POLICIES, RANDOM)
+"""Methods that choose among the proposers; random plans have fallbacks and shadows of all kinds."""
+
 CONDITIONS = {
     "temperature 0.7": Sampling(temperature=0.7, top_k=2),
     "temperature 1.0": Sampling(top_k=2),
@@ -78,12 +94,12 @@ CONDITIONS = {
 
 
 class Tree:
-    """The target's probabilities of every possible generation after the prompt."""
+    """A model's probabilities of every possible generation after the prompt; the target's."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = TARGET) -> None:
         tokenizer = AutoTokenizer.from_pretrained(TARGET)
         self.prompt: Prompt = tuple(tokenizer.encode(TEXT))
-        self._model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self._logits: dict[Prompt, Any] = {}
 
     def joint(self, sampling: Sampling, later: Sampling | None = None) -> dict[Prompt, float]:
@@ -94,11 +110,13 @@ class Tree:
             paths = {
                 (*path, token): so_far * p
                 for path, so_far in paths.items()
-                for token, p in self._next(path, (depth and later) or sampling).items()
+                for token, p in self.next(path, (depth and later) or sampling).items()
             }
         return paths
 
-    def _next(self, path: Prompt, sampling: Sampling) -> dict[int, float]:
+    def next(self, path: Prompt, sampling: Sampling) -> dict[int, float]:
+        """The probability of each token that may follow `path`."""
+        self._learn([path] if path not in self._logits else [])
         p = distribution(self._logits[path], sampling, self.prompt + path)
         return {int(token): float(p[token]) for token in np.flatnonzero(p)}
 
@@ -117,8 +135,12 @@ def tree() -> Tree:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def crowd() -> AsyncIterator[Live]:
-    """An engine with every proposer, some of them in several variants."""
-    started = await start(PROPOSERS, kv_cache_memory_bytes=1 << 30, max_num_seqs=64)
+    """An engine with every proposer, some of them in several variants, and with the control."""
+    cheat = {"name": CHEAT, **_DRAFT, **_SAMPLED}
+    with planning_at_random(f"{SUPPORT}.cheating.CheatingDispatch"):
+        started = await start([*PROPOSERS, cheat], kv_cache_memory_bytes=1 << 30, max_num_seqs=64)
+    for name, parameters in POLICIES.items():
+        await started.engine.set_policy(name, parameters)
     yield started
     await started.engine.stop()
 
@@ -185,6 +207,102 @@ async def test_generations_have_the_targets_distribution_at_length(
     Power: the same as above for a temperature of 4/3.
     """
     await asyncio.gather(*(check(crowd, tree, name, CONDITIONS[condition], MANY) for name in NAMES))
+
+
+@on_the_engines_loop
+@pytest.mark.timeout(1200)
+async def test_generations_under_policies_have_the_targets_distribution(
+    crowd: Live, tree: Tree
+) -> None:
+    """Policies and random plans, each under two conditions, 1,500 generations each.
+
+    The proposers of a row change from step to step, lookups fall back to sampled drafts, and
+    sampled drafts are made in the shadow of others. Power: as above.
+    """
+    began = len(crowd.recorder.steps)
+    conditions = ("temperature 1.0", "top-p")
+    await asyncio.gather(
+        *(check(crowd, tree, n, CONDITIONS[c], SAMPLES) for n in CHOOSING for c in conditions)
+    )
+    totals = crowd.recorder.totals(began)
+    used = {name for name, counts in totals.items() if counts.drafted and name != NONE}
+    assert used >= {"draft-sampled", "draft-block", "eagle-sampled", "ngram", "cascade"}
+    assert CHEAT not in used
+    assert crowd.engine.evidence["fallbacks"] > 0
+
+
+@pytest.mark.prove
+@on_the_engines_loop
+@pytest.mark.parametrize("condition", CONDITIONS)
+async def test_generations_under_policies_have_the_targets_distribution_at_length(
+    crowd: Live, tree: Tree, condition: str
+) -> None:
+    """The same under every condition, 6,000 generations each. Power: as above for 6,000."""
+    await asyncio.gather(
+        *(check(crowd, tree, name, CONDITIONS[condition], MANY) for name in CHOOSING)
+    )
+
+
+@on_the_engines_loop
+@pytest.mark.timeout(1200)
+async def test_control_a_length_chosen_by_the_sampled_draft_is_detected(
+    crowd: Live, tree: Tree
+) -> None:
+    """See `cheating`.
+
+    Power: at least 99 of 100 such tests detect it (`test_the_stated_power_of_the_control`). What
+    is seen is what such a choice must give, so nothing else fails the test.
+    """
+    sampling = CONDITIONS["temperature 1.0"]
+    seen, drafted = await generations(crowd, tree, CHEAT, sampling, SAMPLES)
+    assert drafted > SAMPLES // 10
+    assert p_value(*as_arrays(tree.joint(sampling), seen)) < ALPHA
+    assert p_value(*as_arrays(cheated(tree, Tree(_DRAFT["model"]), sampling), seen)) > ALPHA
+
+
+def test_the_stated_power_of_the_control(tree: Tree) -> None:
+    sampling = CONDITIONS["temperature 1.0"]
+    right, wrong = tree.joint(sampling), cheated(tree, Tree(_DRAFT["model"]), sampling)
+    assert set(wrong) == set(right)
+    assert sum(wrong.values()) == pytest.approx(1.0)
+    expected = np.array(list(right.values()))
+    alternative = np.array([wrong[cell] for cell in right])
+    assert power(expected, alternative, SAMPLES) >= 0.99
+
+
+def cheated(target: Tree, draft: Tree, sampling: Sampling) -> dict[Prompt, float]:
+    """Generation -> its probability if each draft is cut before its first unlikely token.
+
+    The first token is never drafted. A step plans its drafts before it knows how many tokens it
+    emits: two drafts follow the first step, one the second.
+    """
+    joint: dict[Prompt, float] = {}
+
+    def walk(path: Prompt, chance: float, drafts: int, step: int) -> None:
+        if not chance:
+            return
+        if len(path) == LENGTH:
+            joint[path] = joint.get(path, 0.0) + chance
+            return
+        p = target.next(path, sampling)
+        after = max(LENGTH - 2 - step, 0)
+        plain = 1.0
+        if drafts:
+            q = draft.next(path, sampling)
+            likeliest = max(q, key=q.__getitem__)
+            verified = chance * q[likeliest]
+            accepted = min(1.0, p.get(likeliest, 0.0) / q[likeliest])
+            walk((*path, likeliest), verified * accepted, drafts - 1, step)
+            left = {token: max(p[token] - q.get(token, 0.0), 0.0) for token in p}
+            for token, weight in left.items():
+                rejected = verified * (1 - accepted) * weight
+                walk((*path, token), rejected and rejected / sum(left.values()), after, step + 1)
+            plain -= q[likeliest]
+        for token, weight in p.items():
+            walk((*path, token), chance * plain * weight, after, step + 1)
+
+    walk((), 1.0, 0, 0)
+    return joint
 
 
 def test_the_stated_power(tree: Tree) -> None:

@@ -294,3 +294,16 @@ def test_only_regular_files_are_accepted(files: Files, capsys: pytest.CaptureFix
     files.target.symlink_to("/dev/null")
     assert files.run() == FAILED
     assert "is not a regular file" in capsys.readouterr().err
+
+
+def test_routing_rules_decide_in_a_batch_where_no_request_has_a_key(files: Files) -> None:
+    rules = [
+        {"name": "team", "match": {"api_key": "team-a"}, "use": {"proposer": "suffix"}},
+        {"name": "cold", "match": {"temperature": {"max": 0}}, "use": {"proposer": "ngram"}},
+    ]
+    files.write([completion("a", temperature=0), completion("b")])
+    flags = ["--named-api-key", "team-a=sk", "--routing-rules", json.dumps(rules)]
+    assert files.run(*flags, "--spec-method", "draft") == 0
+    for name, proposer in (("a", "ngram"), ("b", "draft")):
+        body = files.entry(name)["response"]["body"]
+        assert body["metrics"]["speculative_decoding"]["proposer"] == proposer

@@ -56,12 +56,11 @@ def test_the_switch_line_names_another_method(
 
 
 def test_the_active_method_has_a_star(capsys: pytest.CaptureFixture[str]) -> None:
-    plain, drafting = banner(capsys), banner(capsys, spec_method="ngram")
+    texts = [banner(capsys, spec_method=name) for name in ("none", "ngram", "auto")]
     starred = [
-        [line.split()[1] for line in text.splitlines() if line.startswith("*")]
-        for text in (plain, drafting)
+        [line.split()[1] for line in text.splitlines() if line.startswith("*")] for text in texts
     ]
-    assert starred == [["none"], ["ngram"]]
+    assert starred == [["none"], ["ngram"], ["goodput"]]
 
 
 def test_the_lines_use_variables_for_keys(capsys: pytest.CaptureFixture[str]) -> None:

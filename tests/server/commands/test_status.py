@@ -93,6 +93,27 @@ def test_an_engine_that_does_not_serve_is_shown(capsys: pytest.CaptureFixture[st
     assert "engine restarting: It was killed." in lines
 
 
+def test_an_active_policy_is_shown_with_its_choices_and_its_guard(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policy = {
+        "name": "goodput",
+        "parameters": {},
+        "state": {"drafting": ["ngram"]},
+        "suspended": True,
+        "decisions": {"none": 1, "ngram": 3},
+    }
+    assert status([], answering(lambda: METHOD | {"policy": policy})) == 0
+    lines = [" ".join(row) for row in rows(capsys.readouterr().out)]
+    assert "policy goodput: ngram 75%, none 25% in the last minute" in lines
+    assert "guard holds it at plain decoding, because speculation lost time" in lines
+    quiet = policy | {"suspended": False, "decisions": {}, "state": {}}
+    assert status([], answering(lambda: METHOD | {"policy": quiet})) == 0
+    out = capsys.readouterr().out
+    assert "goodput: planned nothing in the last minute" in out
+    assert "guard" not in out
+
+
 def test_the_reasons_of_switches_are_shown_without_markup(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

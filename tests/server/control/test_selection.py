@@ -1,12 +1,13 @@
 """The proposer that a request or a switch gets, for every spelling of docs/api.md."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine_adapter.types import PLAIN, ProposerInfo, SpecMethod
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
-from server.control.selection import ActiveMethod, resolve, select
+from server.control.selection import ActiveMethod, RoutedMethod, resolve, select
 
 LOADED = LoadedProposers(
     (
@@ -40,6 +41,10 @@ def named(proposer: str | None, k: int | None = None) -> MethodRequest:
         ("/models/../models/draft", SpecMethod("draft", 4)),
         ("primary", SpecMethod("draft", 4)),
         ("backup", SpecMethod("ngram", 5)),
+        ("auto", SpecMethod("goodput", 8)),
+        ("goodput", SpecMethod("goodput", 8)),
+        ("load", SpecMethod("load", 8)),
+        ("per_request", SpecMethod("per_request", 8)),
         ("none", PLAIN),
         ("None", PLAIN),
         ("disable", PLAIN),
@@ -60,7 +65,8 @@ def test_a_spelling_names_its_method(proposer: str | None, expected: SpecMethod)
         ("[eagle]", "proposer_not_found"),
         ("nope", "proposer_not_found"),
         ("NGRAM", "proposer_not_found"),
-        ("auto", "proposer_not_found"),
+        ("AUTO", "proposer_not_found"),
+        ("[auto]", "proposer_not_found"),
     ],
 )
 def test_an_ambiguous_or_unknown_name_is_refused(proposer: str, code: str) -> None:
@@ -73,7 +79,7 @@ def test_an_ambiguous_or_unknown_name_is_refused(proposer: str, code: str) -> No
 def test_the_message_for_an_unknown_name_lists_the_loaded_ones() -> None:
     with pytest.raises(SelectionError) as caught:
         resolve(named("nope"), LOADED)
-    for name in (*LOADED.names, "none"):
+    for name in (*LOADED.names, "none", "auto", "goodput", "load"):
         assert name in caught.value.message
 
 
@@ -107,8 +113,60 @@ def test_k_outside_the_proposers_range_is_refused(k: int) -> None:
     assert caught.value.param == "spec_decode.num_speculative_tokens"
 
 
-def test_k_of_zero_is_plain_decoding() -> None:
-    assert resolve(named("draft", 0), LOADED) == PLAIN
+@pytest.mark.parametrize("name", ["draft", "auto"])
+def test_k_of_zero_is_plain_decoding(name: str) -> None:
+    assert resolve(named(name, 0), LOADED) == PLAIN
+
+
+def test_k_caps_a_policy_up_to_the_largest_k_of_the_proposers() -> None:
+    assert resolve(named("auto", 3), LOADED) == SpecMethod("goodput", 3)
+    assert resolve(named("auto", 8), LOADED) == SpecMethod("goodput", 8)
+    with pytest.raises(SelectionError, match="the largest k of the loaded") as caught:
+        resolve(named("auto", 9), LOADED)
+    assert caught.value.code == "num_speculative_tokens_too_large"
+
+
+def test_a_policy_without_proposers_may_use_those_that_are_loaded_later() -> None:
+    nothing = LoadedProposers((), max_speculative_tokens=5)
+    assert resolve(named("auto"), nothing) == SpecMethod("goodput", 5)
+
+
+def test_a_prediction_is_drafted_under_a_policy_and_refused_for_another_proposer() -> None:
+    loaded = LoadedProposers((*LOADED.proposers, ProposerInfo("p", "prediction", None, 6)))
+    for request in (MethodRequest(has_prediction=True), named("auto"), named("load", 2)):
+        selection = select(replace(request, has_prediction=True), ACTIVE, loaded)
+        assert selection.name == "p"
+        assert selection.k == (request.num_speculative_tokens or 6)
+    with pytest.raises(SelectionError) as caught:
+        select(replace(named("ngram"), has_prediction=True), ACTIVE, loaded)
+    assert caught.value.param == "prediction"
+
+
+ROUTED = RoutedMethod(SpecMethod("ngram", 5), "rule-1")
+
+
+def test_a_rule_is_stronger_than_the_active_method_and_pins() -> None:
+    selection = select(MethodRequest(), ACTIVE, LOADED, ROUTED)
+    assert selection.params.spec_method == SpecMethod("ngram", 5)
+    assert selection.params.pinned
+    assert (selection.selected_by, selection.rule) == ("rule", "rule-1")
+
+
+def test_the_requests_own_proposer_is_stronger_than_a_rule() -> None:
+    selection = select(named("draft"), ACTIVE, LOADED, ROUTED)
+    assert (selection.name, selection.selected_by, selection.rule) == ("draft", "request", None)
+
+
+def test_k_without_a_proposer_caps_the_method_of_a_rule() -> None:
+    selection = select(MethodRequest(None, 2), ACTIVE, LOADED, ROUTED)
+    assert selection.params.spec_method == SpecMethod("ngram", 2)
+    assert (selection.selected_by, selection.rule) == ("request", "rule-1")
+
+
+def test_k_without_a_proposer_caps_an_active_policy() -> None:
+    active = ActiveMethod(SpecMethod("goodput", 8), "goodput", 8, 0.0)
+    selection = select(MethodRequest(None, 2), active, LOADED)
+    assert selection.params.spec_method == SpecMethod("goodput", 2)
 
 
 def test_errors_name_the_fields_that_the_client_wrote() -> None:

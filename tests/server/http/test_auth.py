@@ -6,9 +6,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.routing import Route
 
-from server.http.auth import ADMIN_PATHS, is_loopback
+from server.http.auth import ADMIN_PATHS, api_key_name, is_loopback
 from server.routes import admin
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, Gateway, build
@@ -193,3 +194,15 @@ async def test_a_refused_request_is_counted_under_its_route() -> None:
 )
 def test_loopback_addresses_are_recognized(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected
+
+
+async def test_a_named_key_is_an_api_key_and_its_name_is_found() -> None:
+    app = make_app(named_api_key=["team-a=sk-a", "team-b=sk-b=="], admin_key=[ADMIN])
+    assert (await ask(app, "GET", "/nothing")).status_code == 401
+    for key in ("sk-a", "sk-b=="):
+        assert (await ask(app, "GET", "/nothing", **bearer(key))).status_code == 404
+        assert (await ask(app, "GET", "/v1/spec_policy", **bearer(key))).status_code == 401
+    settings = app.state.specgate.settings
+    for key, name in (("sk-b==", "team-b"), ("sk-a", "team-a"), ("sk-c", None), ("team-a", None)):
+        assert api_key_name(Headers(bearer(key)), settings) == name
+    assert api_key_name(Headers({}), settings) is None

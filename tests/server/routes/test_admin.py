@@ -62,7 +62,7 @@ async def test_null_and_none_are_plain_decoding(
     [
         ({"speculative_model": "nope"}, 404, "speculative_model", "proposer_not_found"),
         ({"proposer": "nope"}, 404, "proposer", "proposer_not_found"),
-        ({"speculative_model": "auto"}, 404, "speculative_model", "proposer_not_found"),
+        ({"speculative_model": "nobody"}, 404, "speculative_model", "proposer_not_found"),
         ({"speculative_model": "[draft_model]"}, 400, "speculative_model", "proposer_ambiguous"),
         (
             {"speculative_model": "ngram", "num_speculative_tokens": 6},

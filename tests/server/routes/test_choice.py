@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.policies.names import POLICY_NAMES
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events
 
@@ -14,6 +15,11 @@ CHOICES: list[tuple[dict[str, Any], str, int]] = [
     ({"spec_decode": {}}, "draft", 4),
     ({"spec_decode": {"proposer": "ngram"}}, "ngram", 5),
     ({"spec_decode": {"proposer": "[ngram]", "num_speculative_tokens": 2}}, "ngram", 2),
+    ({"spec_decode": {"proposer": "auto"}}, "goodput", 8),
+    ({"spec_decode": {"proposer": "load", "num_speculative_tokens": 3}}, "load", 3),
+    ({"speculative_model": "auto"}, "goodput", 8),
+    ({"speculative_model": "auto", "spec_decode": {"proposer": "goodput"}}, "goodput", 8),
+    ({"spec_decode": {"proposer": "auto", "num_speculative_tokens": 0}}, "none", 0),
     ({"spec_decode": {"proposer": "none"}}, "none", 0),
     ({"spec_decode": {"proposer": None}}, "none", 0),
     ({"spec_decode": {"num_speculative_tokens": 0}}, "none", 0),
@@ -34,6 +40,13 @@ NESTED_K = "spec_decode.num_speculative_tokens"
 REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"spec_decode": {"proposer": "nope"}}, "spec_decode.proposer", "proposer_not_found"),
     ({"speculative_model": "nope"}, "speculative_model", "proposer_not_found"),
+    ({"speculative_model": "Auto"}, "speculative_model", "proposer_not_found"),
+    (
+        {"spec_decode": {"proposer": "auto", "num_speculative_tokens": 9}},
+        NESTED_K,
+        "num_speculative_tokens_too_large",
+    ),
+    ({"speculative_model": "auto", "spec_decode": {"proposer": "load"}}, "speculative_model", None),
     ({"spec_decode": {"proposer": 5}}, "spec_decode.proposer", None),
     ({"spec_decode": {"proposer": ["ngram"]}}, "spec_decode.proposer", None),
     ({"spec_decode": {"k": 5}}, "spec_decode.k", "unknown_parameter"),
@@ -78,7 +91,8 @@ async def test_the_selection_is_in_header_and_body(gateway: Gateway) -> None:
             assert response.headers["x-specgate-spec-method"] == name, fields
             figures = response.json()["metrics"]["speculative_decoding"]
             assert (figures["proposer"], figures["num_spec_tokens"]) == (name, k), fields
-            assert set(figures["by_proposer"]) <= {name}, fields
+            if name not in POLICY_NAMES:
+                assert set(figures["by_proposer"]) <= {name}, fields
 
 
 async def test_an_invalid_selection_is_a_400_that_names_the_field(gateway: Gateway) -> None:
@@ -161,3 +175,29 @@ async def test_request_is_in_flight_until_it_ends(start: StartGateway) -> None:
     exchange.leave()
     await task
     assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {}
+
+
+@pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
+async def test_a_policy_is_switched_to_in_every_mode(gateway: Gateway, mode: str) -> None:
+    body = {"speculative_model": "auto", "num_speculative_tokens": 3, "mode": mode}
+    response = await gateway.post("/v1/switch_spec_method", body)
+    assert response.status_code == 200, response.text
+    active = {"spec_method": "goodput", "num_speculative_tokens": 3}
+    assert response.json()["active"] == active
+    assert gateway.sample("specgate_spec_method_info", spec_method="goodput") == 1
+    answer = await gateway.complete(max_tokens=60, ignore_eos=True)
+    figures = answer.json()["metrics"]["speculative_decoding"]
+    assert (figures["proposer"], figures["num_spec_tokens"]) == ("goodput", 3)
+    assert figures["num_draft_tokens"] > 0
+    assert len(figures["acceptance_histogram"]) == 4, "no draft is longer than the cap"
+
+
+async def test_running_requests_change_to_a_policy(start: StartGateway) -> None:
+    gateway = await start(spec_method="none", engine_args={"fake_step_ms": 1})
+    running = asyncio.create_task(gateway.complete(max_tokens=200, ignore_eos=True))
+    while not gateway.engine.num_running:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await gateway.post("/v1/switch_spec_method", {"speculative_model": "auto"})
+    figures = (await running).json()["metrics"]["speculative_decoding"]
+    assert figures["proposer"] == "none", "as chosen at admission"
+    assert figures["num_draft_tokens"] > 0

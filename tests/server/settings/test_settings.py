@@ -1,5 +1,6 @@
 """The settings, their derived defaults, and the errors of invalid ones."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def test_without_a_model_it_is_the_demo_with_a_proposer_of_every_kind() -> None:
         ("eagle3", "eagle3", 4),
     ]
     assert settings.proposer[0].options == {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    assert (settings.primary, settings.backup, settings.spec_method) == ("draft", "ngram", "draft")
+    assert (settings.primary, settings.backup, settings.spec_method) == ("draft", "ngram", "auto")
+    assert settings.initial_proposer == "goodput"
     assert settings.engine_config().arguments == {
         "dtype": "float32",
         "max_model_len": 2048,
@@ -53,7 +55,7 @@ def test_settings_override_the_demos_defaults() -> None:
 def test_the_demo_can_have_other_proposers() -> None:
     settings = Settings(proposer=[NGRAM])
     assert settings.proposer_names == ("ngram",)
-    assert (settings.primary, settings.spec_method) == (None, "none")
+    assert (settings.primary, settings.spec_method) == (None, "auto")
     assert settings.max_model_len == 2048
 
 
@@ -68,6 +70,36 @@ def test_with_a_model_no_demo_setting_applies() -> None:
 
 def test_the_primary_proposer_is_the_method_at_start() -> None:
     assert Settings(model="org/m", proposer=[NGRAM], primary="ngram").spec_method == "ngram"
+
+
+def test_without_a_primary_proposer_a_policy_chooses_among_the_proposers() -> None:
+    settings = Settings(model="org/m", proposer=[NGRAM])
+    assert (settings.spec_method, settings.initial_proposer) == ("auto", "goodput")
+
+
+def test_the_demo_with_a_primary_proposer_begins_with_it() -> None:
+    assert Settings(primary="ngram").spec_method == "ngram"
+
+
+def test_policies_and_rules_are_read_as_text_and_as_structure() -> None:
+    load = {"disable_by_batch_size": 8, "proposer": "ngram"}
+    rule = {"name": "a", "match": {"structured": True}, "use": {"proposer": "auto"}}
+    for policies, rules in (
+        ({"load": load}, [rule]),
+        (json.dumps({"load": load}), json.dumps([rule])),
+        (json.dumps({"load": load}), [json.dumps(rule)]),
+    ):
+        settings = Settings(
+            model="org/m", proposer=[NGRAM], spec_policy=policies, routing_rules=rules
+        )
+        assert settings.engine_config().policies == {"load": load}
+        assert [rule.name for rule in settings.rules()] == ["a"]
+
+
+def test_named_keys_are_not_shown() -> None:
+    settings = Settings(model="org/m", named_api_key=["team-a=sk-one=="])
+    assert settings.named_api_key["team-a"].get_secret_value() == "sk-one=="
+    assert "sk-one" not in repr(settings)
 
 
 @pytest.mark.parametrize("name", ["primary", "[ngram]", "ngram"])
@@ -142,7 +174,19 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"primary": "nobody"}, "there is no proposer 'nobody'"),
         ({"backup": "nobody"}, "there is no proposer 'nobody'"),
         ({"spec_method": "nobody"}, "there is no proposer 'nobody'"),
-        ({"spec_method": "auto"}, "no policy is configured"),
+        ({"spec_method": "AUTO"}, "there is no proposer 'AUTO'"),
+        ({"proposer": [{"name": "goodput", "method": "ngram"}]}, "'goodput' is reserved"),
+        ({"spec_policy": {"fast": {}}}, "fast: is no policy; there are auto, goodput"),
+        ({"spec_policy": {"load": {"light": {"max_running": 0.5}}}}, "load.light.max_running: "),
+        ({"spec_policy": {"auto": {}, "goodput": {}}}, "goodput: is goodput, which is given too"),
+        ({"spec_policy": {"auto": 5}}, "auto: must be an object of parameters"),
+        ({"spec_policy": "[1]"}, "must be a JSON object"),
+        ({"routing_rules": "{"}, "not valid JSON"),
+        ({"routing_rules": [{"name": "a"}]}, "routing_rules.0.use: is required"),
+        ({"routing_rules": [5]}, "routing_rules.0: must be an object"),
+        ({"named_api_key": "team-a"}, "must be NAME=KEY"),
+        ({"named_api_key": "=sk"}, "must be NAME=KEY"),
+        ({"named_api_key": "a=1,a=2"}, "two keys have the same name"),
         ({"max_speculative_tokens": 4}, "5, more than max_speculative_tokens, 4"),
         ({"proposer": [NGRAM, NGRAM]}, "'ngram' is given twice"),
         ({"proposer": [{"name": "primary", "method": "ngram"}]}, "'primary' is reserved"),

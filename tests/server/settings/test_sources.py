@@ -194,3 +194,36 @@ def test_the_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     for expected in ("MODEL", "--config", "--max-model-len", "--no-access-log", "--proposer"):
         assert expected in text
+
+
+def test_policies_rules_and_named_keys_come_from_every_source(tmp_path: Path) -> None:
+    rule = "{name: a, match: {structured: true}, use: {proposer: none}}"
+    text = f"model: org/m\nspec_policy: {{latency-first: {{}}}}\nrouting_rules: [{rule}]\n"
+    settings = load_settings(
+        ["--config", config(tmp_path, text), "--named-api-key", "a=1", "--named-api-key", "b=2=="],
+        {},
+    )
+    assert settings.spec_policy == {"latency_first": {}}
+    assert [rule.name for rule in settings.rules()] == ["a"]
+    assert list(settings.named_api_key) == ["a", "b"]
+    words = '{"name": "%s", "use": {"proposer": "none"}}'
+    flags = ["org/m", "--routing-rules", words % "a", "--routing-rules", f"[{words % 'b'}]"]
+    variables = {"SPECGATE_NAMED_API_KEY": "a=1,b=2=="}
+    settings = load_settings(flags, variables)
+    assert [rule.name for rule in settings.rules()] == ["a", "b"]
+    assert settings.named_api_key["b"].get_secret_value() == "2=="
+
+
+def test_a_named_key_is_never_in_an_error() -> None:
+    for texts in (["sk-secret"], ["team a=sk-secret"], ["a=sk-secret", "a=sk-secret"]):
+        flags = [word for text in texts for word in ("--named-api-key", text)]
+        assert "sk-secret" not in error_of("org/m", *flags)
+
+
+def test_an_error_in_a_rule_or_policy_has_the_setting_and_the_path(tmp_path: Path) -> None:
+    rule = "{name: a, match: {overlap: {min: 2}}, use: {proposer: none}}"
+    text = f"model: org/m\nrouting_rules: [{rule}]\n"
+    message = error_of("--config", file := config(tmp_path, text))
+    assert message.startswith(f"routing_rules in {file}: routing_rules.0.match.overlap.min: must")
+    message = error_of("org/m", SPECGATE_SPEC_POLICY='{"load": {"light": {"max_running": 0.5}}}')
+    assert message.startswith("SPECGATE_SPEC_POLICY: load.light.max_running: must be an integer")

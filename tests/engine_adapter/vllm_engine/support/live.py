@@ -24,6 +24,9 @@ TIE = 1e-4
 RANDOM = "random"
 """The method of rows that `planning_at_random` plans at random."""
 
+CHEAT = "cheat"
+"""The proposer whose drafts `cheating.CheatingDispatch` cuts."""
+
 _ids = itertools.count()
 
 Prompt = tuple[int, ...]

@@ -14,9 +14,9 @@ from engine_adapter.policies.planner import Planner
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
 from engine_adapter.vllm_engine.wire import SpecgateConfig
-from tests.engine_adapter.vllm_engine.support.live import RANDOM
+from tests.engine_adapter.vllm_engine.support.live import CHEAT, RANDOM
 
-UNPLANNED = frozenset({"prediction", "cheat"})
+UNPLANNED = frozenset({"prediction", CHEAT})
 """Proposers that only a request names: one needs a prediction, the other one cheats."""
 
 

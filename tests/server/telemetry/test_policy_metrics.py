@@ -1,0 +1,73 @@
+"""The metrics of policies, and the decisions of the last minute."""
+
+import math
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.counts import PolicyStep
+from server.telemetry.metrics import Metrics
+from server.telemetry.policy_metrics import RollingDecisions
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> Metrics:
+    return Metrics(registry)
+
+
+def test_decisions_and_the_guard_are_shown(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.policies.on_step(
+        PolicyStep({"goodput": {"ngram": 3, "none": 1}}, 0.1, 0.12, {"goodput": True})
+    )
+    metrics.policies.on_step(PolicyStep({"goodput": {"ngram": 2}}, None, None, {"goodput": False}))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    decisions = "specgate_policy_decisions_total"
+    assert value(decisions, policy="goodput", proposer="ngram") == 5
+    assert value(decisions, policy="goodput", proposer="none") == 1
+    assert value("specgate_policy_suspended", policy="goodput") == 0
+    assert value("specgate_policy_suspended", policy="load") == 0
+    assert value("specgate_policy_step_seconds_total", value="predicted") == 0.1
+    assert value("specgate_policy_step_seconds_total", value="measured") == 0.12
+    assert value("specgate_policy_step_error_seconds_sum") == pytest.approx(0.02)
+    assert value("specgate_policy_step_error_seconds_count") == 1
+    activity = metrics.policies.activity("goodput")
+    assert (activity.decisions, activity.suspended) == ({"ngram": 5, "none": 1}, False)
+    assert metrics.policies.activity("load").decisions == {}
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured"),
+    [(math.nan, 0.1), (0.1, math.nan), (math.inf, 0.1), (0.1, -5.0), (None, 0.1), (0.1, None)],
+)
+def test_a_time_that_no_clock_can_give_is_in_no_metric(
+    registry: CollectorRegistry,
+    metrics: Metrics,
+    predicted: float | None,
+    measured: float | None,
+) -> None:
+    metrics.policies.on_step(PolicyStep({}, predicted, measured))
+    assert registry.get_sample_value("specgate_policy_step_error_seconds_count") == 0
+    for value in ("predicted", "measured"):
+        labels = {"value": value}
+        assert registry.get_sample_value("specgate_policy_step_seconds_total", labels) == 0
+
+
+def test_decisions_are_forgotten_after_the_window() -> None:
+    now = 100.0
+    rolling = RollingDecisions(window_s=10, clock=lambda: now)
+    rolling.add({"ngram": 2})
+    now = 105.0
+    rolling.add({"ngram": 1, "none": 4})
+    assert rolling.sums() == {"ngram": 3, "none": 4}
+    now = 110.0
+    assert rolling.sums() == {"ngram": 1, "none": 4}
+    now = 115.0
+    assert rolling.sums() == {}
