@@ -134,16 +134,28 @@ class Planner:
         return StepPlan(drafts, fallbacks, shadows)
 
     def _usable(self, plan: StepPlan) -> StepPlan:
-        """The plan without proposers that were unloaded or quarantined since it was made."""
-        usable = self.evidence.loaded.keys() - self.evidence.unavailable
-        named = {method.proposer for method in (*plan.drafts.values(), *plan.fallbacks.values())}
-        if named <= usable:
+        """The plan without proposers that are unloaded or quarantined, and within each one's k.
+
+        A policy's parameters may name a proposer that was unloaded since, or loaded again.
+        """
+        limits = {
+            name: self.evidence.traits(i).num_speculative_tokens
+            for name, i in self.evidence.loaded.items()
+            if name not in self.evidence.unavailable
+        }
+        methods = {*plan.drafts.values(), *plan.fallbacks.values()}
+        if all(m.num_speculative_tokens <= limits.get(m.proposer, -1) for m in methods):
             return plan
-        fallbacks = {r: m for r, m in plan.fallbacks.items() if m.proposer in usable}
+        usable = {
+            m: replace(m, num_speculative_tokens=min(m.num_speculative_tokens, limits[m.proposer]))
+            for m in methods
+            if m.proposer in limits
+        }
+        fallbacks = {r: usable[m] for r, m in plan.fallbacks.items() if m in usable}
         drafts = {
-            r: m if m.proposer in usable else fallbacks.pop(r)
+            r: usable[m] if m in usable else fallbacks.pop(r)
             for r, m in plan.drafts.items()
-            if m.proposer in usable or r in fallbacks
+            if m in usable or r in fallbacks
         }
         return StepPlan(drafts, fallbacks, plan.shadows)
 
