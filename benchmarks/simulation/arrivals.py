@@ -53,6 +53,6 @@ class Arrivals:
     def waiting(self, now_s: float) -> int:
         """Requests of an open loop that have arrived and not begun."""
         return sum(
-            0 < request.arrival_s and self._began_s + request.arrival_s <= now_s
+            request.arrival_s > 0 and self._began_s + request.arrival_s <= now_s
             for request in self._queue
         )

@@ -99,6 +99,8 @@ class AcceptanceModel:
             asked, drafted, accepted: the k asked for, and tokens, [N]; 0 drafted tokens are a
                 proposer that found nothing.
         """
+        # A row is compared with its class as it is now, also while nothing plans with it.
+        self._freshen()
         position = np.arange(self._max_k)
         offered = position < drafted[:, None]
         # The first position without a token was asked for in vain.

@@ -212,7 +212,7 @@ def _read_method(
         raise PolicyError(f"{name}.proposer", "is required, because no primary is configured")
     if proposer == NONE:
         return PLAIN
-    if proposer not in known_ks:
+    if type(proposer) is not str or proposer not in known_ks:
         there_are = ", ".join((NONE, *known_ks))
         raise PolicyError(
             f"{name}.proposer", f"{str(proposer)[:80]!r} is not loaded; there are {there_are}"

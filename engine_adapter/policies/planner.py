@@ -14,7 +14,7 @@ from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_polic
 from engine_adapter.policies.contract import RowView, StepPlan, StepResult, StepView
 from engine_adapter.policies.evidence import DraftTime, Evidence, ProposerTraits
 from engine_adapter.policies.fixed import FixedPolicy
-from engine_adapter.policies.timing import OUTLIER
+from engine_adapter.policies.timing import MAX_SECONDS, OUTLIER
 from engine_adapter.types import NONE
 
 
@@ -169,7 +169,8 @@ class Planner:
         evidence.observe_work(outcome.work)
         predicted = None
         planning = [active for active in self._active.values() if active.planned]
-        if not outcome.prefill and outcome.rows:
+        # A clock that jumped gives no time that a policy could learn from.
+        if not outcome.prefill and outcome.rows and 0 < outcome.seconds < MAX_SECONDS:
             known = evidence.steps > 0
             predicted = evidence.observe_step(
                 outcome.rows, outcome.tokens, outcome.context, outcome.seconds
