@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,9 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     measured = LoadRun(plan, display)
     try:
         with display:
-            asyncio.run(measured.run())
+            asyncio.run(_measure(measured))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     finally:
         results = all_results(measured.passes, names, slo)
         if results:
@@ -55,6 +58,17 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         print_error(f"no request succeeded: {', '.join(failed)}")
         return FAILED
     return 0
+
+
+async def _measure(measured: "LoadRun") -> None:
+    """Runs the plan. SIGTERM cancels it, as Ctrl-C does.
+
+    An exception that a signal's handler raises anywhere in the loop could lose the samples.
+    """
+    main = asyncio.current_task()
+    assert main is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
+    await measured.run()
 
 
 def _late(results: Sequence["ConditionResults"]) -> Iterator[str]:
