@@ -91,9 +91,7 @@ def test_without_accepted_drafts_it_is_not_slower_than_plain_decoding(
 ) -> None:
     def share(seed: int) -> float:
         trace, workload = made("random", seed, streams, size=40 * streams)
-        return (
-            run(trace, workload, policy).tokens_per_s / run(trace, workload, NONE).tokens_per_s
-        )
+        return run(trace, workload, policy).tokens_per_s / run(trace, workload, NONE).tokens_per_s
 
     assert mean(share) >= 0.98
 

@@ -1,4 +1,4 @@
-"""Step and draft times: monotone, near a known curve, robust to outliers and to clocks that jump."""
+"""Step and draft times: monotone, near a known curve, robust to outliers and jumping clocks."""
 
 import math
 
