@@ -29,7 +29,7 @@ def fitted(samples: int = 600, noise: float = 0.05, outliers: float = 0.0) -> St
 def test_a_known_curve_is_recovered(outliers: float, tolerance: float) -> None:
     made = fitted(outliers=outliers)
     for rows in (1, 4, 16):
-        tokens = np.array([1.0, 2.0, 3.0, 5.0]) * rows
+        tokens = np.array([rows * n for n in (1.0, 2.0, 3.0, 5.0)])
         known = [curve(n) for n in tokens]
         assert made.seconds(rows, tokens, 100.0 * rows) == pytest.approx(known, rel=tolerance)
 
