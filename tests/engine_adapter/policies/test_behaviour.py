@@ -19,6 +19,8 @@ from benchmarks.simulation.workloads import WORKLOADS, Workload
 from engine_adapter.policies.names import GOODPUT, PER_REQUEST
 from engine_adapter.types import NONE, PLAIN, SpecMethod
 
+pytestmark = pytest.mark.prove  # minutes
+
 SEEDS = (0, 1, 2)
 ADAPTING = (GOODPUT, PER_REQUEST)
 ADAPTED_STEPS = 64
