@@ -31,7 +31,9 @@ def test_a_known_curve_is_recovered(outliers: float, tolerance: float) -> None:
     for rows in (1, 4, 16):
         tokens = np.array([rows * n for n in (1.0, 2.0, 3.0, 5.0)])
         known = [curve(n) for n in tokens]
-        assert made.seconds(rows, tokens.astype(np.float64), 100.0 * rows) == pytest.approx(known, rel=tolerance)
+        assert made.seconds(rows, tokens.astype(np.float64), 100.0 * rows) == pytest.approx(
+            known, rel=tolerance
+        )
 
 
 def test_more_tokens_rows_or_context_are_never_faster() -> None:
