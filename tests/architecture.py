@@ -63,6 +63,7 @@ MAY_IMPORT_ENGINES = (
     "engine_adapter.factory",
     # It steps vLLM's own engine with Specgate's arguments: the seam has no step to call.
     "benchmarks.step_cost",
+    "benchmarks.simulation.record",
 )
 COMPAT = f"{VLLM_ENGINE}.compat"
 PATCHES = f"{VLLM_ENGINE}.patches"

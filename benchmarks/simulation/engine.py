@@ -79,7 +79,10 @@ class Simulation:
         self._told_s = seconds
 
     def step(self) -> bool:
-        """Makes one step; false when all requests have ended."""
+        """Makes one step; false when all requests have ended.
+
+        Long because the parts of a step follow one another, and each needs those before it.
+        """
         self._admit()
         if not self._rows:
             return False
@@ -167,7 +170,9 @@ class Simulation:
             emitted = 0 if row.unread else 1
         elif row.pending is not None:
             self._seen.append(row.pending.fate(row.request_id))
-            emitted = 1 + row.pending.accepted
+            # The engine cuts what is beyond the answer's length.
+            left = row.request.output_tokens - row.written
+            emitted = min(1 + row.pending.accepted, left)
         else:
             emitted = 1
         row.pending = None

@@ -116,7 +116,8 @@ class Recorder:
         capacity = draft_capacity(plan.specs, None)
         args: Any = arguments.engine_args(config, capacity, None)
         self._engine: Any = LLMEngine.from_vllm_config(args.create_engine_config())
-        core = self._engine.engine_core.engine_core
+        client: Any = self._engine.engine_core
+        core = client.engine_core
         known = SpecgateConfig.of(core.vllm_config).traits
         self.traits = tuple(traits for traits in known if traits.selectable)
         self._planner = _RecordingPlanner(self.traits, capacity)

@@ -114,7 +114,7 @@ class _Cell:
             if known is None:
                 raise ValueError(f"no policy {name!r}")
             method = SpecMethod(known, max(plan.trace.max_k, 1))
-            result = self._run(lambda request, method=method: method)
+            result = self._run(_always(method))
             yield self._replay(name, result, static, routed, oracle)
 
     def _run(self, method_of: MethodOf, workload: Workload | None = None) -> Result:
@@ -130,10 +130,7 @@ class _Cell:
             traits.name: SpecMethod(traits.name, traits.num_speculative_tokens)
             for traits in self._plan.trace.proposers
         }
-        return {
-            name: self._run(lambda request, method=method: method, workload)
-            for name, method in methods.items()
-        }
+        return {name: self._run(_always(method), workload) for name, method in methods.items()}
 
     def _label_oracle(self) -> MethodOf:
         labels = {request.label for phase in self._workload for request in phase.requests}
@@ -183,6 +180,10 @@ def adaptation(result: Result, static: Mapping[str, Result]) -> list[int | None]
         best = max(one.phase_rate(phase) for one in static.values())
         reached.append(result.steps_to_reach(phase, NEAR * best))
     return reached
+
+
+def _always(method: SpecMethod) -> MethodOf:
+    return lambda _: method
 
 
 def _regret(result: Result, tokens_per_s: float) -> float:

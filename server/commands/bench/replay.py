@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from engine_adapter.policies.names import GOODPUT, LOAD
 from engine_adapter.policies.parameters import PolicyError
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
-def _plot(results: Sequence[object], folder: Path) -> None:
+def _plot(results: Sequence[Any], folder: Path) -> None:
     """Draws the plot if matplotlib is installed."""
     from importlib.util import find_spec
 

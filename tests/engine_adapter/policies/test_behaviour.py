@@ -19,6 +19,8 @@ from benchmarks.simulation.workloads import WORKLOADS, Workload
 from engine_adapter.policies.names import GOODPUT, PER_REQUEST
 from engine_adapter.types import NONE, PLAIN, SpecMethod
 
+pytestmark = pytest.mark.prove  # minutes
+
 SEEDS = (0, 1, 2)
 ADAPTING = (GOODPUT, PER_REQUEST)
 ADAPTED_STEPS = 64
@@ -91,9 +93,7 @@ def test_without_accepted_drafts_it_is_not_slower_than_plain_decoding(
 ) -> None:
     def share(seed: int) -> float:
         trace, workload = made("random", seed, streams, size=40 * streams)
-        return (
-            run(trace, workload, policy).tokens_per_s / run(trace, workload, NONE).tokens_per_s
-        )
+        return run(trace, workload, policy).tokens_per_s / run(trace, workload, NONE).tokens_per_s
 
     assert mean(share) >= 0.98
 

@@ -118,5 +118,5 @@ def test_bad_parameters_are_refused_with_their_field(given: dict[str, Any], fiel
 
 
 def test_a_level_without_a_proposer_needs_a_primary() -> None:
-    with pytest.raises(PolicyError, match="light.proposer"):
+    with pytest.raises(PolicyError, match=r"light\.proposer"):
         read_load({"light": {"max_running": 4}}, KS, None)

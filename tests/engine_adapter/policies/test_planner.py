@@ -1,0 +1,85 @@
+"""The planner: rows under proposers beside rows under policies, and what it learns from both."""
+
+import pytest
+
+from engine_adapter.policies.contract import RequestClass, RowView, StepView
+from engine_adapter.policies.names import GOODPUT, LATENCY_FIRST
+from engine_adapter.policies.parameters import PolicyError
+from engine_adapter.policies.planner import Planner, StepOutcome
+from engine_adapter.types import SpecMethod
+from tests.engine_adapter.policies.traffic import MAX_K, PROPOSERS, Traffic
+
+
+def outcome(planner: Planner, drafts: list[tuple[str, str, int, int, int]]) -> None:
+    planner.observe(StepOutcome(drafts, [], 2, 2, 100.0, 2, bool(drafts), False, 0.03))
+
+
+def test_a_pinned_row_keeps_its_proposer_beside_rows_of_a_policy() -> None:
+    traffic = Traffic(GOODPUT)
+    traffic.steps(100)
+    rows = [*traffic.view().rows, RowView("pinned", SpecMethod("medusa", 3), 2)]
+    traffic.evidence.admit("pinned", RequestClass.GREEDY)
+    for _ in range(20):
+        plan = traffic.planner.plan(StepView(rows, len(rows)))
+        assert plan.drafts["pinned"] == SpecMethod("medusa", 2)
+
+
+def test_rows_under_proposers_alone_are_planned_as_they_say() -> None:
+    planner = Planner(PROPOSERS, MAX_K)
+    planner.evidence.admit("a", RequestClass.GREEDY)
+    planner.evidence.admit("b", RequestClass.SAMPLED)
+    rows = [RowView("a", SpecMethod("ngram", 5), 9), RowView("b", SpecMethod("draft", 4), 0)]
+    plan = planner.plan(StepView(rows, 2))
+    assert plan.drafts == {"a": SpecMethod("ngram", 5), "b": SpecMethod("draft", 0)}
+    assert not plan.fallbacks
+    assert not plan.shadows
+
+
+def test_pinned_rows_are_evidence_for_the_policies() -> None:
+    planner = Planner(PROPOSERS, MAX_K)
+    planner.evidence.admit("a", RequestClass.GREEDY)
+    for _ in range(50):
+        planner.plan(StepView([RowView("a", SpecMethod("ngram", 5), 90, 50)], 1))
+        outcome(planner, [("a", "ngram", 5, 5, 5)])
+    index = planner.evidence.loaded["ngram"]
+    assert planner.evidence.is_proven(index)
+    assert planner.evidence.acceptance.mean_rate(index, RequestClass.GREEDY, 5) > 0.8
+
+
+def test_drafts_of_ended_requests_and_unloaded_proposers_are_ignored() -> None:
+    planner = Planner(PROPOSERS, MAX_K)
+    planner.evidence.admit("a", RequestClass.GREEDY)
+    planner.evidence.remove_proposer("draft")
+    planner.evidence.free("a")
+    outcome(planner, [("a", "ngram", 5, 5, 5), ("b", "draft", 4, 4, 4), ("b", "gone", 1, 1, 1)])
+    assert planner.evidence.acceptance.drafts.sum() == 0
+
+
+def test_two_policies_plan_their_own_rows_and_report_their_own_decisions() -> None:
+    traffic = Traffic(GOODPUT, 4)
+    traffic.steps(100)
+    other = SpecMethod(LATENCY_FIRST, MAX_K)
+    rows = [
+        RowView(row.request_id, other if i % 2 else row.spec_method, 50, row.num_tokens)
+        for i, row in enumerate(traffic.view().rows)
+    ]
+    traffic.planner.plan(StepView(rows, 4))
+    step = traffic.planner.observe(StepOutcome([], [], 4, 4, 400.0, 4, False, False, 0.03))
+    assert step is not None
+    assert {name: sum(rows.values()) for name, rows in step.decisions.items()} == {
+        GOODPUT: 2,
+        LATENCY_FIRST: 2,
+    }
+
+
+def test_a_bad_parameter_leaves_the_old_policy() -> None:
+    planner = Planner(PROPOSERS, MAX_K, {GOODPUT: {"min_gain": 0.5}})
+    with pytest.raises(PolicyError, match="min_gain"):
+        planner.set_policy(GOODPUT, {"min_gain": -1})
+    assert planner.states()[GOODPUT]["guard"]["suspensions"] == 0
+
+
+def test_a_step_with_prefill_says_nothing_of_the_step_time() -> None:
+    planner = Planner(PROPOSERS, MAX_K)
+    planner.observe(StepOutcome([], [], 1, 900, 900.0, 1, False, True, 0.9))
+    assert planner.evidence.step_time.fit.samples == 0
