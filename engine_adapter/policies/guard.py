@@ -18,10 +18,10 @@ from typing import Any
 
 from engine_adapter.policies.contract import StepResult
 
-FIRST_BACKOFF, MAX_BACKOFF = 32, 1024
+FIRST_BACKOFF, MAX_BACKOFF = 32, 2048
 """Steps of plain decoding after a loss."""
 
-MIN_STEPS = 24
+MIN_STEPS = 8
 """Steps of a trial before the ledger can end it."""
 
 CHECK_STEPS = 5
