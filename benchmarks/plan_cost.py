@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_adapter.policies.contract import RequestClass, RowView, StepPlan, StepView
-from engine_adapter.policies.evidence import DraftTime, ProposerTraits
 from engine_adapter.policies.planner import Planner, StepOutcome
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.types import SpecMethod
 
 MAX_K = 8

@@ -44,8 +44,12 @@ PAGES = checks.read(ROOT)
 README, API = PAGES["README.md"], PAGES["docs/api.md"]
 METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 
-NOT_SETTINGS = ("--concurrency", "--help", "--config", "--url", "--watch", "--json")
-"""Flags that are no settings: of `specgate serve`, and of the commands that ask a server."""
+NOT_SETTINGS = (
+    *("--concurrency", "--help", "--config", "--url", "--watch", "--json"),
+    *("--noise", "--outliers"),
+)
+"""Flags that are no settings: of `specgate serve`, of the commands that ask a server, and of
+`specgate bench replay`."""
 
 BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}
 """Flags of `specgate bench load`."""

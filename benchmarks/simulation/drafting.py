@@ -7,7 +7,7 @@ from benchmarks.simulation.costs import Clock
 from benchmarks.simulation.rows import Draft, Fate, Row
 from benchmarks.simulation.trace import Trace
 from engine_adapter.policies.contract import StepPlan
-from engine_adapter.policies.evidence import DraftTime
+from engine_adapter.policies.proposers import DraftTime
 from engine_adapter.types import SpecMethod
 
 

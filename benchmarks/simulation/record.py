@@ -23,9 +23,9 @@ from benchmarks.workload import SEED, Messages, chats
 from demo.prompts import KINDS
 from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.policies.contract import RequestClass, StepPlan, StepView
-from engine_adapter.policies.evidence import ProposerTraits
 from engine_adapter.policies.names import GOODPUT
 from engine_adapter.policies.planner import Planner, StepOutcome
+from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.types import SpecDecodeParams, SpecMethod
 

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.simulation.costs import Costs, DraftCost, TargetCost
 from benchmarks.simulation.trace import Trace, TracedRequest
 from engine_adapter.policies.contract import RequestClass
-from engine_adapter.policies.evidence import ProposerTraits
+from engine_adapter.policies.proposers import ProposerTraits
 
 STRETCH = 8
 """Mean positions in a row at which a lookup finds something, or nothing."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from benchmarks.simulation.costs import Costs, DraftCost, TargetCost
 from engine_adapter.policies.contract import RequestClass
-from engine_adapter.policies.evidence import ProposerTraits
+from engine_adapter.policies.proposers import ProposerTraits
 
 VERSION = 1
 MAX_FILE_BYTES = 256 * 2**20

@@ -9,9 +9,9 @@ from engine_adapter.counts import PolicyStep
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.fake.sequence import FakeSequence
 from engine_adapter.policies.contract import RequestClass, RowView, StepView
-from engine_adapter.policies.evidence import DraftTime, ProposerTraits
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import Planner, StepOutcome
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policy_settings import PolicySettings
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import needs

@@ -103,6 +103,8 @@ class Chooser:
         lookup = [evidence.traits(int(i)).lookup for i in outlook.proposers]
         self._lookups = np.flatnonzero(lookup)
         self._models = np.flatnonzero(np.logical_not(lookup))
+        shown = [int(i) in prices.shown for i in outlook.proposers]
+        self._bonus = np.where(shown, prices.bonus, 1.0)
         self._row = np.arange(len(outlook.limit))
         times = [evidence.draft_times[int(i)].fit.weights for i in outlook.proposers]
         self._times = np.array(times).reshape(len(times), 5)
@@ -112,8 +114,7 @@ class Chooser:
 
     def plain(self) -> Choice:
         """Plain decoding of every row."""
-        count = len(self._outlook.limit)
-        nothing, zero = np.full(count, NOTHING), np.zeros(count, np.intp)
+        nothing, zero = np.full_like(self._row, NOTHING), np.zeros_like(self._row)
         rate = self._load.rows / float(self._target_seconds(np.zeros(1))[0])
         price = self._marginal_price(rate, 0.0)
         return Choice(nothing, zero, nothing, zero, rate, price)
@@ -158,7 +159,7 @@ class Chooser:
         first = np.where(k > 0, first, NOTHING)
         weight = np.where(np.arange(chance.shape[1]) < k[:, None], weight, 0.0)
         missed = np.where(first == NOTHING, 1.0, 0.0)
-        nothing, zero = np.full(len(first), NOTHING), np.zeros(len(first), np.intp)
+        nothing, zero = np.full_like(first, NOTHING), np.zeros_like(first)
         seconds = float(self._target_seconds(np.array([weight.sum()]))[0])
         draft_seconds = self._draft_seconds(first, nothing, missed)
         rate = (self._load.rows + float((weight * chance).sum())) / (seconds + draft_seconds)
@@ -180,14 +181,10 @@ class Chooser:
         count = len(values)
         if not len(self._lookups):
             return np.full(count, NOTHING), np.zeros(count), np.ones(count)
-        row = self._row
-        bonus = np.where(
-            [int(i) in self._prices.shown for i in self._outlook.proposers], self._prices.bonus, 1.0
-        )
-        best = self._lookups[(values * bonus)[:, self._lookups].argmax(axis=1)]
-        value = values[row, best]
+        best = self._lookups[(values * self._bonus)[:, self._lookups].argmax(axis=1)]
+        value = values[self._row, best]
         used = value > 0
-        missed = np.where(used, 1 - self._outlook.offer[row, best, 0], 1.0)
+        missed = np.where(used, 1 - self._outlook.offer[self._row, best, 0], 1.0)
         return np.where(used, best, NOTHING), np.where(used, value, 0.0), missed
 
     def _add_models(
@@ -203,11 +200,8 @@ class Chooser:
             after = lookup_value[:, None] + missed[:, None] * np.maximum(alone, 0.0)
             gain = np.maximum(np.maximum(alone, after) - value[:, None], 0.0)
             net = gain.sum(axis=0) - self._fixed_costs(gain > 0, alone > after, missed)
-            for at, model in enumerate(self._models):
-                if model in used:
-                    net[at] = -np.inf
-                elif int(self._outlook.proposers[model]) in self._prices.shown:
-                    net[at] += (self._prices.bonus - 1) * gain[:, at].sum()
+            net += (self._bonus[self._models] - 1) * gain.sum(axis=0)
+            net[[at for at, model in enumerate(self._models) if model in used]] = -np.inf
             at = int(net.argmax())
             if net[at] <= 0:
                 break

@@ -12,47 +12,12 @@ import numpy.typing as npt
 
 from engine_adapter.policies.acceptance import AcceptanceModel, Floats, Ints
 from engine_adapter.policies.contract import RequestClass, RowView
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
 from engine_adapter.types import SpecMethod
 
 PROVEN_DRAFTS = 12
 """Drafts after which a proposer's evidence counts; until then it is only probed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProposerTraits:
-    """A loaded proposer, as policies see it.
-
-    Attributes:
-        lookup: it drafts on the CPU without a model, so that it may draft beside another
-            proposer and draft in the shadow.
-        keeps_kv: it must catch up on tokens that it has not read.
-        selectable: policies choose it: it is no cascade, whose members they choose, and needs no
-            prediction.
-    """
-
-    name: str
-    num_speculative_tokens: int
-    lookup: bool = False
-    keeps_kv: bool = False
-    selectable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTime:
-    """One call of a proposer, as the worker reports it.
-
-    Attributes:
-        rows: rows that it was asked for.
-        longest: its passes: the largest k among them.
-        tokens, catchup: tokens drafted, and tokens of lag removed.
-    """
-
-    seconds: float
-    rows: int
-    longest: int
-    tokens: int
-    catchup: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from typing import Any
 from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
 from engine_adapter.policies.contract import RowView, StepPlan, StepResult, StepView
-from engine_adapter.policies.evidence import DraftTime, Evidence, ProposerTraits
+from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import MAX_SECONDS, OUTLIER
 from engine_adapter.types import NONE
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
-from engine_adapter.policies.evidence import DraftTime, ProposerTraits
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch

@@ -7,7 +7,8 @@ import pytest
 
 from engine_adapter.policies.choice import Chooser, Load, Prices
 from engine_adapter.policies.contract import RequestClass, RowView
-from engine_adapter.policies.evidence import DraftTime, Evidence, ProposerTraits
+from engine_adapter.policies.evidence import Evidence
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.types import SpecMethod
 
 TOLERANCE = 0.05

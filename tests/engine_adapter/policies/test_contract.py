@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from engine_adapter.policies.contract import StepPlan, StepView
-from engine_adapter.policies.evidence import ProposerTraits
 from engine_adapter.policies.names import LOAD, POLICY_NAMES
+from engine_adapter.policies.proposers import ProposerTraits
 from tests.engine_adapter.policies.traffic import PROPOSERS, Traffic, numbers
 
 LEVELS = {"load": {"light": {"max_running": 500, "proposer": "draft"}}}
@@ -146,12 +146,7 @@ def test_a_proposer_loaded_later_is_tried(policy: str) -> None:
     assert "late" in drafted_names(traffic.steps(100))
 
 
-def test_a_proposer_loaded_again_under_its_name_is_planned_within_its_new_k(
-    policy: str, request: pytest.FixtureRequest
-) -> None:
-    if policy == LOAD:
-        reason = "its parameters keep the old k"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_a_proposer_loaded_again_under_its_name_is_planned_within_its_new_k(policy: str) -> None:
     traffic = learned(policy)
     traffic.evidence.remove_proposer("draft")
     traffic.evidence.add_proposer(ProposerTraits("draft", 2))

@@ -50,9 +50,6 @@ def test_a_policy_that_loses_within_the_limit_is_not_suspended() -> None:
     assert steps.guard.suspensions == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a trial lasts MIN_STEPS, whatever it loses: 2.5 % at a limit of 2 %"
-)
 def test_what_a_long_run_of_losses_costs_is_bounded() -> None:
     steps = Steps()
     steps.run(10_000, 0.5)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
+from engine_adapter.policies.timing import DraftTimeModel, Floats, StepTimeModel
 
 
 def curve(tokens: float) -> float:
@@ -29,11 +29,9 @@ def fitted(samples: int = 600, noise: float = 0.05, outliers: float = 0.0) -> St
 def test_a_known_curve_is_recovered(outliers: float, tolerance: float) -> None:
     made = fitted(outliers=outliers)
     for rows in (1, 4, 16):
-        tokens = np.array([rows * n for n in (1.0, 2.0, 3.0, 5.0)])
+        tokens: Floats = np.array([rows * n for n in (1.0, 2.0, 3.0, 5.0)])
         known = [curve(n) for n in tokens]
-        assert made.seconds(rows, tokens.astype(np.float64), 100.0 * rows) == pytest.approx(
-            known, rel=tolerance
-        )
+        assert made.seconds(rows, tokens, 100.0 * rows) == pytest.approx(known, rel=tolerance)
 
 
 def test_more_tokens_rows_or_context_are_never_faster() -> None:

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine_adapter.policies.contract import RequestClass, RowView, StepPlan, StepView
-from engine_adapter.policies.evidence import DraftTime, Evidence, ProposerTraits
+from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.planner import Planner, StepOutcome
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.types import SpecMethod
 
 MAX_K = 6

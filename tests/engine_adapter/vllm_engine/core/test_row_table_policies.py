@@ -9,9 +9,10 @@ import pytest
 
 from engine_adapter.counts import ProposerCounts, StepKind
 from engine_adapter.policies.contract import StepPlan, StepView
-from engine_adapter.policies.evidence import PROVEN_DRAFTS, DraftTime, ProposerTraits
+from engine_adapter.policies.evidence import PROVEN_DRAFTS
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.policies.planner import Planner, StepOutcome
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.types import NONE, PLAIN, SpecMethod
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from engine_adapter.vllm_engine.wire import DraftReport

@@ -7,7 +7,7 @@ import pytest
 
 from engine_adapter.counts import ProposerCounts, StepKind
 from engine_adapter.policies.contract import NO_PLAN
-from engine_adapter.policies.evidence import DraftTime
+from engine_adapter.policies.proposers import DraftTime
 from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import (

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.policies.evidence import PROVEN_DRAFTS, ProposerTraits
+from engine_adapter.policies.evidence import PROVEN_DRAFTS
+from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS

@@ -6,8 +6,8 @@ from typing import Any
 
 from engine_adapter.counts import SpecStats, StepKind, StepReport
 from engine_adapter.policies.contract import StepPlan
-from engine_adapter.policies.evidence import ProposerTraits
 from engine_adapter.policies.planner import Planner
+from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import DraftReport, decode_request, decode_step
