@@ -38,6 +38,9 @@ MIN_SAMPLES = 8
 MAX_SECONDS = 60.0
 """A longer step is a pause of the machine, not a measurement."""
 
+MIN_SECONDS = 1e-6
+"""No step is predicted to take less: rates divide by the time."""
+
 KNEES = tuple(float(1 << i) for i in range(1, 11))
 """Verified tokens at which a step's cost per token may rise."""
 
@@ -139,7 +142,7 @@ class StepTimeModel:
         weights = self.fit.weights
         base = weights[0] + weights[1] * rows + weights[2] * context / 1024
         knees = np.maximum(tokens[:, None] - self._knees, 0.0) @ weights[4:]
-        seconds: Floats = base + weights[3] * tokens + knees
+        seconds: Floats = np.maximum(base + weights[3] * tokens + knees, MIN_SECONDS)
         return seconds
 
     def plain_seconds(self, rows: int, context: float) -> float:

@@ -31,8 +31,10 @@ def bench(argv: Sequence[str]) -> int:
     make_parser: Callable[[], Parser] = module.make_parser
     run: Callable[..., int] = module.run
     options = make_parser().parse_args(argv[1:])
-    # SIGTERM ends the measured servers first, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM ends the measured servers first, as Ctrl-C does. A shell starts a command in the
+    # background with SIGINT ignored; the measurement can be interrupted there too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         return run(options, argv)
     except BadArgument as error:

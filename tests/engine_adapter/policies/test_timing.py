@@ -92,3 +92,9 @@ def test_draft_times_are_near_a_known_cost() -> None:
         made.add(*work, cost(*work) * random.lognormal(0, 0.05))
     for work in ((1, 1, 1, 0), (4, 4, 16, 0), (8, 2, 16, 200)):
         assert made.seconds(*work) == pytest.approx(cost(*work), rel=0.15)
+
+
+def test_no_step_is_predicted_to_take_no_time() -> None:
+    made = StepTimeModel()
+    made.fit.weights[:] = 0
+    assert made.plain_seconds(4, 100.0) > 0
