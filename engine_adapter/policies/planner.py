@@ -4,6 +4,7 @@ Rows under a proposer follow it; rows under a policy follow that policy's plan. 
 `Evidence`, also those without a policy, so that a policy knows the traffic when it is switched on.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,8 @@ from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import MAX_SECONDS, OUTLIER
 from engine_adapter.types import NONE
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Planner:
         self.evidence = Evidence(proposers, max_k)
         self._fixed = FixedPolicy()
         self._primary = primary
+        self._error: str | None = None
         self._active: dict[str, _Active] = {}
         for name in POLICIES:
             self.set_policy(name, (parameters or {}).get(name, {}))
@@ -110,11 +114,27 @@ class Planner:
             else:
                 fixed.append(row)
         plan = self._fixed.plan(StepView(fixed))
-        if by_policy:
-            plan = self._with_policies(view, plan, by_policy)
-        self.evidence.note_lengths(view.rows)
-        self.evidence.mark_read(plan.drafts.items())
+        try:
+            if by_policy:
+                plan = self._with_policies(view, plan, by_policy)
+            self.evidence.note_lengths(view.rows)
+            self.evidence.mark_read(plan.drafts.items())
+        except Exception as error:
+            self._contain(error)
         return plan
+
+    def _contain(self, error: Exception) -> None:
+        """A fault in a policy costs drafts, never a request: all policies start again; logged once.
+
+        The scheduler calls the planner, so a fault that left it would end the engine's process.
+        """
+        described = f"{type(error).__name__}: {error}"[:300]
+        if described != self._error:
+            log.error("a policy failed: its rows decode plainly", exc_info=error)
+        self._error = described
+        for name, active in self._active.items():
+            policy = POLICIES[name].create(active.parameters, self.evidence)
+            self._active[name] = _Active(policy, active.parameters)
 
     def _with_policies(
         self, view: StepView, fixed: StepPlan, by_policy: Mapping[str, Sequence[RowView]]
@@ -164,6 +184,13 @@ class Planner:
 
     def observe(self, outcome: StepOutcome) -> PolicyStep | None:
         """Learns from a step; what the policies did in it, if any planned rows."""
+        try:
+            return self._learn(outcome)
+        except Exception as error:
+            self._contain(error)
+            return None
+
+    def _learn(self, outcome: StepOutcome) -> PolicyStep | None:
         evidence = self.evidence
         if outcome.drafts:
             evidence.observe_drafts(outcome.drafts)
@@ -211,7 +238,7 @@ class Planner:
 
     def snapshot(self) -> dict[str, Any]:
         """The evidence and the policies' states, as plain JSON; `restore` takes it."""
-        return {**self.evidence.snapshot(), "policies": self.states()}
+        return {**self.evidence.snapshot(), "policies": self.states(), "error": self._error}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Takes the evidence of an engine process before this one."""

@@ -1,6 +1,5 @@
 """The guard: losses are bounded, it backs off, comes back, and tells a slow machine from a loss."""
 
-
 from engine_adapter.policies.contract import StepResult
 from engine_adapter.policies.guard import FIRST_BACKOFF, MAX_BACKOFF, Guard, GuardParameters
 

@@ -3,6 +3,7 @@
 import pytest
 
 from engine_adapter.policies.contract import RequestClass, RowView, StepView
+from engine_adapter.policies.goodput import GoodputPolicy
 from engine_adapter.policies.names import GOODPUT, LATENCY_FIRST
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import Planner, StepOutcome
@@ -83,3 +84,26 @@ def test_a_step_with_prefill_says_nothing_of_the_step_time() -> None:
     planner = Planner(PROPOSERS, MAX_K)
     planner.observe(StepOutcome([], [], 1, 900, 900.0, 1, False, True, 0.9))
     assert planner.evidence.step_time.fit.samples == 0
+
+
+def test_a_fault_in_a_policy_costs_drafts_and_no_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    traffic = Traffic(GOODPUT)
+    traffic.steps(100)
+    rows = [*traffic.view().rows, RowView("pinned", SpecMethod("medusa", 3), 2)]
+    traffic.evidence.admit("pinned", RequestClass.GREEDY)
+    with monkeypatch.context() as broken:
+        broken.setattr(GoodputPolicy, "plan", lambda *_: 1 / 0)
+        plans = [traffic.planner.plan(StepView(rows, len(rows))) for _ in range(5)]
+    assert all(set(plan.drafts) == {"pinned"} for plan in plans)
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "logged once"
+    assert traffic.planner.snapshot()["error"] == "ZeroDivisionError: division by zero"
+    assert any(plan.drafts for plan in traffic.steps(200)), "the policy works again"
+
+
+def test_a_fault_while_learning_is_contained_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic(GOODPUT)
+    monkeypatch.setattr(GoodputPolicy, "observe", lambda *_: 1 / 0)
+    traffic.steps(20)
+    assert traffic.planner.snapshot()["error"] is not None
