@@ -10,79 +10,26 @@ second is worth `rate` tokens, and a verified token that costs `price` tokens' w
 drafted only if it is accepted with a higher chance.
 
 1. Each row has its best lookup proposer, at the price.
-2. A proposer with a model drafts for a row by itself, or where the lookup finds nothing. It is
-   used if what it gains over all rows pays for its passes. A second one follows by the same rule.
+2. A proposer with a model drafts for a row by itself, or where the lookup that goes best before it
+   finds nothing. It is used if what it gains over all rows pays for its passes. A second one
+   follows by the same rule.
 3. The lengths are chosen for all rows together: all positions of all rows that are accepted with at
    least a chance, and of `THRESHOLDS` chances the one with the highest rate. Chances fall along a
    row, so each row gets a prefix of its draft.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.policies.acceptance import Floats, Ints
+from engine_adapter.policies.choice_types import NOTHING, Choice, Load, Prices
 from engine_adapter.policies.evidence import Evidence, Outlook
 
 HORIZON = 64
 """The most steps over which the costs of a catch-up are spread."""
 
-NOTHING = -1
-"""The index of no proposer."""
-
 THRESHOLDS = 64
 """How many chances of acceptance are tried as the one up to which tokens are drafted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What the step has besides the rows of the policy.
-
-    Attributes:
-        rows: all rows of the step, B.
-        tokens: tokens that the target reads anyway: one per row, and the drafts of other rows.
-        context: the rows' tokens in total.
-    """
-
-    rows: int
-    tokens: float
-    context: float
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Proposers and lengths for R rows.
-
-    Attributes:
-        first, first_k: each row's proposer (an index into the outlook, or `NOTHING`) and k, [R].
-        second, second_k: the same for a row where `first` finds nothing.
-        rate: expected tokens per second, of all rows.
-        price: the chance of acceptance that pays for one more verified token.
-    """
-
-    first: Ints
-    first_k: Ints
-    second: Ints
-    second_k: Ints
-    rate: float
-    price: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a plan before this one was worth.
-
-    Attributes:
-        rate: tokens per second.
-        token: the chance that pays for one more verified token.
-        shown: proposers that drafted in the plan before: they get `bonus` times their gain.
-    """
-
-    rate: float
-    token: float
-    shown: frozenset[int] = frozenset()
-    bonus: float = 1.0
 
 
 class Chooser:
@@ -128,12 +75,12 @@ class Chooser:
     def best(self) -> Choice:
         """The choice with the highest rate, plain decoding included."""
         values = self.values()
-        first, first_value, missed = self._best_lookups(values)
+        first, value = self._best_lookups(values)
         nothing = np.full(len(first), NOTHING)
         choices = [self.plain()]
         if len(self._lookups):
             choices.append(self._with_lengths(first, nothing))
-        with_models = self._add_models(values, first, first_value, missed)
+        with_models = self._add_models(values, first, value)
         if with_models is not None:
             choices.append(self._with_lengths(*with_models))
         return max(choices, key=lambda choice: choice.rate)
@@ -176,50 +123,69 @@ class Chooser:
         load = self._load
         return self._evidence.step_time.seconds(load.rows, load.tokens + tokens, load.context)
 
-    def _best_lookups(self, values: Floats) -> tuple[Ints, Floats, Floats]:
-        """Each row's best lookup or `NOTHING`, its value, and the chance that it finds nothing."""
-        count = len(values)
+    def _best_lookups(self, values: Floats) -> tuple[Ints, Floats]:
+        """Each row's best lookup or `NOTHING`, and its value, [R]."""
         if not len(self._lookups):
-            return np.full(count, NOTHING), np.zeros(count), np.ones(count)
+            return np.full_like(self._row, NOTHING), np.zeros(len(values))
         best = self._lookups[(values * self._bonus)[:, self._lookups].argmax(axis=1)]
         value = values[self._row, best]
-        used = value > 0
-        missed = np.where(used, 1 - self._outlook.offer[self._row, best, 0], 1.0)
-        return np.where(used, best, NOTHING), np.where(used, value, 0.0), missed
+        return np.where(value > 0, best, NOTHING), np.maximum(value, 0.0)
 
-    def _add_models(
-        self, values: Floats, first: Ints, value: Floats, missed: Floats
-    ) -> tuple[Ints, Ints] | None:
-        """Each row's first and second proposer; `None` if no model pays."""
-        first, value = first.copy(), value.copy()
-        second = np.full(len(first), NOTHING)
-        lookup, lookup_value = first.copy(), value.copy()
-        used: set[int] = set()
+    def _add_models(self, values: Floats, first: Ints, value: Floats) -> tuple[Ints, Ints] | None:
+        """Each row's first and second proposer; `None` if no model pays.
+
+        Args:
+            values: of each proposer for each row, [R, J].
+            first, value: each row's best lookup without a model, and its value, [R].
+        """
+        alone = values[:, self._models]
+        lookups, after, missed = self._chains(values)
+        by_itself = (alone > after) | (lookups == NOTHING)
+        best = np.maximum(alone, after)
+        second = np.full_like(first, NOTHING)
+        used: list[int] = []
         while len(used) < len(self._models):
-            alone = values[:, self._models]
-            after = lookup_value[:, None] + missed[:, None] * np.maximum(alone, 0.0)
-            gain = np.maximum(np.maximum(alone, after) - value[:, None], 0.0)
-            net = gain.sum(axis=0) - self._fixed_costs(gain > 0, alone > after, missed)
+            gain = np.maximum(best - value[:, None], 0.0)
+            net = gain.sum(axis=0) - self._fixed_costs(gain > 0, by_itself, missed)
             net += (self._bonus[self._models] - 1) * gain.sum(axis=0)
-            net[[at for at, model in enumerate(self._models) if model in used]] = -np.inf
+            net[used] = -np.inf
             at = int(net.argmax())
             if net[at] <= 0:
                 break
-            model = int(self._models[at])
-            rows = gain[:, at] > 0
-            by_itself = rows & ((alone[:, at] > after[:, at]) | (lookup == NOTHING))
-            first = np.where(rows, np.where(by_itself, model, lookup), first)
-            second = np.where(rows, np.where(by_itself, NOTHING, model), second)
+            rows, own = gain[:, at] > 0, by_itself[:, at]
+            model = self._models[at]
+            first = np.where(rows, np.where(own, model, lookups[:, at]), first)
+            second = np.where(rows, np.where(own, NOTHING, model), second)
             value = value + gain[:, at]
-            used.add(model)
+            used.append(at)
         return (first, second) if used else None
+
+    def _chains(self, values: Floats) -> tuple[Ints, Floats, Floats]:
+        """The lookup that goes best before each model, for each row.
+
+        A lookup that rarely finds a draft may go better before a model than one that finds many
+        poor ones, although it is worth less by itself.
+
+        Returns:
+            The lookups, or `NOTHING`; the values of lookup and model together; and the chances
+            that the lookup finds nothing, each [R, M].
+        """
+        alone = np.maximum(values[:, self._models], 0.0)
+        if not len(self._lookups):
+            return np.full(alone.shape, NOTHING), np.full(alone.shape, -np.inf), np.ones_like(alone)
+        missed = 1 - self._outlook.offer[:, self._lookups, 0]
+        chains = values[:, self._lookups, None] + missed[:, :, None] * alone[:, None, :]
+        chains *= np.where(chains > 0, self._bonus[self._lookups, None], 1.0)
+        best = chains.argmax(axis=1)
+        after = np.take_along_axis(chains, best[:, None, :], axis=1)[:, 0]
+        return self._lookups[best], after, np.take_along_axis(missed, best, axis=1)
 
     def _fixed_costs(
         self, rows: npt.NDArray[np.bool_], by_itself: npt.NDArray[np.bool_], missed: Floats
     ) -> Floats:
         """Each model's call and passes in tokens, times the chance that any row needs it, [M]."""
         times = self._times[self._models]
-        found = np.where(rows, np.where(by_itself, 0.0, 1 - missed[:, None]), 1.0)
+        found = np.where(rows, np.where(by_itself, 0.0, 1 - missed), 1.0)
         needed = 1 - found.prod(axis=0)
         passes = self._lengths[:, self._models].max(axis=0)
         costs: Floats = self._prices.rate * needed * (times[:, 0] + times[:, 2] * passes)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine_adapter.policies.choice import NOTHING, Choice, Chooser, Load, Prices
+from engine_adapter.policies.choice import Chooser
+from engine_adapter.policies.choice_types import NOTHING, Choice, Load, Prices
 from engine_adapter.policies.contract import RowView, StepPlan, StepResult, StepView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.explore import Explorer

@@ -9,7 +9,8 @@ against each other.
 
 import numpy as np
 
-from engine_adapter.policies.choice import NOTHING, Choice, Chooser
+from engine_adapter.policies.choice import Chooser
+from engine_adapter.policies.choice_types import NOTHING, Choice
 from engine_adapter.policies.goodput import GoodputPolicy
 
 

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engine_adapter.policies.choice import Chooser, Load, Prices
+from engine_adapter.policies.choice import Chooser
+from engine_adapter.policies.choice_types import Load, Prices
 from engine_adapter.policies.contract import RequestClass, RowView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits

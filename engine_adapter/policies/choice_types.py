@@ -1,0 +1,58 @@
+"""The plain types of `choice`: the step, the prices, and what is chosen."""
+
+from dataclasses import dataclass
+
+from engine_adapter.policies.acceptance import Ints
+
+NOTHING = -1
+"""The index of no proposer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the step has besides the rows of the policy.
+
+    Attributes:
+        rows: all rows of the step, B.
+        tokens: tokens that the target reads anyway: one per row, and the drafts of other rows.
+        context: the rows' tokens in total.
+    """
+
+    rows: int
+    tokens: float
+    context: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Proposers and lengths for R rows.
+
+    Attributes:
+        first, first_k: each row's proposer (an index into the outlook, or `NOTHING`) and k, [R].
+        second, second_k: the same for a row where `first` finds nothing.
+        rate: expected tokens per second, of all rows.
+        price: the chance of acceptance that pays for one more verified token.
+    """
+
+    first: Ints
+    first_k: Ints
+    second: Ints
+    second_k: Ints
+    rate: float
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a plan before this one was worth.
+
+    Attributes:
+        rate: tokens per second.
+        token: the chance that pays for one more verified token.
+        shown: proposers that drafted in the plan before: they get `bonus` times their gain.
+    """
+
+    rate: float
+    token: float
+    shown: frozenset[int] = frozenset()
+    bonus: float = 1.0
