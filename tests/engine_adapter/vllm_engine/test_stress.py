@@ -84,7 +84,8 @@ async def fuzz(
         await stock.check(prompt, result.tokens)
         counts = result.counts("self")
         assert counts.accepted == counts.drafted
-    assert sum(result.counts("self").drafted for _, result in done) > 500
+    # How long `self` is the active method depends on the times of the switches.
+    assert sum(result.counts("self").drafted for _, result in done) > 1.5 * requests
     assert cramped.metric("vllm:num_preemptions_total") > 0
     assert cramped.metric("vllm:prefix_cache_hits_total") > 0
     assert cramped.epoch - first_epoch > 10
