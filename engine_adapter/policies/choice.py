@@ -175,8 +175,8 @@ class Chooser:
             return np.full(alone.shape, NOTHING), np.full(alone.shape, -np.inf), np.ones_like(alone)
         missed = 1 - self._outlook.offer[:, self._lookups, 0]
         chains = values[:, self._lookups, None] + missed[:, :, None] * alone[:, None, :]
-        chains *= np.where(chains > 0, self._bonus[self._lookups, None], 1.0)
-        best = chains.argmax(axis=1)
+        preferred = np.where(chains > 0, chains * self._bonus[self._lookups, None], chains)
+        best = preferred.argmax(axis=1)
         after = np.take_along_axis(chains, best[:, None, :], axis=1)[:, 0]
         return self._lookups[best], after, np.take_along_axis(missed, best, axis=1)
 
@@ -184,11 +184,9 @@ class Chooser:
         self, rows: npt.NDArray[np.bool_], by_itself: npt.NDArray[np.bool_], missed: Floats
     ) -> Floats:
         """Each model's call and passes in tokens, times the chance that any row needs it, [M]."""
-        times = self._times[self._models]
         found = np.where(rows, np.where(by_itself, 0.0, 1 - missed), 1.0)
         needed = 1 - found.prod(axis=0)
-        passes = self._lengths[:, self._models].max(axis=0)
-        costs: Floats = self._prices.rate * needed * (times[:, 0] + times[:, 2] * passes)
+        costs: Floats = needed * self.call_costs()[self._models]
         return costs
 
     def _with_lengths(self, first: Ints, second: Ints) -> Choice:

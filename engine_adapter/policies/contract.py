@@ -44,6 +44,11 @@ class RowView:
     num_tokens: int = 0
     request_class: RequestClass = RequestClass.GREEDY
 
+    @property
+    def limit(self) -> int:
+        """The most tokens that may be drafted for it: its method's k, within its budget."""
+        return min(self.draft_budget, self.spec_method.num_speculative_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class StepView:

@@ -230,8 +230,7 @@ class Evidence:
     def outlook(self, rows: Sequence[RowView], proposers: Sequence[int]) -> Outlook:
         """What can be expected of these proposers for these rows."""
         slots = self._slots_of(rows)
-        limits = [min(row.draft_budget, row.spec_method.num_speculative_tokens) for row in rows]
-        limit = np.array(limits, np.intp)
+        limit = np.array([row.limit for row in rows], np.intp)
         tokens = np.array([float(row.num_tokens) for row in rows])
         index = np.array(proposers, np.intp)
         kinds = self._kinds[slots]

@@ -95,12 +95,7 @@ class Explorer:
         lag = evidence.lags(rows, proposer)
         # A model's passes cost the same for a few rows as for one.
         chosen = lag.argsort(kind="stable")[: max(1, min(PROBED_ROWS, len(rows) // 4))]
-        lengths = {
-            rows[i].request_id: min(
-                k, rows[i].draft_budget, rows[i].spec_method.num_speculative_tokens
-            )
-            for i in chosen
-        }
+        lengths = {rows[i].request_id: min(k, rows[i].limit) for i in chosen}
         count = len(lengths)
         cost = times.seconds(count, k, count * k, float(lag[chosen].sum()))
         if not free and cost > self._probe_s:

@@ -97,7 +97,7 @@ class GoodputPolicy:
 
     def observe(self, step: StepResult) -> None:
         """Takes a step; see `PlanningPolicy.observe`."""
-        # A step in which only probes draft is no loss of the choice.
+        # Where only probes draft, the choice loses nothing.
         if self._drafting or self._guard.suspended:
             self._guard.observe(step)
         self._explorer.earn(step.seconds)

@@ -35,7 +35,7 @@ class Level:
     Attributes:
         name: `light`, `heavy` or `extreme`.
         spec_method: the method of its rows.
-        max_running, max_waiting: the load is above this level with more; `None` is no limit.
+        max_running, max_waiting: the load is above this level with more; `None` sets none.
     """
 
     name: str
@@ -74,11 +74,7 @@ class LoadPolicy:
             return StepPlan()
         drafts = {}
         for row in view.rows:
-            k = min(
-                method.num_speculative_tokens,
-                row.draft_budget,
-                row.spec_method.num_speculative_tokens,
-            )
+            k = min(method.num_speculative_tokens, row.limit)
             drafts[row.request_id] = replace(method, num_speculative_tokens=k)
         return StepPlan(drafts)
 

@@ -11,8 +11,8 @@ class ProposerTraits:
         lookup: it drafts on the CPU without a model, so that it may draft beside another
             proposer and draft in the shadow.
         keeps_kv: it must catch up on tokens that it has not read.
-        selectable: policies choose it: it is no cascade, whose members they choose, and needs no
-            prediction.
+        selectable: policies choose it: not a cascade, whose members they choose, and not a proposer that
+            needs a prediction.
     """
 
     name: str

@@ -6,6 +6,7 @@ token, among those whose first token is accepted with at least `min_acceptance`.
 their whole k. A proposer must be better by `hysteresis` to replace the one in use.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class RankingParameters:
     probe_share: float = number(0.005, 0.0, 0.2)
 
 
-class RankingPolicy:
+class RankingPolicy(ABC):
     """Takes the proposer with the highest score; a subclass defines the score."""
 
     def __init__(self, parameters: RankingParameters, evidence: Evidence) -> None:
@@ -46,9 +47,9 @@ class RankingPolicy:
         """Never: it has no guard."""
         return False
 
+    @abstractmethod
     def score(self, proposer: int, request_class: RequestClass) -> float:
         """The measure; higher is better."""
-        raise NotImplementedError
 
     def plan(self, view: StepView) -> StepPlan:
         """The best proposer for every row."""
@@ -65,11 +66,7 @@ class RankingPolicy:
         if self._current is not None:
             traits = evidence.traits(self._current)
             for row in rows:
-                k = min(
-                    traits.num_speculative_tokens,
-                    row.draft_budget,
-                    row.spec_method.num_speculative_tokens,
-                )
+                k = min(traits.num_speculative_tokens, row.limit)
                 drafts[row.request_id] = SpecMethod(traits.name, k)
         if probe is not None:
             name = evidence.traits(probe.proposer).name

@@ -47,13 +47,15 @@ async def fuzz(
     slots = asyncio.Semaphore(12)
 
     async def one(i: int) -> None:
+        # Of its own, so that neither the other requests nor the switches change what it asks.
+        own = random.Random(f"{seed}-{i}")
         async with slots:
-            prompt, length = rng.choice(prompts), rng.choice(LENGTHS)
-            name = rng.choice(list(CHOICES))
+            prompt, length = own.choice(prompts), own.choice(LENGTHS)
+            name = own.choice(list(CHOICES))
             spec = SpecDecodeParams(method, switch_epoch=cramped.epoch)
-            if rng.random() < 0.6:
-                spec = pinned(name, rng.randint(min(1, CHOICES[name]), CHOICES[name]))
-            if rng.random() < 0.1:
+            if own.random() < 0.6:
+                spec = pinned(name, own.randint(min(1, CHOICES[name]), CHOICES[name]))
+            if own.random() < 0.1:
                 await abandon(i, prompt, spec)
             else:
                 done.append((prompt, await generate(cramped, prompt, greedy(length), spec)))
@@ -84,8 +86,7 @@ async def fuzz(
         await stock.check(prompt, result.tokens)
         counts = result.counts("self")
         assert counts.accepted == counts.drafted
-    # How long `self` is the active method depends on the times of the switches.
-    assert sum(result.counts("self").drafted for _, result in done) > 1.5 * requests
+    assert sum(result.counts("self").drafted for _, result in done) > 500
     assert cramped.metric("vllm:num_preemptions_total") > 0
     assert cramped.metric("vllm:prefix_cache_hits_total") > 0
     assert cramped.epoch - first_epoch > 10
