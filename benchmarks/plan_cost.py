@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_adapter.policies.contract import RequestClass, RowView, StepPlan, StepView
+from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.types import SpecMethod
@@ -81,12 +81,12 @@ class _Steps:
         """What the step does that verifies the plan before `plan`, and drafts `plan`."""
         seen = [self._fate(r, m.proposer, m.num_speculative_tokens) for r, m in self._plan_drafts()]
         emitted = len(self._lengths)
-        for request_id, _, _, _, accepted in seen:
-            self._lengths[request_id] += accepted
-            emitted += accepted
+        for fate in seen:
+            self._lengths[fate.request_id] += fate.accepted
+            emitted += fate.accepted
         for request_id in self._lengths:
             self._lengths[request_id] += 1
-        tokens = len(self._lengths) + sum(fate[3] for fate in seen)
+        tokens = len(self._lengths) + sum(fate.verified for fate in seen)
         for name, requests in plan.shadows.items():
             seen.extend(self._fate(r, name, 5) for r in requests)
         self._plan = plan
@@ -103,13 +103,15 @@ class _Steps:
     def _plan_drafts(self) -> Iterator[tuple[str, SpecMethod]]:
         yield from self._plan.drafts.items()
 
-    def _fate(self, request_id: str, name: str, k: int) -> tuple[str, str, int, int, int]:
+    def _fate(self, request_id: str, name: str, k: int) -> DraftFate:
         proposer = next(i for i, traits in enumerate(PROPOSERS) if traits.name == name)
-        drafted = 0 if PROPOSERS[proposer].lookup and self._random.random() < 0.5 else k
-        accepted = 0
-        while accepted < drafted and self._random.random() < ACCEPTED[proposer]:
+        found = whole = PROPOSERS[proposer].num_speculative_tokens
+        if PROPOSERS[proposer].lookup:
+            found = self._random.randint(0, whole)
+        verified, accepted = min(found, k), 0
+        while accepted < verified and self._random.random() < ACCEPTED[proposer]:
             accepted += 1
-        return request_id, name, k, drafted, accepted
+        return DraftFate(request_id, name, whole, found, verified, accepted)
 
     def _work(self, plan: StepPlan) -> Iterator[tuple[str, DraftTime]]:
         for traits in PROPOSERS:

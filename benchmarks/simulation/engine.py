@@ -12,10 +12,10 @@ from benchmarks.simulation.arrivals import Arrivals
 from benchmarks.simulation.costs import QUIET, Clock, Noise
 from benchmarks.simulation.drafting import Drafting
 from benchmarks.simulation.result import Result, Step, main_method
-from benchmarks.simulation.rows import Fate, Row
+from benchmarks.simulation.rows import Row
 from benchmarks.simulation.trace import Trace, TracedRequest
 from benchmarks.simulation.workloads import Workload
-from engine_adapter.policies.contract import NO_PLAN, StepPlan, StepView
+from engine_adapter.policies.contract import NO_PLAN, DraftFate, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.types import NONE, SpecMethod
 
@@ -60,7 +60,7 @@ class Simulation:
         self._method_of = method_of
         self._arrivals = Arrivals(workload)
         self._rows: dict[str, Row] = {}
-        self._seen: list[Fate] = []
+        self._seen: list[DraftFate] = []
         self._told_s: float | None = None
 
     @property

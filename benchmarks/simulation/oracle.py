@@ -117,7 +117,7 @@ class _Oracle:
             return 0.0
         for row, j, k in zip(rows, best[2].tolist(), best[3].tolist(), strict=True):
             if k:
-                row.pending = Draft(self._trace.proposers[j].name, k, k, k, row.written)
+                row.pending = Draft(self._trace.proposers[j].name, k, k, k, k, row.written)
         return self._clock.measure(best[1])
 
     def _value(self, chosen: Ints, k: Ints, rows: int) -> tuple[Ints, Ints, float, float]:

@@ -1,13 +1,10 @@
 """The rows of a simulated step: requests in progress, with their drafts and shadow drafts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.simulation.trace import TracedRequest
-from engine_adapter.policies.contract import RowView
+from engine_adapter.policies.contract import DraftFate, RowView
 from engine_adapter.types import SpecMethod
-
-Fate = tuple[str, str, int, int, int]
-"""Request id, proposer, k asked for, tokens drafted, tokens accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +12,28 @@ class Draft:
     """One draft that waits for its fate.
 
     Attributes:
+        found: tokens that the proposer drafted.
+        drafted: how many of them are verified.
         start: tokens of the answer when it was made.
     """
 
     proposer: str
     asked: int
+    found: int
     drafted: int
     accepted: int
     start: int
 
-    def fate(self, request_id: str) -> Fate:
+    def fate(self, request_id: str) -> DraftFate:
         """What the planner learns of it."""
-        return request_id, self.proposer, self.asked, self.drafted, self.accepted
+        return DraftFate(
+            request_id, self.proposer, self.asked, self.found, self.drafted, self.accepted
+        )
+
+    def cut(self, length: int) -> "Draft":
+        """The draft with at most so many tokens verified."""
+        drafted = min(self.drafted, length)
+        return replace(self, drafted=drafted, accepted=min(self.accepted, drafted))
 
 
 @dataclass(slots=True)
@@ -87,9 +94,9 @@ class Row:
         at = min(self.written, self.request.output_tokens - 1)
         drafted = min(int(self.request.drafted[at, column]), asked)
         accepted = min(int(self.request.accepted[at, column]), drafted)
-        return Draft(proposer, asked, drafted, accepted, self.written)
+        return Draft(proposer, asked, drafted, drafted, accepted, self.written)
 
-    def decided(self) -> list[Fate]:
+    def decided(self) -> list[DraftFate]:
         """The shadow drafts whose fate the row's tokens decide; they wait no longer."""
         fates = []
         for name, draft in list(self.waiting.items()):

@@ -8,7 +8,7 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.counts import PolicyStep
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.fake.sequence import FakeSequence
-from engine_adapter.policies.contract import RequestClass, RowView, StepView
+from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepView
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
@@ -130,6 +130,12 @@ class StepPlanning:
                 rows.append(Row(sequence, shadows=unseen))
             else:
                 k = method.num_speculative_tokens
+                if request_id in plan.keeps:
+                    whole = self._specs[method.proposer].num_speculative_tokens
+                    k = min(k, plan.keeps[request_id][whole])
+                if not k:
+                    rows.append(Row(sequence, shadows=unseen))
+                    continue
                 rows.append(Row(sequence, method.proposer, k, unseen))
         return rows
 
@@ -156,10 +162,7 @@ class StepPlanning:
         drafted = sum(row.drafted for row in rows)
         return self._planner.observe(
             StepOutcome(
-                drafts=[
-                    (one.request_id, one.proposer, one.drafted, one.drafted, one.accepted)
-                    for one in fates
-                ],
+                drafts=[self._fate(one) for one in fates],
                 work=work,
                 rows=len(rows),
                 tokens=len(rows) + drafted,
@@ -170,6 +173,11 @@ class StepPlanning:
                 seconds=seconds,
             )
         )
+
+    def _fate(self, one: Fate) -> DraftFate:
+        """The fate of a draft for the planner: a proposer of this engine always has k tokens."""
+        whole = self._specs[one.proposer].num_speculative_tokens
+        return DraftFate(one.request_id, one.proposer, whole, whole, one.drafted, one.accepted)
 
 
 def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> ProposerTraits:

@@ -11,18 +11,19 @@ drafted only if it is accepted with a higher chance.
 
 1. Each row has its best lookup proposer, at the price.
 2. A proposer with a model drafts for a row by itself, or where the lookup that goes best before it
-   finds nothing. It is used if what it gains over all rows pays for its passes. A second one
-   follows by the same rule.
-3. The lengths are chosen for all rows together: all positions of all rows that are accepted with at
-   least a chance, and of `THRESHOLDS` chances the one with the highest rate. Chances fall along a
-   row, so each row gets a prefix of its draft.
+   finds nothing better: a lookup's draft whose length says that it is worth less is dropped. The
+   model is used if what it gains over all rows pays for its passes. A second one follows by the
+   same rule.
+3. The lengths are chosen for all rows together: all positions of all drafts that can come and are
+   accepted with at least a chance, and of `THRESHOLDS` chances the one with the highest rate.
+   Chances fall along a draft, so a prefix of it is verified.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.policies.acceptance import Floats, Ints
-from engine_adapter.policies.choice_types import NOTHING, Choice, Load, Prices
+from engine_adapter.policies.choice_types import NOTHING, Chains, Choice, Load, Prices
 from engine_adapter.policies.evidence import Evidence, Outlook
 
 HORIZON = 64
@@ -57,14 +58,19 @@ class Chooser:
         self._times = np.array(times).reshape(len(times), 5)
         # A catch-up pays for the rest of the request, as far as that can be seen.
         self._catchup = outlook.lag / np.clip(outlook.limit / 2, 1, HORIZON)[:, None]
-        self._lengths = (outlook.survival > self._token_prices()[:, None]).sum(axis=2)
+        self._of = outlook.cases.proposer
+        self._starts = np.searchsorted(self._of, np.arange(len(times)))
+        over = outlook.survival - self._token_prices()[self._of, None]
+        self._gains = np.maximum(over, 0.0).sum(axis=2)
+        self._lengths = np.maximum.reduceat((over > 0).sum(axis=2), self._starts, axis=1)
 
     def plain(self) -> Choice:
         """Plain decoding of every row."""
         nothing, zero = np.full_like(self._row, NOTHING), np.zeros_like(self._row)
         rate = self._load.rows / float(self._target_seconds(np.zeros(1))[0])
         price = self._marginal_price(rate, 0.0)
-        return Choice(nothing, zero, nothing, zero, rate, price)
+        keeps = np.zeros((len(nothing), self._outlook.survival.shape[2] + 1), np.intp)
+        return Choice(nothing, zero, keeps, nothing, zero, rate, price)
 
     def models_by_gain(self) -> list[int]:
         """The proposers with a model, the one that gains most over all rows first."""
@@ -79,7 +85,7 @@ class Chooser:
         nothing = np.full(len(first), NOTHING)
         choices = [self.plain()]
         if len(self._lookups):
-            choices.append(self._with_lengths(first, nothing))
+            choices.append(self._with_lengths(first, nothing, np.full(len(first), -np.inf)))
         with_models = self._add_models(values, first, value)
         if with_models is not None:
             choices.append(self._with_lengths(*with_models))
@@ -87,11 +93,15 @@ class Chooser:
 
     def values(self) -> Floats:
         """Tokens that each proposer gains for each row, less what its row costs, [R, J]."""
-        outlook, times, rate = self._outlook, self._times, self._prices.rate
-        gains = np.maximum(outlook.survival - self._token_prices()[:, None], 0.0)
-        values: Floats = (outlook.offer * gains).sum(axis=2)
-        values -= rate * (times[:, 1] + times[:, 4] * self._catchup)
+        gained = np.add.reduceat(self._outlook.chance * self._gains, self._starts, axis=1)
+        values: Floats = gained - self._row_costs()
         return values
+
+    def _row_costs(self) -> Floats:
+        """What it costs to ask each proposer for each row, in tokens, [R, J]."""
+        times = self._times
+        costs: Floats = self._prices.rate * (times[:, 1] + times[:, 4] * self._catchup)
+        return costs
 
     def call_costs(self) -> Floats:
         """Each proposer's call and passes in tokens, [J]."""
@@ -101,17 +111,9 @@ class Chooser:
 
     def at_price(self, first: Ints) -> Choice:
         """Each row's proposer, with as many tokens as pay at the price of the plan before."""
-        chance, weight = self._positions(first, None)
-        k = (chance > self._prices.token).sum(axis=1)
-        first = np.where(k > 0, first, NOTHING)
-        weight = np.where(np.arange(chance.shape[1]) < k[:, None], weight, 0.0)
-        missed = np.where(first == NOTHING, 1.0, 0.0)
-        nothing, zero = np.full_like(first, NOTHING), np.zeros_like(first)
-        seconds = float(self._target_seconds(np.array([weight.sum()]))[0])
-        draft_seconds = self._draft_seconds(first, nothing, missed)
-        rate = (self._load.rows + float((weight * chance).sum())) / (seconds + draft_seconds)
-        price = self._marginal_price(rate, float(weight.sum()))
-        return Choice(first, k, nothing, zero, rate, price)
+        counts = (self._outlook.survival > self._prices.token).sum(axis=2)
+        nothing = np.full_like(first, NOTHING)
+        return self._chosen(first, nothing, counts, np.full(len(first), -np.inf))
 
     def _token_prices(self) -> Floats:
         """The chance of acceptance at which a token of each proposer pays, [J]."""
@@ -131,22 +133,26 @@ class Chooser:
         value = values[self._row, best]
         return np.where(value > 0, best, NOTHING), np.maximum(value, 0.0)
 
-    def _add_models(self, values: Floats, first: Ints, value: Floats) -> tuple[Ints, Ints] | None:
-        """Each row's first and second proposer; `None` if no model pays.
+    def _add_models(
+        self, values: Floats, first: Ints, value: Floats
+    ) -> tuple[Ints, Ints, Floats] | None:
+        """Each row's first and second proposer, and its gate; `None` if no model pays.
+
+        A lookup's draft that gains no more than the gate is dropped for the model's.
 
         Args:
             values: of each proposer for each row, [R, J].
             first, value: each row's best lookup without a model, and its value, [R].
         """
         alone = values[:, self._models]
-        lookups, after, missed = self._chains(values)
-        by_itself = (alone > after) | (lookups == NOTHING)
-        best = np.maximum(alone, after)
-        second = np.full_like(first, NOTHING)
+        chains = self._chains(np.maximum(alone, 0.0))
+        by_itself = (alone > chains.values) | (chains.lookups == NOTHING)
+        best = np.maximum(alone, chains.values)
+        second, gate = np.full_like(first, NOTHING), np.full(len(first), -np.inf)
         used: list[int] = []
         while len(used) < len(self._models):
             gain = np.maximum(best - value[:, None], 0.0)
-            net = gain.sum(axis=0) - self._fixed_costs(gain > 0, by_itself, missed)
+            net = gain.sum(axis=0) - self._fixed_costs(gain > 0, by_itself, chains.missed)
             net += (self._bonus[self._models] - 1) * gain.sum(axis=0)
             net[used] = -np.inf
             at = int(net.argmax())
@@ -154,31 +160,42 @@ class Chooser:
                 break
             rows, own = gain[:, at] > 0, by_itself[:, at]
             model = self._models[at]
-            first = np.where(rows, np.where(own, model, lookups[:, at]), first)
+            first = np.where(rows, np.where(own, model, chains.lookups[:, at]), first)
             second = np.where(rows, np.where(own, NOTHING, model), second)
+            gate = np.where(rows, np.where(own, -np.inf, chains.gates[:, at]), gate)
             value = value + gain[:, at]
             used.append(at)
-        return (first, second) if used else None
+        return (first, second, gate) if used else None
 
-    def _chains(self, values: Floats) -> tuple[Ints, Floats, Floats]:
+    def _chains(self, alone: Floats) -> Chains:
         """The lookup that goes best before each model, for each row.
 
         A lookup that rarely finds a draft may go better before a model than one that finds many
         poor ones, although it is worth less by itself.
 
-        Returns:
-            The lookups, or `NOTHING`; the values of lookup and model together; and the chances
-            that the lookup finds nothing, each [R, M].
+        Args:
+            alone: what each model gains for each row by itself, at least 0, [R, M].
         """
-        alone = np.maximum(values[:, self._models], 0.0)
+        shape = len(self._lookups), *alone.shape
+        values, missed, gates = np.empty(shape), np.empty(shape), np.empty(shape)
+        row_costs, costs = self._row_costs(), self.call_costs()[self._models]
+        for at, lookup in enumerate(self._lookups.tolist()):
+            own = self._of == lookup
+            chance, gains = self._outlook.chance[:, own, None], self._gains[:, own, None]
+            found = np.clip(chance.sum(axis=1), 1e-3, 1.0)
+            # If no other row calls the model, a dropped draft pays for the whole call.
+            gates[at] = alone - costs * (found.prod(axis=0) / found)
+            kept = gains > gates[at][:, None, :]
+            missed[at] = 1 - (chance * kept).sum(axis=1)
+            values[at] = (chance * gains * kept).sum(axis=1) + missed[at] * alone
+            values[at] -= row_costs[:, lookup, None]
         if not len(self._lookups):
-            return np.full(alone.shape, NOTHING), np.full(alone.shape, -np.inf), np.ones_like(alone)
-        missed = 1 - self._outlook.offer[:, self._lookups, 0]
-        chains = values[:, self._lookups, None] + missed[:, :, None] * alone[:, None, :]
-        preferred = np.where(chains > 0, chains * self._bonus[self._lookups, None], chains)
-        best = preferred.argmax(axis=1)
-        after = np.take_along_axis(chains, best[:, None, :], axis=1)[:, 0]
-        return self._lookups[best], after, np.take_along_axis(missed, best, axis=1)
+            nothing = np.full(alone.shape, NOTHING)
+            return Chains(nothing, np.full(alone.shape, -np.inf), np.ones_like(alone), alone)
+        preferred = values * np.where(values > 0, self._bonus[self._lookups, None, None], 1.0)
+        best = preferred.argmax(axis=0)
+        chosen = (np.take_along_axis(one, best[None], axis=0)[0] for one in (values, missed, gates))
+        return Chains(self._lookups[best], *chosen)
 
     def _fixed_costs(
         self, rows: npt.NDArray[np.bool_], by_itself: npt.NDArray[np.bool_], missed: Floats
@@ -189,36 +206,49 @@ class Chooser:
         costs: Floats = needed * self.call_costs()[self._models]
         return costs
 
-    def _with_lengths(self, first: Ints, second: Ints) -> Choice:
+    def _with_lengths(self, first: Ints, second: Ints, gate: Floats) -> Choice:
         """The lengths that maximize the rate; see the head of the module."""
-        first_chance, first_weight = self._positions(first, None)
-        missed = self._missed(first)
-        chances, weights = first_chance, first_weight
-        second_chance = None
-        if (second != NOTHING).any():
-            second_chance, second_weight = self._positions(second, missed)
-            chances = np.concatenate((first_chance, second_chance))
-            weights = np.concatenate((first_weight, second_weight))
+        survival = self._outlook.survival
+        weights, missed = self._weights(first, second, self._kept(first, gate))
         # The likeliest positions come first: all with a chance above a threshold.
-        bins = (chances.ravel() * THRESHOLDS).astype(np.intp)
-        drafted = np.bincount(bins, weights.ravel(), THRESHOLDS)[:0:-1].cumsum()
-        gained = np.bincount(bins, (weights * chances).ravel(), THRESHOLDS)[:0:-1].cumsum()
+        at = weights > 0
+        chances = survival[at]
+        repeated = np.repeat(weights[at], chances.shape[1])
+        chances = chances.ravel()
+        bins = (chances * THRESHOLDS).astype(np.intp)
+        drafted = np.bincount(bins, repeated, THRESHOLDS)[:0:-1].cumsum()
+        gained = np.bincount(bins, repeated * chances, THRESHOLDS)[:0:-1].cumsum()
         seconds = self._target_seconds(drafted) + self._draft_seconds(first, second, missed)
-        rates = (self._load.rows + gained) / seconds
-        best = int(rates.argmax())
+        best = int(((self._load.rows + gained) / seconds).argmax())
         threshold = (THRESHOLDS - 1 - best) / THRESHOLDS
-        price = self._marginal_price(float(rates[best]), float(drafted[best]))
-        first_k = (first_chance >= threshold).sum(axis=1)
-        second_k = np.zeros_like(first_k)
-        if second_chance is not None:
-            second_k = (second_chance >= threshold).sum(axis=1)
-            # A first proposer without a position is none; a second one then takes its place.
-            empty = first_k == 0
-            first = np.where(empty, second, first)
-            first_k = np.where(empty, second_k, first_k)
-            second = np.where(empty | (second_k == 0), NOTHING, second)
+        return self._chosen(first, second, (survival >= threshold).sum(axis=2), gate)
+
+    def _chosen(self, first: Ints, second: Ints, counts: Ints, gate: Floats) -> Choice:
+        """The choice with these lengths.
+
+        Args:
+            counts: how many tokens of each case are verified, [R, Q].
+            gate: see `_add_models`, [R].
+        """
+        kept = self._kept(first, gate) & (counts > 0)
+        weights, missed = self._weights(first, second, kept)
+        positions = np.arange(self._outlook.survival.shape[2]) < counts[:, :, None]
+        drafted = float((weights * counts).sum())
+        gained = float((weights[:, :, None] * self._outlook.survival * positions).sum())
+        seconds = float(self._target_seconds(np.array([drafted]))[0])
+        rate = (self._load.rows + gained) / (seconds + self._draft_seconds(first, second, missed))
+        first_k = np.where(kept, counts, 0).max(axis=1, initial=0)
+        second_k = np.where(self._of == second[:, None], counts, 0).max(axis=1, initial=0)
+        keeps = np.zeros((len(first), positions.shape[2] + 1), np.intp)
+        row, case = kept.nonzero()
+        keeps[row, self._outlook.cases.length[case]] = counts[row, case]
+        # A first proposer without a position is none; a second one then takes its place.
+        empty = first_k == 0
+        first, first_k = np.where(empty, second, first), np.where(empty, second_k, first_k)
+        second = np.where(empty | (second_k == 0), NOTHING, second)
         first = np.where(first_k == 0, NOTHING, first)
-        return Choice(first, first_k, second, second_k, float(rates[best]), price)
+        price = self._marginal_price(rate, drafted)
+        return Choice(first, first_k, keeps, second, second_k, rate, price)
 
     def _marginal_price(self, rate: float, drafted: float) -> float:
         """The tokens that the time of the last verified token is worth.
@@ -229,20 +259,22 @@ class Chooser:
         last = self._target_seconds(np.array([max(drafted - 1, 0.0), max(drafted, 1.0)]))
         return rate * float(last[1] - last[0])
 
-    def _missed(self, first: Ints) -> Floats:
-        """The chance that each row's first proposer finds nothing; 1 without one, [R]."""
-        found = self._outlook.offer[self._row, first, 0]
-        return np.where(first == NOTHING, 1.0, 1 - found)
+    def _kept(self, first: Ints, gate: Floats) -> npt.NDArray[np.bool_]:
+        """The cases of each row's first proposer that are not dropped, [R, Q]."""
+        kept: npt.NDArray[np.bool_] = (self._of == first[:, None]) & (self._gains > gate[:, None])
+        return kept
 
-    def _positions(self, proposer: Ints, share: Floats | None) -> tuple[Floats, Floats]:
-        """The chance of acceptance of each position, and the chance that it is drafted, [R, K].
+    def _weights(
+        self, first: Ints, second: Ints, kept: npt.NDArray[np.bool_]
+    ) -> tuple[Floats, Floats]:
+        """The chance that each case is drafted and kept, [R, Q].
 
-        `share`: the chance that the proposer is asked at all, [R]; `None` is 1.
+        Also the chance that each row's first proposer drafts nothing that is kept, [R].
         """
-        chance = self._outlook.survival[self._row, proposer]
-        chance[proposer == NOTHING] = 0.0
-        weight = self._outlook.offer[self._row, proposer]
-        return chance, weight if share is None else weight * share[:, None]
+        weights: Floats = np.where(kept, self._outlook.chance, 0.0)
+        missed: Floats = 1 - weights.sum(axis=1)
+        after = (self._of == second[:, None]) * self._outlook.chance
+        return weights + after * missed[:, None], missed
 
     def _draft_seconds(self, first: Ints, second: Ints, missed: Floats) -> float:
         """The proposers' time, with the lengths that the price of the plan before gives."""

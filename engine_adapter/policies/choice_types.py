@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine_adapter.policies.acceptance import Ints
+from engine_adapter.policies.acceptance import Floats, Ints
 
 NOTHING = -1
 """The index of no proposer."""
@@ -29,13 +29,16 @@ class Choice:
 
     Attributes:
         first, first_k: each row's proposer (an index into the outlook, or `NOTHING`) and k, [R].
-        second, second_k: the same for a row where `first` finds nothing.
+        keeps: if `first` is a lookup, how many tokens of a draft of each length are verified,
+            [R, K + 1].
+        second, second_k: as `first`, for a row where `first` finds nothing that is kept.
         rate: expected tokens per second, of all rows.
         price: the chance of acceptance that pays for one more verified token.
     """
 
     first: Ints
     first_k: Ints
+    keeps: Ints
     second: Ints
     second_k: Ints
     rate: float
@@ -56,3 +59,20 @@ class Prices:
     token: float
     shown: frozenset[int] = frozenset()
     bonus: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """A lookup before each of M models, for R rows, each [R, M].
+
+    Attributes:
+        lookups: the lookups, or `NOTHING`.
+        values: of lookup and model together.
+        missed: the chance that nothing of the lookup is kept.
+        gates: the lookup's drafts that gain no more are dropped.
+    """
+
+    lookups: Ints
+    values: Floats
+    missed: Floats
+    gates: Floats

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from engine_adapter.policies.acceptance import AcceptanceModel, Floats, Ints
-from engine_adapter.policies.contract import RequestClass, RowView
+from engine_adapter.policies.acceptance import AcceptanceModel, Cases, Floats, Ints
+from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
+from engine_adapter.policies.live_requests import LiveRequests
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
 from engine_adapter.types import SpecMethod
@@ -26,15 +26,18 @@ class Outlook:
 
     Attributes:
         proposers: their indices, [J].
-        offer: the chance that a draft reaches each position, if accepted so far, [B, J, K].
-        survival: the chance that the target accepts a draft up to each position, [B, J, K]; 0
-            beyond a row's or a proposer's limit.
+        cases: the drafts that can come, Q of them, ordered by proposer; `cases.proposer` counts
+            among the J. Of a lookup each length is a case; a model has one case.
+        chance: the chance of each case, if its proposer is asked, [B, Q].
+        survival: the chance that the target accepts each case up to each position, [B, Q, K]; 0
+            beyond the length and beyond a row's or a proposer's limit.
         lag: tokens that each has not read of each row, [B, J].
         limit: the most tokens of each row, [B].
     """
 
     proposers: Ints
-    offer: Floats
+    cases: Cases
+    chance: Floats
     survival: Floats
     lag: Floats
     limit: Ints
@@ -48,6 +51,7 @@ class Evidence:
         max_k: K, the draft capacity.
 
     Attributes:
+        requests: the live requests.
         step_time: the target's part of a step.
         draft_times: each proposer's part, by index.
         unavailable: names of proposers that must not be chosen now: quarantined ones.
@@ -63,11 +67,7 @@ class Evidence:
         self.draft_times: list[DraftTimeModel] = []
         self.unavailable: frozenset[str] = frozenset()
         self.steps = 0
-        self._slots: dict[str, int] = {}
-        self._free: list[int] = []
-        self._read_upto = np.zeros((0, 0))
-        self._kinds = np.zeros(0, np.intp)
-        self._lengths = np.zeros(0, np.intp)
+        self.requests = LiveRequests()
         self._last_seen: list[int] = []
         self._proven: set[int] = set()
         self._planned_lag = np.zeros(0)
@@ -84,8 +84,8 @@ class Evidence:
             self.draft_times.append(DraftTimeModel())
             self._last_seen.append(0)
             self._planned_lag = np.append(self._planned_lag, 0.0)
-            self.acceptance.grow(len(self._traits), len(self._kinds))
-            self._read_upto = _grown(self._read_upto, len(self._kinds), len(self._traits))
+            self.requests.add_proposer()
+            self.acceptance.grow(len(self._traits), self.requests.size)
         self._traits[index] = traits
         self._index[traits.name] = index
 
@@ -97,7 +97,7 @@ class Evidence:
             self._proven.discard(index)
             self.acceptance.forget_proposer(index)
             self.draft_times[index] = DraftTimeModel()
-            self._read_upto[:, index] = 0
+            self.requests.forget_proposer(index)
 
     @property
     def loaded(self) -> Mapping[str, int]:
@@ -109,6 +109,10 @@ class Evidence:
         traits = self._traits[proposer]
         assert traits is not None
         return traits
+
+    def k_of(self, name: str) -> int:
+        """The whole k of a loaded proposer."""
+        return self.traits(self._index[name]).num_speculative_tokens
 
     def candidates(self) -> list[int]:
         """The proposers that policies may choose now, by index."""
@@ -130,74 +134,55 @@ class Evidence:
 
     def admit(self, request_id: str, request_class: RequestClass) -> None:
         """A request begins."""
-        if not self._free:
-            size = len(self._kinds)
-            more = max(16, size)
-            self._free = list(range(size + more - 1, size - 1, -1))
-            self._kinds = np.concatenate((self._kinds, np.zeros(more, np.intp)))
-            self._lengths = np.concatenate((self._lengths, np.zeros(more, np.intp)))
-            self._read_upto = _grown(self._read_upto, size + more, len(self._traits))
-            self.acceptance.grow(len(self._traits), size + more)
-        slot = self._slots[request_id] = self._free.pop()
-        self._kinds[slot] = request_class
-        self._read_upto[slot] = 0
+        slot = self.requests.admit(request_id, request_class)
+        self.acceptance.grow(len(self._traits), self.requests.size)
         self.acceptance.start_row(slot)
 
     def free(self, request_id: str) -> None:
         """A request ended."""
-        slot = self._slots.pop(request_id, None)
-        if slot is not None:
-            self._free.append(slot)
-
-    def note_lengths(self, rows: Sequence[RowView]) -> None:
-        """Notes the tokens of each row of a step."""
-        self._lengths[self._slots_of(rows)] = [row.num_tokens for row in rows]
+        self.requests.free(request_id)
 
     def mark_read(self, drafts: Iterable[tuple[str, SpecMethod]]) -> None:
-        """Proposers read their rows up to the end, as it was at `note_lengths`."""
-        index, slots = self._index, self._slots
-        pairs = [(slots[r], index[m.proposer]) for r, m in drafts if m.proposer in index]
+        """Proposers read their rows up to the end, as it was at `requests.note_lengths`."""
+        index = self._index
+        pairs = [(r, index[m.proposer]) for r, m in drafts if m.proposer in index]
         if pairs:
-            slot, proposer = np.array(pairs, np.intp).T
-            lag = self._lengths[slot] - self._read_upto[slot, proposer]
-            np.add.at(self._planned_lag, proposer, lag)
-            self._read_upto[slot, proposer] = self._lengths[slot]
+            proposers = np.array([proposer for _, proposer in pairs], np.intp)
+            lag = self.requests.mark_read([r for r, _ in pairs], proposers)
+            np.add.at(self._planned_lag, proposers, lag)
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
         """The tokens of each row that the proposer has not read, [R]."""
-        slots = self._slots_of(rows)
         if not self.traits(proposer).keeps_kv:
             return np.zeros(len(rows))
-        lags: Floats = np.array([row.num_tokens for row in rows]) - self._read_upto[slots, proposer]
-        return lags
-
-    def _slots_of(self, rows: Sequence[RowView]) -> Ints:
-        slots = self._slots
-        return np.array([slots[row.request_id] for row in rows], np.intp)
-
-    def forget_reads(self, request_id: str) -> None:
-        """No proposer has read the row any more: it was preempted, and its KV is gone."""
-        self._read_upto[self._slots[request_id]] = 0
+        slots = self.requests.slots(rows)
+        return self.requests.lags(rows, slots, np.array([proposer], np.intp))[:, 0]
 
     # -- observing a step --------------------------------------------------------------------
 
-    def observe_drafts(self, seen: Iterable[tuple[str, str, int, int, int]]) -> None:
+    def observe_drafts(self, seen: Iterable[DraftFate]) -> None:
         """Takes the drafts whose fate this step decided.
 
-        Args:
-            seen: request id, proposer, k asked for, tokens drafted, tokens accepted; ended
-                requests and unloaded proposers are ignored.
+        Those of ended requests and unloaded proposers are ignored, and those of lookups that were
+        asked for less than they can draft: their length says nothing.
         """
-        slots, index, drafts = self._slots, self._index, []
-        for request_id, name, asked, drafted, accepted in seen:
-            slot, proposer = slots.get(request_id), index.get(name)
-            if slot is not None and proposer is not None and self._traits[proposer] is not None:
-                drafts.append((slot, proposer, asked, drafted, accepted))
+        index, drafts = self._index, []
+        for fate in seen:
+            slot, proposer = self.requests.slot(fate.request_id), index.get(fate.proposer)
+            traits = None if proposer is None else self._traits[proposer]
+            if slot is None or proposer is None or traits is None:
+                continue
+            length = fate.found
+            if not traits.lookup:
+                length = self._max_k if length else 0
+            elif fate.asked < traits.num_speculative_tokens:
+                continue
+            drafts.append((slot, proposer, length, fate.verified, fate.accepted))
         if not drafts:
             return
-        slot_, proposer_, asked_, drafted_, accepted_ = np.array(drafts, np.intp).T
-        kind = self._kinds[slot_]
-        self.acceptance.observe(slot_, proposer_, kind, asked_, drafted_, accepted_)
+        slot_, proposer_, length_, verified_, accepted_ = np.array(drafts, np.intp).T
+        kind = self.requests.kinds[slot_]
+        self.acceptance.observe(slot_, proposer_, kind, length_, verified_, accepted_)
         for proposer in set(proposer_.tolist()):
             self._last_seen[proposer] = self.steps
             if proposer not in self._proven:
@@ -229,19 +214,35 @@ class Evidence:
 
     def outlook(self, rows: Sequence[RowView], proposers: Sequence[int]) -> Outlook:
         """What can be expected of these proposers for these rows."""
-        slots = self._slots_of(rows)
+        slots = self.requests.slots(rows)
         limit = np.array([row.limit for row in rows], np.intp)
-        tokens = np.array([float(row.num_tokens) for row in rows])
         index = np.array(proposers, np.intp)
-        kinds = self._kinds[slots]
-        ks = np.array([self.traits(i).num_speculative_tokens for i in proposers], np.intp)
         keeps = np.array([self.traits(i).keeps_kv for i in proposers], np.bool_)
-        most = np.minimum(limit[:, None], ks)
-        survival = self.acceptance.survivals(slots, kinds, index)
-        survival *= np.arange(self._max_k) < most[:, :, None]
-        lag = np.where(keeps, tokens[:, None] - self._read_upto[slots[:, None], index], 0.0)
-        offer = self.acceptance.offers(slots, kinds, index)
-        return Outlook(index, offer, survival, lag, limit)
+        lag = np.where(keeps, self.requests.lags(rows, slots, index), 0.0)
+        cases, length = self._cases(proposers)
+        known = Cases(index[cases.proposer], cases.length)
+        kinds = self.requests.kinds[slots]
+        survival = self.acceptance.survivals(slots, kinds, known)
+        survival *= np.arange(self._max_k) < np.minimum(limit[:, None], length)[:, :, None]
+        chance = self.acceptance.chances(slots, kinds, known)
+        return Outlook(index, cases, chance, survival, lag, limit)
+
+    def _cases(self, proposers: Sequence[int]) -> tuple[Cases, Ints]:
+        """The cases of these proposers, and the tokens of each, [Q].
+
+        A model's draft has the length that it is asked for, and counts as the longest; see
+        `acceptance`.
+        """
+        cases: list[tuple[int, int]] = []
+        lengths: list[int] = []
+        for j, proposer in enumerate(proposers):
+            traits = self.traits(proposer)
+            k = traits.num_speculative_tokens
+            own = range(1, k + 1) if traits.lookup else [k]
+            cases.extend((j, n if traits.lookup else self._max_k) for n in own)
+            lengths.extend(own)
+        proposer_, length_ = np.array(cases, np.intp).reshape(-1, 2).T
+        return Cases(proposer_, length_), np.array(lengths, np.intp)
 
     # -- keeping ------------------------------------------------------------------------------
 
@@ -286,9 +287,3 @@ class Evidence:
                 self.draft_times[index].fit.restore(known["state"]["time"])
         if "step_time" in snapshot:
             self.step_time.fit.restore(snapshot["step_time"]["state"])
-
-
-def _grown(array: npt.NDArray[np.float64], rows: int, columns: int) -> npt.NDArray[np.float64]:
-    grown = np.zeros((rows, columns))
-    grown[: array.shape[0], : array.shape[1]] = array
-    return grown

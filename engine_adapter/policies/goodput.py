@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine_adapter.policies.choice import Chooser
 from engine_adapter.policies.choice_types import NOTHING, Choice, Load, Prices
@@ -47,6 +47,14 @@ class GoodputParameters:
     refresh_steps: int = number(128, 8, 100_000)
 
 
+class _Assigned(NamedTuple):
+    """What a row has until the next choice; see `StepPlan`."""
+
+    first: SpecMethod
+    keeps: tuple[int, ...] | None
+    second: SpecMethod | None
+
+
 class GoodputPolicy:
     """Plans with a `Chooser`; see the module."""
 
@@ -62,7 +70,7 @@ class GoodputPolicy:
         self._steps = self._choose_at = self._rank_at = 0
         self._models: list[int] = []
         self._known: set[str] = set()
-        self._assigned: dict[str, tuple[SpecMethod, SpecMethod | None]] = {}
+        self._assigned: dict[str, _Assigned] = {}
         self._methods: dict[tuple[str, int], SpecMethod] = {}
 
     @property
@@ -80,20 +88,23 @@ class GoodputPolicy:
         elif self._steps >= self._choose_at or self._rows_changed(rows):
             self._choose(rows, view)
         drafts: dict[str, SpecMethod] = {}
+        keeps: dict[str, Sequence[int]] = {}
         fallbacks: dict[str, SpecMethod] = {}
         for row in rows:
             if assigned := self._assigned.get(row.request_id):
-                first, second = assigned
-                drafts[row.request_id] = self._within(first, row.draft_budget)
-                if second is not None:
-                    fallbacks[row.request_id] = self._within(second, row.draft_budget)
+                drafts[row.request_id] = _within(assigned.first, row.draft_budget)
+                if assigned.keeps is not None:
+                    keeps[row.request_id] = assigned.keeps
+                if assigned.second is not None:
+                    fallbacks[row.request_id] = _within(assigned.second, row.draft_budget)
         self._drafting = bool(drafts)
         probe = self._explorer.probe(rows, self._prices.shown)
         if probe is not None:
             for request_id, k in probe.lengths.items():
                 drafts[request_id] = self._method(probe.proposer, k)
+                keeps.pop(request_id, None)
                 fallbacks.pop(request_id, None)
-        return StepPlan(drafts, fallbacks, self._explorer.shadows(rows, drafts))
+        return StepPlan(drafts, fallbacks, self._explorer.shadows(rows, drafts), keeps)
 
     def observe(self, step: StepResult) -> None:
         """Takes a step; see `PlanningPolicy.observe`."""
@@ -132,6 +143,8 @@ class GoodputPolicy:
         self._assigned = {}
         proposers = self._shortlist()
         if not rows or not proposers:
+            # What drafted before may be unloaded; it is probed when it comes back.
+            self._prices, self._gain = replace(self._prices, shown=frozenset()), 1.0
             return
         count = max(view.num_running, len(rows))
         context = float(sum(row.num_tokens for row in rows))
@@ -169,18 +182,17 @@ class GoodputPolicy:
 
     def _assign(self, rows: Sequence[RowView], proposers: Sequence[int], choice: Choice) -> None:
         """Notes each row's proposers and lengths."""
-        columns = (choice.first, choice.first_k, choice.second, choice.second_k)
-        for row, j, k, second, second_k in zip(
+        columns = choice.first, choice.first_k, choice.keeps, choice.second, choice.second_k
+        for row, j, k, keeps, second, second_k in zip(
             rows, *(column.tolist() for column in columns), strict=True
         ):
             if j != NOTHING:
-                fallback = None if second == NOTHING else self._method(proposers[second], second_k)
-                self._assigned[row.request_id] = self._method(proposers[j], k), fallback
-
-    def _within(self, method: SpecMethod, budget: int) -> SpecMethod:
-        if method.num_speculative_tokens <= budget:
-            return method
-        return replace(method, num_speculative_tokens=budget)
+                lookup = self._evidence.traits(proposers[j]).lookup
+                self._assigned[row.request_id] = _Assigned(
+                    self._method(proposers[j], k),
+                    tuple(keeps) if lookup else None,
+                    None if second == NOTHING else self._method(proposers[second], second_k),
+                )
 
     def _method(self, proposer: int, k: int) -> SpecMethod:
         key = self._evidence.traits(proposer).name, k
@@ -188,3 +200,9 @@ class GoodputPolicy:
         if method is None:
             method = self._methods[key] = SpecMethod(*key)
         return method
+
+
+def _within(method: SpecMethod, budget: int) -> SpecMethod:
+    if method.num_speculative_tokens <= budget:
+        return method
+    return replace(method, num_speculative_tokens=budget)

@@ -12,7 +12,13 @@ from typing import Any
 
 from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
-from engine_adapter.policies.contract import RowView, StepPlan, StepResult, StepView
+from engine_adapter.policies.contract import (
+    DraftFate,
+    RowView,
+    StepPlan,
+    StepResult,
+    StepView,
+)
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
@@ -27,8 +33,7 @@ class StepOutcome:
     """One step, after it ran.
 
     Attributes:
-        drafts: request id, proposer, k asked for, tokens drafted and accepted, for every draft
-            whose fate the step decided; shadows are among them.
+        drafts: every draft whose fate the step decided; shadows are among them.
         work: each call of a proposer in the step, by name.
         rows: rows of the step.
         tokens: tokens that the target read, drafts included.
@@ -39,7 +44,7 @@ class StepOutcome:
         seconds: the step's time without that of the proposers.
     """
 
-    drafts: Sequence[tuple[str, str, int, int, int]]
+    drafts: Sequence[DraftFate]
     work: Sequence[tuple[str, DraftTime]]
     rows: int
     tokens: int
@@ -117,7 +122,7 @@ class Planner:
         try:
             if by_policy:
                 plan = self._with_policies(view, plan, by_policy)
-            self.evidence.note_lengths(view.rows)
+            self.evidence.requests.note_lengths(view.rows)
             self.evidence.mark_read(plan.drafts.items())
         except Exception as error:
             self._contain(error)
@@ -139,7 +144,7 @@ class Planner:
     def _with_policies(
         self, view: StepView, fixed: StepPlan, by_policy: Mapping[str, Sequence[RowView]]
     ) -> StepPlan:
-        drafts, fallbacks = dict(fixed.drafts), dict(fixed.fallbacks)
+        drafts, keeps, fallbacks = dict(fixed.drafts), dict(fixed.keeps), dict(fixed.fallbacks)
         shadows: dict[str, list[str]] = {}
         for name, rows in by_policy.items():
             active = self._active[name]
@@ -149,10 +154,11 @@ class Planner:
             drawn = Counter(method.proposer for method in own.drafts.values())
             active.decisions = {**drawn, NONE: len(rows) - drawn.total()}
             drafts |= own.drafts
+            keeps |= own.keeps
             fallbacks |= own.fallbacks
             for proposer, requests in own.shadows.items():
                 shadows.setdefault(proposer, []).extend(requests)
-        return StepPlan(drafts, fallbacks, shadows)
+        return StepPlan(drafts, fallbacks, shadows, keeps)
 
     def _usable(self, plan: StepPlan) -> StepPlan:
         """The plan without proposers that are unloaded or quarantined, and within each one's k.
@@ -173,12 +179,13 @@ class Planner:
             if m.proposer in limits
         }
         fallbacks = {r: usable[m] for r, m in plan.fallbacks.items() if m in usable}
+        keeps = {r: kept for r, kept in plan.keeps.items() if plan.drafts[r] in usable}
         drafts = {
             r: usable[m] if m in usable else fallbacks.pop(r)
             for r, m in plan.drafts.items()
             if m in usable or r in fallbacks
         }
-        return StepPlan(drafts, fallbacks, plan.shadows)
+        return StepPlan(drafts, fallbacks, plan.shadows, keeps)
 
     # -- observe -------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ class ProposerTraits:
         lookup: it drafts on the CPU without a model, so that it may draft beside another
             proposer and draft in the shadow.
         keeps_kv: it must catch up on tokens that it has not read.
-        selectable: policies choose it: not a cascade, whose members they choose, and not a proposer that
-            needs a prediction.
+        selectable: policies choose it. They do not choose a cascade, because they choose its
+            members, nor a proposer that needs a prediction.
     """
 
     name: str

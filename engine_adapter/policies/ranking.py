@@ -71,7 +71,7 @@ class RankingPolicy(ABC):
         if probe is not None:
             name = evidence.traits(probe.proposer).name
             drafts |= {request: SpecMethod(name, k) for request, k in probe.lengths.items()}
-        return StepPlan(drafts, {}, self._explorer.shadows(rows, drafts))
+        return StepPlan(drafts, shadows=self._explorer.shadows(rows, drafts))
 
     def observe(self, step: StepResult) -> None:
         """Takes a step: the budgets of probes and shadows grow."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
+from engine_adapter.policies.contract import DraftFate
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import get_method, needs
@@ -115,8 +116,9 @@ class DraftReport:
         faults: proposer that failed -> cause.
         work: each call of a proposer, in the shadow too, for the policies.
         fallbacks: requests for which the plan's second proposer was called.
-        fates: shadow drafts whose fate the step decided: request id, proposer, k asked for,
-            tokens drafted, tokens that the target wrote too.
+        found: request id -> tokens of its draft before the plan cut it; without an entry the draft
+            is whole.
+        fates: drafts whose fate the step decided without verification: shadows and dropped ones.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -125,7 +127,8 @@ class DraftReport:
     faults: dict[str, str] = field(default_factory=dict)
     work: list[tuple[str, DraftTime]] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
-    fates: list[tuple[str, str, int, int, int]] = field(default_factory=list)
+    found: dict[str, int] = field(default_factory=dict)
+    fates: list[DraftFate] = field(default_factory=list)
 
     def add_work(
         self, name: str, seconds: float, k: npt.NDArray[np.int64], tokens: int, catchup: int

@@ -54,9 +54,10 @@ class RowState:
         request_class: which requests' drafts are accepted alike; for the policies.
         drafted_by: the proposer of the drafts that wait for verification.
         asked: the k that was asked for with them; 0 if none was.
-        fallback: the method that drafts where `drafted_by` finds nothing.
-        verified_by, verified_asked: the same of the drafts that the current step verifies;
-            `NONE` and 0 without drafts.
+        found: tokens that were drafted, if the plan cut or dropped some of them.
+        fallback: the method that drafts where nothing of `drafted_by` is kept.
+        verified_by, verified_asked, verified_found: the same of the drafts that the current step
+            verifies; `NONE` and 0 without drafts.
         steps: steps that emitted tokens, the first one included.
         tokens: tokens emitted, those of the first step included.
         first_tokens: tokens emitted in the first step.
@@ -69,9 +70,11 @@ class RowState:
     request_class: RequestClass = RequestClass.GREEDY
     drafted_by: str = NONE
     asked: int = 0
+    found: int | None = None
     fallback: SpecMethod | None = None
     verified_by: str = NONE
     verified_asked: int = 0
+    verified_found: int | None = None
     steps: int = 0
     tokens: int = 0
     first_tokens: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 from engine_adapter.counts import StepKind
 from engine_adapter.policies.contract import (
     NO_PLAN,
+    DraftFate,
     RequestClass,
     RowView,
     StepPlan,
@@ -50,7 +51,7 @@ class RowTable:
         self._step_start = 0.0
         self._next_snapshot = time.monotonic() + SNAPSHOT_INTERVAL_S
         # Of the current step, for the planner: the fates of drafts, and tokens of the rows.
-        self._seen: list[tuple[str, str, int, int, int]] = []
+        self._seen: list[DraftFate] = []
         self._context = 0
         self._emitted = 0
         self._planned = False
@@ -132,8 +133,9 @@ class RowTable:
             resumed: ids of those that run again after a preemption.
         """
         for request_id in resumed:
-            self._rows[request_id].asked = 0  # its drafts were dropped, whatever they were
-            self.planner.evidence.forget_reads(request_id)
+            row = self._rows[request_id]
+            row.asked, row.found = 0, None  # its drafts were dropped, whatever they were
+            self.planner.evidence.requests.forget_reads(request_id)
         self._end_drafts(scheduled, verified)
         self._planned = self.num_drafting > 0
         if not self._planned:
@@ -145,6 +147,8 @@ class RowTable:
             row = self._rows[request_id]
             row.drafted_by, row.asked = method.proposer, method.num_speculative_tokens
             row.fallback = plan.fallbacks.get(request_id)
+            if request_id in plan.keeps:  # the lookup is asked for its whole k
+                row.asked = self.planner.evidence.k_of(method.proposer)
         return plan
 
     def _end_drafts(self, scheduled: Iterable[str], verified: Container[str]) -> None:
@@ -153,9 +157,10 @@ class RowTable:
             row = self._rows[request_id]
             if request_id in verified:
                 row.verified_by, row.verified_asked = row.drafted_by, row.asked
-            elif row.asked:
-                self._seen.append((request_id, row.drafted_by, row.asked, 0, 0))
-            row.asked, row.fallback = 0, None
+                row.verified_found = row.found
+            elif row.asked and row.found is None:
+                self._seen.append(DraftFate(request_id, row.drafted_by, row.asked, 0, 0, 0))
+            row.asked, row.found, row.fallback = 0, None, None
 
     def _views(self, scheduled: Iterable[str], requests: Mapping[str, Any]) -> list[RowView]:
         """The rows that can get drafts, or whose prompt a proposer can read."""
@@ -190,22 +195,30 @@ class RowTable:
             now_s = time.monotonic()
             self._step.quarantined = self.quarantine.record_faults(drafting.faults, now_s)
         self._seen.extend(drafting.fates)
+        for request_id, found in drafting.found.items():
+            if request_id in self._rows:
+                self._rows[request_id].found = found
         for request_id in drafting.fallbacks:
             self._fall_back(request_id)
 
     def _fall_back(self, request_id: str) -> None:
-        """The row's first proposer found nothing, so its drafts are the second one's."""
+        """Nothing of the row's first proposer is kept, so its drafts are the second one's."""
         row = self._rows.get(request_id)
         if row is None or row.fallback is None:
             return
-        self._seen.append((request_id, row.drafted_by, row.asked, 0, 0))
+        if row.found is None:
+            self._seen.append(DraftFate(request_id, row.drafted_by, row.asked, 0, 0, 0))
         row.drafted_by, row.asked = row.fallback.proposer, row.fallback.num_speculative_tokens
+        row.found = None
         self.planner.evidence.mark_read([(request_id, row.fallback)])
 
     def count_verified(self, request_id: str, drafted: int, accepted: int) -> None:
         """Counts a row's verified drafts for the proposer that drafted them."""
         row = self._rows[request_id]
-        self._seen.append((request_id, row.verified_by, row.verified_asked, drafted, accepted))
+        found = drafted if row.verified_found is None else row.verified_found
+        self._seen.append(
+            DraftFate(request_id, row.verified_by, row.verified_asked, found, drafted, accepted)
+        )
         row.tallies[row.verified_by].add_verified(drafted, accepted)
         self._step.tallies[row.verified_by].add_verified(drafted, accepted)
 
@@ -233,11 +246,7 @@ class RowTable:
             self.planner.evidence.free(request_id)
 
     def _observe(
-        self,
-        seen: Sequence[tuple[str, str, int, int, int]],
-        num_rows: int,
-        num_tokens: int,
-        num_drafts: int,
+        self, seen: Sequence[DraftFate], num_rows: int, num_tokens: int, num_drafts: int
     ) -> None:
         """Lets the planner learn from the step, and takes its reports."""
         step = self._step

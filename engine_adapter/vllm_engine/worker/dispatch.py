@@ -22,6 +22,7 @@ from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.cuts import cut_drafts
 from engine_adapter.vllm_engine.worker.draft_batches import DraftBatchBuilder
 from engine_adapter.vllm_engine.worker.draft_validation import describe_error, validate_drafts
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDraftStore
@@ -142,17 +143,32 @@ class ProposerDispatch:
         """
         report = self._report = DraftReport()
         merged = DraftCollector(len(step.sampled))
-        for name, batch in self._batches_of(plan.drafts, step):
-            merged.set(batch.rows, self._measured(name, batch))
+        self._compare_shadows()
+        for name, batch in self._batches_of(self._asked(plan), step):
+            drafts = self._measured(name, batch)
+            if plan.keeps:
+                drafts = cut_drafts(plan, name, batch, drafts, self._shadows, report)
+            merged.set(batch.rows, drafts)
         if plan.fallbacks:
             self._fall_back(plan.fallbacks, step, merged)
         self._draft_shadows(plan.shadows, step)
         return [list(tokens) for tokens in merged.collect().tokens], report
 
+    def _asked(self, plan: StepPlan) -> Mapping[str, SpecMethod]:
+        """What each row's first proposer is asked for: its whole k if the plan cuts its draft."""
+        if not plan.keeps:
+            return plan.drafts
+        asked = dict(plan.drafts)
+        for request_id in plan.keeps:
+            name = asked[request_id].proposer
+            if name in self.host.proposers:
+                asked[request_id] = SpecMethod(name, self.host.k_of(name))
+        return asked
+
     def _fall_back(
         self, fallbacks: Mapping[str, SpecMethod], step: TargetStep, merged: DraftCollector
     ) -> None:
-        """Drafts with the second proposer of the rows for which the first one found nothing."""
+        """Drafts with the second proposer of the rows for which nothing of the first is kept."""
         index = self._runner.input_batch.req_id_to_index
         empty = merged.empty
         wanted = {r: method for r, method in fallbacks.items() if empty[index[r]]}
@@ -181,12 +197,16 @@ class ProposerDispatch:
             self._report.add_work(name, seconds, batch.k, tokens, drafts.catchup_tokens)
         return drafts, seconds
 
-    def _draft_shadows(self, shadows: Mapping[str, Sequence[str]], step: TargetStep) -> None:
-        """Compares the shadow drafts that wait with the rows' tokens, and makes new ones."""
+    def _compare_shadows(self) -> None:
+        """Compares the shadow drafts that wait with the rows' tokens."""
         known = self._runner.input_batch
         lengths = zip(known.req_ids, known.num_tokens_no_spec[: len(known.req_ids)], strict=False)
         rows = ((r, row, int(length)) for row, (r, length) in enumerate(lengths))
         self._report.fates.extend(self._shadows.compare(rows, known.token_ids_cpu))
+
+    def _draft_shadows(self, shadows: Mapping[str, Sequence[str]], step: TargetStep) -> None:
+        """Makes new shadow drafts."""
+        index = self._runner.input_batch.req_id_to_index
         for name, request_ids in shadows.items():
             if name in self._quarantined:
                 continue
@@ -194,7 +214,7 @@ class ProposerDispatch:
             wanted = {
                 request_id: SpecMethod(name, k)
                 for request_id in request_ids
-                if request_id in known.req_id_to_index and not self._shadows.waits(request_id, name)
+                if request_id in index and not self._shadows.waits(request_id, name)
             }
             for _, batch in self._batches_of(wanted, step):
                 self._in_shadow = True

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine_adapter.policies.contract import DraftFate
 from engine_adapter.proposers.batch import DraftBatch
-
-Fate = tuple[str, str, int, int, int]
-"""Request id, proposer, k asked for, tokens drafted, tokens that the target wrote too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +33,28 @@ class ShadowDrafts:
         """Whether a draft of this proposer still waits for the row's tokens."""
         return (request_id, proposer) in self._waiting
 
-    def add(self, proposer: str, batch: DraftBatch, drafts: Sequence[Sequence[int]]) -> list[Fate]:
+    def add(
+        self, proposer: str, batch: DraftBatch, drafts: Sequence[Sequence[int]]
+    ) -> list[DraftFate]:
         """Takes the drafts of a batch; returns the fates that are known: nothing was found."""
         fates = []
         for i, tokens in enumerate(drafts):
-            request_id, asked = batch.request_ids[i], int(batch.k[i])
+            asked = int(batch.k[i])
             if tokens:
-                self._waiting[request_id, proposer] = _Waiting(
-                    int(batch.num_tokens[i]), asked, np.array(tokens, np.int32)
-                )
+                self.keep(proposer, batch, i, tokens)
             elif asked:
-                fates.append((request_id, proposer, asked, 0, 0))
+                fates.append(DraftFate(batch.request_ids[i], proposer, asked, 0, 0, 0))
         return fates
+
+    def keep(self, proposer: str, batch: DraftBatch, i: int, tokens: Sequence[int]) -> None:
+        """Lets the draft of the batch's row `i` wait."""
+        self._waiting[batch.request_ids[i], proposer] = _Waiting(
+            int(batch.num_tokens[i]), int(batch.k[i]), np.array(tokens, np.int32)
+        )
 
     def compare(
         self, rows: Iterable[tuple[str, int, int]], token_ids: npt.NDArray[np.int32]
-    ) -> list[Fate]:
+    ) -> list[DraftFate]:
         """The fates that the rows' tokens decide.
 
         Args:
@@ -69,7 +73,8 @@ class ShadowDrafts:
             same = token_ids[row, draft.start : end] == draft.tokens[: max(end - draft.start, 0)]
             agreed = len(same) if same.all() else int(same.argmin())
             if agreed < len(same) or agreed == len(draft.tokens):
-                fates.append((*key, draft.asked, len(draft.tokens), agreed))
+                length = len(draft.tokens)
+                fates.append(DraftFate(*key, draft.asked, length, length, agreed))
                 del self._waiting[key]
         return fates
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine_adapter.policies.acceptance import AcceptanceModel, Floats
+from engine_adapter.policies.acceptance import AcceptanceModel, Cases, Floats, Ints
 from engine_adapter.policies.contract import RequestClass
 
 GREEDY, SAMPLED = RequestClass.GREEDY, RequestClass.SAMPLED
@@ -14,6 +14,10 @@ def model(proposers: int = 1) -> AcceptanceModel:
     made = AcceptanceModel(proposers, K)
     made.grow(proposers, 2)
     return made
+
+
+def index(number: int) -> Ints:
+    return np.array([number], np.intp)
 
 
 def observe(
@@ -33,18 +37,22 @@ def observe(
         accepted = 0
         while accepted < drafted and random.random() < rate:
             accepted += 1
-        one = [np.array([n], np.intp) for n in (slot, 0, kind, asked, drafted, accepted)]
-        made.observe(*one)
+        length = K if drafted else 0
+        made.observe(*map(index, (slot, 0, kind, length, drafted, accepted)))
 
 
-def hazards(made: AcceptanceModel, slot: int = 0, kind: RequestClass = GREEDY) -> Floats:
+def hazards(
+    made: AcceptanceModel, slot: int = 0, kind: RequestClass = GREEDY, length: int = K
+) -> Floats:
     """The chance of each position, given that those before it were accepted."""
-    survival = made.survivals(*(np.array([n], np.intp) for n in (slot, kind, 0)))[0, 0]
+    cases = Cases(index(0), index(length))
+    survival = made.survivals(index(slot), index(kind), cases)[0, 0]
     return survival / np.concatenate(([1.0], survival[:-1]))
 
 
-def offer(made: AcceptanceModel, slot: int = 0, kind: RequestClass = GREEDY) -> float:
-    return float(made.offers(*(np.array([n], np.intp) for n in (slot, kind, 0)))[0, 0, 0])
+def chance(made: AcceptanceModel, length: int, slot: int = 0) -> float:
+    """The chance of a draft of this length."""
+    return float(made.chances(index(slot), index(GREEDY), Cases(index(0), index(length)))[0, 0])
 
 
 @pytest.mark.parametrize("asked", [1, 2, 4])
@@ -79,7 +87,7 @@ def test_a_request_differs_from_its_class() -> None:
     for seed in range(200):
         observe(made, 0.9, 1, slot=0, seed=seed)
         observe(made, 0.2, 1, slot=1, seed=seed)
-    assert hazards(made, 0)[0] > hazards(made, 1)[0] + 0.3
+    assert hazards(made, 0)[0] > hazards(made, 1)[0] + 0.15
 
 
 def test_a_new_request_in_the_slot_starts_with_its_class() -> None:
@@ -103,11 +111,40 @@ def test_greedy_and_sampled_requests_have_their_own_hazards() -> None:
     assert hazards(made, 1, SAMPLED)[0] == pytest.approx(0.3, abs=0.15)
 
 
-def test_the_offer_of_a_lookup_is_how_often_it_finds_something() -> None:
+def test_the_chance_of_a_length_is_how_often_a_draft_has_it() -> None:
     made = model()
     observe(made, 0.9, 800, found=0.3)
     made.start_row(0)
-    assert offer(made) == pytest.approx(0.3, abs=0.12)
+    assert chance(made, K) == pytest.approx(0.3, abs=0.12)
+    assert chance(made, 0) == pytest.approx(0.7, abs=0.12)
+    assert sum(chance(made, n) for n in range(K + 1)) == pytest.approx(1.0)
+
+
+def test_a_request_has_lengths_of_its_own() -> None:
+    made = model()
+    for seed in range(200):
+        observe(made, 0.9, 1, found=1.0, slot=0, seed=seed)
+        observe(made, 0.9, 1, found=0.0, slot=1, seed=seed)
+    assert chance(made, K, slot=0) > 0.8
+    assert chance(made, K, slot=1) < 0.2
+
+
+def test_drafts_of_each_length_have_hazards_of_their_own() -> None:
+    made = model()
+    for _ in range(200):
+        made.observe(*map(index, (0, 0, GREEDY, 4, 4, 4)))
+        made.observe(*map(index, (0, 0, GREEDY, 1, 1, 0)))
+    assert hazards(made, length=4)[0] > 0.9
+    assert hazards(made, length=1)[0] < 0.1
+    assert 0.3 < hazards(made, length=2)[0] < 0.7, "a length never seen has those of all lengths"
+
+
+def test_a_draft_that_was_cut_says_nothing_of_what_was_not_verified() -> None:
+    made = model()
+    for _ in range(200):
+        made.observe(*map(index, (0, 0, GREEDY, 4, 2, 2)))
+    assert hazards(made)[1] > 0.9
+    assert made._verified[0, GREEDY, 4].tolist()[2:] == [0.0, 0.0]
 
 
 def test_a_draft_that_found_nothing_is_no_rejection() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from engine_adapter.policies.choice import Chooser
-from engine_adapter.policies.choice_types import Load, Prices
-from engine_adapter.policies.contract import RequestClass, RowView
+from engine_adapter.policies.choice_types import NOTHING, Load, Prices
+from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.types import SpecMethod
@@ -36,7 +36,7 @@ def evidence(seed: int, rows: int) -> tuple[Evidence, list[RowView]]:
                 k = traits.num_speculative_tokens
                 hits = random.random(k) < rates[i, j]
                 accepted = int(np.logical_and.accumulate(hits).sum())
-                seen.append((view.request_id, traits.name, k, k, accepted))
+                seen.append(DraftFate(view.request_id, traits.name, k, k, k, accepted))
         known.observe_drafts(seen)
         known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))])
         k = int(random.integers(1, 3))
@@ -54,9 +54,11 @@ def expected_rate(
     tokens, drafted, seconds = float(len(views)), 0.0, 0.0
     for row, (j, k) in enumerate(plan):
         if j >= 0:
-            offer, survival = outlook.offer[row, j, :k], outlook.survival[row, j, :k]
-            tokens += float((offer * survival).sum())
-            drafted += float(offer.sum())
+            for case in np.flatnonzero(outlook.cases.proposer == j):
+                chance, length = outlook.chance[row, case], outlook.cases.length[case]
+                kept = min(k, length)
+                tokens += float(chance * outlook.survival[row, case, :kept].sum())
+                drafted += float(chance * kept)
     for j in (0, 1):
         ks = [k for at, k in plan if at == j and k]
         if ks:
@@ -90,7 +92,54 @@ def test_the_choice_is_near_the_best_of_all_proposers_and_lengths(rows: int) -> 
 def test_plain_decoding_is_chosen_where_nothing_is_accepted() -> None:
     known, views = evidence(0, 2)
     for _ in range(300):
-        known.observe_drafts([(v.request_id, t.name, 2, 2, 0) for v in views for t in PROPOSERS])
+        known.observe_drafts(
+            [
+                DraftFate(v.request_id, t.name, t.num_speculative_tokens, 2, 2, 0)
+                for v in views
+                for t in PROPOSERS
+            ]
+        )
     load = Load(2, 2, 100.0)
     chooser = Chooser(known, known.outlook(views, [0, 1]), load, Prices(60.0, 0.3))
     assert chooser.best().rate <= chooser.plain().rate * 1.02
+
+
+# -- the length of a lookup's draft says how good it is -----------------------------------------
+
+
+def with_lengths(model_rate: float, call_s: float, rows: int = 1) -> Chooser:
+    """A lookup whose drafts of 3 tokens are right, and those of 1 token mostly wrong."""
+    random = np.random.default_rng(0)
+    known = Evidence(PROPOSERS, 3)
+    views = [RowView(f"r{i}", SpecMethod("goodput", 3), 100, 50) for i in range(rows)]
+    for view in views:
+        known.admit(view.request_id, RequestClass.GREEDY)
+    for step in range(200):
+        found = (3, 1)[step % 2]
+        good = int(found == 3 or random.random() < 0.1)
+        passed = int(np.logical_and.accumulate(random.random(2) < model_rate).sum())
+        for view in views:
+            known.observe_drafts(
+                [
+                    DraftFate(view.request_id, "lookup", 3, found, found, found * good),
+                    DraftFate(view.request_id, "model", 2, 2, 2, passed),
+                ]
+            )
+        known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))])
+        known.observe_work([("model", DraftTime(call_s, rows, 2, 2 * rows, 0))])
+        tokens = rows + step % (3 * rows + 1)
+        known.observe_step(rows, tokens, 50.0 * rows, 0.02 + 2e-4 * tokens)
+    load = Load(rows, rows, 50.0 * rows)
+    return Chooser(known, known.outlook(views, [0, 1]), load, Prices(80.0, 0.05))
+
+
+def test_a_short_draft_is_dropped_for_the_model_and_a_long_one_is_kept() -> None:
+    choice = with_lengths(model_rate=0.9, call_s=0.002).best()
+    assert (choice.first[0], choice.second[0]) == (0, 1)
+    assert choice.keeps[0].tolist() == [0, 0, 0, 3]
+
+
+def test_a_model_that_costs_more_than_it_gains_does_not_replace_a_short_draft() -> None:
+    choice = with_lengths(model_rate=0.9, call_s=0.2).best()
+    assert (choice.first[0], choice.second[0]) == (0, NOTHING)
+    assert choice.keeps[0, 3] == 3

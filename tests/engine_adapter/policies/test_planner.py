@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_adapter.policies.contract import RequestClass, RowView, StepView
+from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepView
 from engine_adapter.policies.goodput import GoodputPolicy
 from engine_adapter.policies.names import GOODPUT, LATENCY_FIRST
 from engine_adapter.policies.parameters import PolicyError
@@ -11,7 +11,7 @@ from engine_adapter.types import SpecMethod
 from tests.engine_adapter.policies.traffic import MAX_K, PROPOSERS, Traffic
 
 
-def outcome(planner: Planner, drafts: list[tuple[str, str, int, int, int]]) -> None:
+def outcome(planner: Planner, drafts: list[DraftFate]) -> None:
     planner.observe(StepOutcome(drafts, [], 2, 2, 100.0, 2, bool(drafts), False, 0.03))
 
 
@@ -41,7 +41,7 @@ def test_pinned_rows_are_evidence_for_the_policies() -> None:
     planner.evidence.admit("a", RequestClass.GREEDY)
     for _ in range(50):
         planner.plan(StepView([RowView("a", SpecMethod("ngram", 5), 90, 50)], 1))
-        outcome(planner, [("a", "ngram", 5, 5, 5)])
+        outcome(planner, [DraftFate("a", "ngram", 5, 5, 5, 5)])
     index = planner.evidence.loaded["ngram"]
     assert planner.evidence.is_proven(index)
     assert planner.evidence.acceptance.mean_rate(index, RequestClass.GREEDY, 5) > 0.8
@@ -52,7 +52,8 @@ def test_drafts_of_ended_requests_and_unloaded_proposers_are_ignored() -> None:
     planner.evidence.admit("a", RequestClass.GREEDY)
     planner.evidence.remove_proposer("draft")
     planner.evidence.free("a")
-    outcome(planner, [("a", "ngram", 5, 5, 5), ("b", "draft", 4, 4, 4), ("b", "gone", 1, 1, 1)])
+    seen = ("a", "ngram", 5), ("b", "draft", 4), ("b", "gone", 1)
+    outcome(planner, [DraftFate(r, name, k, k, k, k) for r, name, k in seen])
     assert planner.evidence.acceptance.drafts.sum() == 0
 
 

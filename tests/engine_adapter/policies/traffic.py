@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine_adapter.policies.contract import RequestClass, RowView, StepPlan, StepView
+from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepPlan, StepView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
@@ -45,7 +45,7 @@ class Traffic:
         self.lengths = {f"r{i}": 100 + i for i in range(rows)}
         self.budget = 50
         self.ks = {traits.name: traits.num_speculative_tokens for traits in proposers}
-        self._drafts: list[tuple[str, str, int, int, int]] = []
+        self._drafts: list[DraftFate] = []
         for number, request_id in enumerate(self.lengths):
             kind = list(RequestClass)[number % 3]
             self.planner.evidence.admit(request_id, kind)
@@ -76,7 +76,7 @@ class Traffic:
     def replace_row(self, old: str, new: str) -> None:
         """A request ends, and another one begins."""
         del self.lengths[old]
-        self._drafts = [fate for fate in self._drafts if fate[0] != old]
+        self._drafts = [fate for fate in self._drafts if fate.request_id != old]
         self.evidence.free(old)
         self.lengths[new] = 50
         self.evidence.admit(new, RequestClass.GREEDY)
@@ -84,16 +84,20 @@ class Traffic:
     def finish(self, plan: StepPlan, seconds: float | None = None) -> None:
         """The step that verifies the drafts before, and drafts `plan`."""
         seen, self._drafts = self._drafts, []
-        emitted = len(self.lengths) + sum(fate[4] for fate in seen)
-        tokens = len(self.lengths) + sum(fate[3] for fate in seen)
+        emitted = len(self.lengths) + sum(fate.accepted for fate in seen)
+        tokens = len(self.lengths) + sum(fate.verified for fate in seen)
         for request_id in self.lengths:
             self.lengths[request_id] += 1
-        for request_id, _, _, _, accepted in seen:
-            self.lengths[request_id] += accepted
+        for fate in seen:
+            self.lengths[fate.request_id] += fate.accepted
         verified = bool(seen)
         for request_id, method in plan.drafts.items():
-            fate = self._fate(request_id, method.proposer, method.num_speculative_tokens)
-            (self._drafts if fate[3] else seen).append(fate)
+            k, keeps = method.num_speculative_tokens, plan.keeps.get(request_id)
+            asked = k if keeps is None else self.ks[method.proposer]
+            fate = self._fate(request_id, method.proposer, asked)
+            kept = fate.found if keeps is None else min(k, keeps[fate.found])
+            cut = fate._replace(verified=kept, accepted=min(kept, fate.accepted))
+            (self._drafts if kept else seen).append(cut)
         for name, requests in plan.shadows.items():
             seen += [self._fate(r, name, self.ks.get(name, 4)) for r in requests]
         usual = STEP_S + TOKEN_S * max(0, tokens - 4)
@@ -111,12 +115,12 @@ class Traffic:
             )
         )
 
-    def _fate(self, request_id: str, name: str, k: int) -> tuple[str, str, int, int, int]:
+    def _fate(self, request_id: str, name: str, k: int) -> DraftFate:
         found = name not in ("ngram", "suffix") or self.random.random() < 0.7
         accepted = 0
         while found and accepted < k and self.random.random() < self.accepted[name]:
             accepted += 1
-        return request_id, name, k, k if found else 0, accepted
+        return DraftFate(request_id, name, k, k * found, k * found, accepted)
 
     def _work(self, plan: StepPlan) -> Iterator[tuple[str, DraftTime]]:
         for name in self.ks:

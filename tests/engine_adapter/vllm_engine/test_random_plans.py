@@ -191,6 +191,7 @@ async def fuzz_policies(live: Live, stock: Stock, prompts: list[Prompt], *, step
         assert drafted[name] > steps / 20, drafted
     assert live.engine.evidence["fallbacks"] > 0
     assert live.engine.evidence["fates"] > 0
+    assert live.engine.evidence["cuts"] > 0
     assert {info.state for info in await live.engine.proposers()} == {"loaded"}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.policies.contract import DraftFate
 from engine_adapter.policies.evidence import PROVEN_DRAFTS
 from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.types import SpecMethod
@@ -42,7 +43,7 @@ def test_a_removed_proposers_faults_and_evidence_are_forgotten() -> None:
     rows = RowSteps()
     rows.admit("r")
     evidence = rows.table.planner.evidence
-    evidence.observe_drafts([("r", "ngram", 5, 5, 5)] * PROVEN_DRAFTS)
+    evidence.observe_drafts([DraftFate("r", "ngram", 5, 5, 5, 5)] * PROVEN_DRAFTS)
     for _ in range(MAX_FAULTS):
         rows.count({}, faults=("ngram",))
     assert not rows.plan("r")

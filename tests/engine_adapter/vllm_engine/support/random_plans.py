@@ -5,7 +5,7 @@ as usual, by their proposer or by their policy.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +26,21 @@ class RandomPolicy:
 
     Args:
         choices: proposer -> its k.
+        lookups: those whose drafts are cut at random.
         seed: of the choices.
     """
 
-    def __init__(self, choices: Mapping[str, int], seed: int = 0) -> None:
+    def __init__(
+        self, choices: Mapping[str, int], lookups: Collection[str] = (), seed: int = 0
+    ) -> None:
         self._choices = list(choices.items())
+        self._lookups = lookups
+        self._longest = max(choices.values())
         self._rng = random.Random(seed)
 
     def plan(self, view: StepView) -> StepPlan:
-        """For a row: plain decoding or a proposer; half the time a fallback; any shadows."""
-        drafts, fallbacks = {}, {}
+        """For a row: none or a proposer; half the time a fallback and a cut; any shadows."""
+        drafts, fallbacks, keeps = {}, {}, {}
         shadows: dict[str, list[str]] = {}
         for row in view.rows:
             for name, _ in self._choices:
@@ -46,7 +51,9 @@ class RandomPolicy:
             drafts[row.request_id] = self._method(row)
             if self._rng.random() < 0.5:
                 fallbacks[row.request_id] = self._method(row)
-        return StepPlan(drafts, fallbacks, shadows)
+            if drafts[row.request_id].proposer in self._lookups and self._rng.random() < 0.5:
+                keeps[row.request_id] = [self._rng.randint(0, n) for n in range(self._longest + 1)]
+        return StepPlan(drafts, fallbacks, shadows, keeps)
 
     def _method(self, row: RowView) -> SpecMethod:
         name, k = self._rng.choice(self._choices)
@@ -74,7 +81,7 @@ class RandomPlanner(Planner):
     Policies believe that drafts cost nothing, so they draft on every machine and at every load.
 
     Attributes:
-        fallbacks, fates: how many the workers reported; `snapshot` shows them.
+        fallbacks, fates, cuts: how many the workers reported; `snapshot` shows them.
     """
 
     def __init__(self, config: SpecgateConfig, max_k: int) -> None:
@@ -83,10 +90,11 @@ class RandomPlanner(Planner):
         choices = {s.name: s.num_speculative_tokens for s in config.proposers}
         for name in UNPLANNED:
             choices.pop(name, None)
-        self._random = RandomPolicy(choices)
+        lookups = {one.name for one in traits if one.lookup}
+        self._random = RandomPolicy(choices, lookups)
         self.evidence.step_time = FreeTokens()
         self.evidence.draft_times = [FreeDrafts() for _ in traits]
-        self.fallbacks = self.fates = 0
+        self.fallbacks = self.fates = self.cuts = 0
 
     def plan(self, view: StepView) -> StepPlan:
         """Both plans together."""
@@ -94,17 +102,19 @@ class RandomPlanner(Planner):
         others = [row for row in view.rows if row.spec_method.proposer != RANDOM]
         planned = super().plan(replace(view, rows=others))
         drawn = self._random.plan(StepView(mine))
-        self.evidence.note_lengths(mine)
+        self.evidence.requests.note_lengths(mine)
         self.evidence.mark_read(drawn.drafts.items())
         return StepPlan(
             {**planned.drafts, **drawn.drafts},
             {**planned.fallbacks, **drawn.fallbacks},
             _joined(planned.shadows, drawn.shadows),
+            {**planned.keeps, **drawn.keeps},
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """The evidence, and both counts."""
-        return {**super().snapshot(), "fallbacks": self.fallbacks, "fates": self.fates}
+        """The evidence, and the counts."""
+        counts = {name: getattr(self, name) for name in ("fallbacks", "fates", "cuts")}
+        return {**super().snapshot(), **counts}
 
 
 def _joined(
@@ -123,8 +133,9 @@ class RandomPlanScheduler(SpecgateScheduler):
         self.row_table.planner = self._planner
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Counts fallbacks and fates, for the test that they happen."""
+        """Counts fallbacks, fates and cuts, for the test that they happen."""
         if report := getattr(model_runner_output, "specgate_report", None):
             self._planner.fallbacks += len(report.fallbacks)
             self._planner.fates += len(report.fates)
+            self._planner.cuts += len(report.found)
         return super().update_from_output(scheduler_output, model_runner_output)

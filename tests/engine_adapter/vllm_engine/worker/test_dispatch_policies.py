@@ -1,8 +1,10 @@
 """Fallbacks and shadows: which proposers are called for a row, and what the report says of them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import (
@@ -160,19 +162,19 @@ def test_a_shadow_drafts_again_when_its_fate_is_known(harness: DispatchHarness) 
     harness.propose({"r": row(9)}, {}, shadows=shadows)
     assert len(calls(harness, "a")) == 1, "one draft waits already"
     harness.propose({"r": row(10)}, {}, shadows=shadows)
-    assert harness.report.fates == [("r", "a", 4, 4, 0)]
+    assert harness.report.fates == [("r", "a", 4, 4, 4, 0)]
     assert len(calls(harness, "a")) == 2
     harness.echoes["a"].tag = 0
     harness.propose({"r": row(11)}, {}, shadows={})
     harness.propose({"r": row(11)}, {}, shadows=shadows)
     harness.propose({"r": row(15)}, {})
-    assert harness.report.fates == [("r", "a", 4, 4, 1)], "it drafted 11 four times"
+    assert harness.report.fates == [("r", "a", 4, 4, 4, 1)], "it drafted 11 four times"
 
 
 def test_a_shadow_that_finds_nothing_is_reported_at_once(harness: DispatchHarness) -> None:
     harness.finds_nothing("a")
     harness.propose(ONE, {}, shadows={"a": ["r"]})
-    assert harness.report.fates == [("r", "a", 4, 0, 0)]
+    assert harness.report.fates == [("r", "a", 4, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("how", ["ended", "resumed"])
@@ -230,3 +232,60 @@ def test_a_shadow_neither_samples_nor_replaces_the_distributions_of_the_rows_own
     )
     harness.propose(ONE, {"r": ("a", 2)}, shadows={"b": ["r"]})
     assert used == ["samples a", "stores a"]
+
+
+# -- drafts that are cut ---------------------------------------------------------------------
+
+
+def test_a_draft_that_is_cut_is_asked_for_whole_and_its_length_reported(
+    harness: DispatchHarness,
+) -> None:
+    drafts = harness.propose(ONE, {"r": ("a", 2)}, keeps={"r": (0, 1, 2, 3, 2)})
+    assert drafts == {"r": [109] * 2}
+    assert [batch.k.tolist() for batch in harness.echoes["a"].batches] == [[4]]
+    assert harness.report.found == {"r": 4}
+
+
+def test_k_limits_what_is_kept(harness: DispatchHarness) -> None:
+    assert harness.propose(ONE, {"r": ("a", 1)}, keeps={"r": (0, 1, 2, 3, 4)}) == {"r": [109]}
+
+
+def test_a_draft_that_is_kept_whole_is_not_reported(harness: DispatchHarness) -> None:
+    harness.propose(ONE, {"r": ("a", 4)}, keeps={"r": (0, 0, 0, 0, 4)})
+    assert harness.report.found == {}
+
+
+def test_a_draft_that_is_dropped_gives_way_to_the_fallback_and_its_fate_is_told_later(
+    harness: DispatchHarness,
+) -> None:
+    rows = {"r": row(9), "s": row(9)}
+    plan, second = dict.fromkeys(rows, ("a", 4)), dict.fromkeys(rows, ("b", 1))
+    drafts = harness.propose(rows, plan, second, keeps={"r": (0, 1, 2, 3, 0)})
+    assert drafts == {"r": [209], "s": [109] * 4}
+    assert harness.report.found == {"r": 4}
+    assert harness.report.fallbacks == ["r"]
+    assert harness.report.fates == []
+    harness.propose({"r": row(10), "s": row(10)}, {})
+    assert harness.report.fates == [("r", "a", 4, 4, 4, 0)]
+
+
+def test_a_draft_that_is_dropped_while_another_waits_tells_its_length_only(
+    harness: DispatchHarness,
+) -> None:
+    harness.propose(ONE, {"r": ("a", 4)}, keeps={"r": (0,) * 5})
+    harness.propose(ONE, {"r": ("a", 4)}, keeps={"r": (0,) * 5})
+    assert harness.report.fates == [("r", "a", 4, 4, 0, 0)]
+
+
+def test_a_sampled_draft_is_not_dropped(harness: DispatchHarness) -> None:
+    """Its length may depend on its tokens; dropping it for them would change the distribution."""
+    echo = harness.echoes["a"]
+    whole = echo.propose
+
+    def sampled(batch: DraftBatch) -> Drafts:
+        drafts = whole(batch)
+        return replace(drafts, probabilities=[torch.full((4, 1000), 1e-3)])
+
+    echo.propose = sampled  # type: ignore[method-assign]
+    drafts = harness.propose(ONE, {"r": ("a", 2)}, keeps={"r": (0,) * 5})
+    assert drafts == {"r": [109] * 2}

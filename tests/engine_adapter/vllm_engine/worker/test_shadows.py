@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from engine_adapter.policies.contract import DraftFate
 from engine_adapter.proposers.batch import DraftBatch
-from engine_adapter.vllm_engine.worker.shadows import Fate, ShadowDrafts
+from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts
 
 START = 3
 """Tokens of the row when its draft was made."""
@@ -29,7 +30,7 @@ def batch_of(*request_ids: str, k: int = 4, num_tokens: int = START) -> DraftBat
     )
 
 
-def compare(shadows: ShadowDrafts, length: int, *request_ids: str) -> list[Fate]:
+def compare(shadows: ShadowDrafts, length: int, *request_ids: str) -> list[DraftFate]:
     """The fates when each row has written `length` of its tokens."""
     tokens = np.full((len(request_ids), 16), -1, np.int32)
     tokens[:, :length] = WRITTEN[:length]
@@ -54,7 +55,7 @@ def test_a_difference_ends_a_draft_as_soon_as_it_is_written(shadows: ShadowDraft
     for length in range(START, START + at + 1):
         assert compare(shadows, length, "r") == [], "no token that differs is written yet"
         assert shadows.waits("r", "ngram")
-    assert compare(shadows, START + at + 1, "r") == [("r", "ngram", 4, 4, at)]
+    assert compare(shadows, START + at + 1, "r") == [("r", "ngram", 4, 4, 4, at)]
     assert not shadows.waits("r", "ngram")
     assert compare(shadows, len(WRITTEN), "r") == [], "a fate is told once"
 
@@ -64,7 +65,7 @@ def test_a_step_that_writes_many_tokens_decides_as_single_steps_do(
     shadows: ShadowDrafts, at: int
 ) -> None:
     shadows.add("ngram", batch_of("r"), [with_difference(at)])
-    assert compare(shadows, len(WRITTEN), "r") == [("r", "ngram", 4, 4, at)]
+    assert compare(shadows, len(WRITTEN), "r") == [("r", "ngram", 4, 4, 4, at)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -72,14 +73,14 @@ def test_a_draft_that_agrees_waits_for_its_last_token(shadows: ShadowDrafts, cou
     shadows.add("ngram", batch_of("r"), [WRITTEN[START : START + count]])
     for length in range(START, START + count):
         assert compare(shadows, length, "r") == []
-    assert compare(shadows, START + count, "r") == [("r", "ngram", 4, count, count)]
+    assert compare(shadows, START + count, "r") == [("r", "ngram", 4, count, count, count)]
 
 
 def test_a_proposer_that_finds_nothing_has_its_fate_at_once(shadows: ShadowDrafts) -> None:
     fates = shadows.add("ngram", batch_of("r", "s"), [[], [WRITTEN[START]]])
-    assert fates == [("r", "ngram", 4, 0, 0)]
+    assert fates == [("r", "ngram", 4, 0, 0, 0)]
     assert not shadows.waits("r", "ngram")
-    assert compare(shadows, START + 1, "r", "s") == [("s", "ngram", 4, 1, 1)]
+    assert compare(shadows, START + 1, "r", "s") == [("s", "ngram", 4, 1, 1, 1)]
 
 
 def test_a_row_that_was_only_read_has_no_fate(shadows: ShadowDrafts) -> None:
@@ -95,20 +96,20 @@ def test_a_row_that_ends_or_is_preempted_takes_its_drafts_along(
     shadows.add("suffix", batch_of("r"), [with_difference(0)])
     shadows.forget(gone)
     assert not shadows.waits("r", "ngram")
-    assert compare(shadows, START + 1, "r", "s") == [("s", "ngram", 4, 4, 0)]
+    assert compare(shadows, START + 1, "r", "s") == [("s", "ngram", 4, 4, 4, 0)]
 
 
 def test_a_row_outside_the_batch_waits(shadows: ShadowDrafts) -> None:
     shadows.add("ngram", batch_of("r", "s"), [with_difference(1), with_difference(1)])
-    assert compare(shadows, len(WRITTEN), "s") == [("s", "ngram", 4, 4, 1)]
-    assert compare(shadows, len(WRITTEN), "r") == [("r", "ngram", 4, 4, 1)]
+    assert compare(shadows, len(WRITTEN), "s") == [("s", "ngram", 4, 4, 4, 1)]
+    assert compare(shadows, len(WRITTEN), "r") == [("r", "ngram", 4, 4, 4, 1)]
 
 
 def test_rows_and_proposers_are_kept_apart(shadows: ShadowDrafts) -> None:
     shadows.add("ngram", batch_of("r", "s"), [with_difference(2), with_difference(1)])
     shadows.add("suffix", batch_of("r", k=8), [with_difference(3)])
     assert sorted(compare(shadows, len(WRITTEN), "r", "s")) == [
-        ("r", "ngram", 4, 4, 2),
-        ("r", "suffix", 8, 4, 3),
-        ("s", "ngram", 4, 4, 1),
+        ("r", "ngram", 4, 4, 4, 2),
+        ("r", "suffix", 8, 4, 4, 3),
+        ("s", "ngram", 4, 4, 4, 1),
     ]

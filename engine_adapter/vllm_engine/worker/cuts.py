@@ -1,0 +1,48 @@
+"""The drafts of lookups that a plan keeps in part, or drops for a better proposer's."""
+
+from dataclasses import replace
+
+from engine_adapter.policies.contract import DraftFate, StepPlan
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts
+
+
+def cut_drafts(
+    plan: StepPlan,
+    name: str,
+    batch: DraftBatch,
+    drafts: Drafts,
+    shadows: ShadowDrafts,
+    report: DraftReport,
+) -> Drafts:
+    """The drafts of a proposer as far as `plan.keeps` keeps them.
+
+    A draft that is dropped waits like a shadow, so that its fate is known too. The length of a
+    draft that was sampled may tell of its tokens, and dropping it for them would change the
+    output's distribution; such a draft is only cut to its k.
+
+    Args:
+        name: the proposer.
+        report: gets the lengths before the cuts, and the fates that are known.
+    """
+    tokens = list(drafts.tokens)
+    for i, request_id in enumerate(batch.request_ids):
+        keeps, length = plan.keeps.get(request_id), len(tokens[i])
+        if keeps is None or not length:
+            continue
+        kept = min(length, plan.drafts[request_id].num_speculative_tokens)
+        if drafts.probabilities is None:
+            kept = min(kept, keeps[length])
+        if kept == length:
+            continue
+        report.found[request_id] = length
+        if kept:
+            tokens[i] = tokens[i][:kept]
+            continue
+        if shadows.waits(request_id, name):
+            report.fates.append(DraftFate(request_id, name, int(batch.k[i]), length, 0, 0))
+        else:
+            shadows.keep(name, batch, i, tokens[i])
+        tokens[i] = []
+    return replace(drafts, tokens=tokens)
