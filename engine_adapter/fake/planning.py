@@ -162,7 +162,7 @@ class StepPlanning:
         drafted = sum(row.drafted for row in rows)
         return self._planner.observe(
             StepOutcome(
-                drafts=[self._fate(one) for one in fates],
+                drafts=[self._fate(one) for one in fates if one.proposer in self._specs],
                 work=work,
                 rows=len(rows),
                 tokens=len(rows) + drafted,
