@@ -5,13 +5,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine_adapter.policies.choice import Chooser
 from engine_adapter.policies.choice_types import NOTHING, Choice, Load, Prices
-from engine_adapter.policies.contract import RowView, StepPlan, StepResult, StepView
+from engine_adapter.policies.contract import NO_PLAN, RowView, StepPlan, StepResult, StepView
 from engine_adapter.policies.evidence import Evidence
-from engine_adapter.policies.explore import Explorer
+from engine_adapter.policies.explore import Explorer, Probe
 from engine_adapter.policies.guard import Guard, GuardParameters
 from engine_adapter.policies.parameters import number
 from engine_adapter.types import SpecMethod
@@ -47,14 +47,6 @@ class GoodputParameters:
     refresh_steps: int = number(128, 8, 100_000)
 
 
-class _Assigned(NamedTuple):
-    """What a row has until the next choice; see `StepPlan`."""
-
-    first: SpecMethod
-    keeps: tuple[int, ...] | None
-    second: SpecMethod | None
-
-
 class GoodputPolicy:
     """Plans with a `Chooser`; see the module."""
 
@@ -69,8 +61,9 @@ class GoodputPolicy:
         self._drafting = False
         self._steps = self._choose_at = self._rank_at = 0
         self._models: list[int] = []
+        # The rows of the last choice, and what was chosen for them.
         self._known: set[str] = set()
-        self._assigned: dict[str, _Assigned] = {}
+        self._chosen, self._longest = NO_PLAN, 0
         self._methods: dict[tuple[str, int], SpecMethod] = {}
 
     @property
@@ -83,28 +76,27 @@ class GoodputPolicy:
         rows = [row for row in view.rows if row.draft_budget > 0]
         self._steps += 1
         if self._guard.suspended or self._refresh_due():
-            self._assigned = {}
+            self._chosen = NO_PLAN
             self._choose_at = self._steps
         elif self._steps >= self._choose_at or self._rows_changed(rows):
             self._choose(rows, view)
-        drafts: dict[str, SpecMethod] = {}
-        keeps: dict[str, Sequence[int]] = {}
-        fallbacks: dict[str, SpecMethod] = {}
-        for row in rows:
-            if assigned := self._assigned.get(row.request_id):
-                drafts[row.request_id] = _within(assigned.first, row.draft_budget)
-                if assigned.keeps is not None:
-                    keeps[row.request_id] = assigned.keeps
-                if assigned.second is not None:
-                    fallbacks[row.request_id] = _within(assigned.second, row.draft_budget)
-        self._drafting = bool(drafts)
+        chosen = self._chosen
+        if len(rows) < len(self._known) or any(r.draft_budget < self._longest for r in rows):
+            chosen = _within_budgets(chosen, rows)
+        self._drafting = bool(chosen.drafts)
         probe = self._explorer.probe(rows, self._prices.shown)
         if probe is not None:
-            for request_id, k in probe.lengths.items():
-                drafts[request_id] = self._method(probe.proposer, k)
-                keeps.pop(request_id, None)
-                fallbacks.pop(request_id, None)
-        return StepPlan(drafts, fallbacks, self._explorer.shadows(rows, drafts), keeps)
+            chosen = self._with_probe(chosen, probe)
+        return replace(chosen, shadows=self._explorer.shadows(rows, chosen.drafts))
+
+    def _with_probe(self, chosen: StepPlan, probe: Probe) -> StepPlan:
+        """The plan with a probe in place of what was chosen for its rows."""
+        probed = {r: self._method(probe.proposer, k) for r, k in probe.lengths.items()}
+        fallbacks, keeps = dict(chosen.fallbacks), dict(chosen.keeps)
+        for request_id in probed:
+            keeps.pop(request_id, None)
+            fallbacks.pop(request_id, None)
+        return StepPlan({**chosen.drafts, **probed}, fallbacks, keeps=keeps)
 
     def observe(self, step: StepResult) -> None:
         """Takes a step; see `PlanningPolicy.observe`."""
@@ -140,7 +132,7 @@ class GoodputPolicy:
         """Chooses for the rows until the next choice."""
         self._choose_at = self._steps + CHOICE_INTERVAL
         self._known = {row.request_id for row in rows}
-        self._assigned = {}
+        self._chosen = NO_PLAN
         proposers = self._shortlist()
         if not rows or not proposers:
             # What drafted before may be unloaded; it is probed when it comes back.
@@ -182,17 +174,22 @@ class GoodputPolicy:
 
     def _assign(self, rows: Sequence[RowView], proposers: Sequence[int], choice: Choice) -> None:
         """Notes each row's proposers and lengths."""
+        drafts: dict[str, SpecMethod] = {}
+        fallbacks: dict[str, SpecMethod] = {}
+        keeps: dict[str, Sequence[int]] = {}
         columns = choice.first, choice.first_k, choice.keeps, choice.second, choice.second_k
-        for row, j, k, keeps, second, second_k in zip(
+        for row, j, k, kept, second, second_k in zip(
             rows, *(column.tolist() for column in columns), strict=True
         ):
-            if j != NOTHING:
-                lookup = self._evidence.traits(proposers[j]).lookup
-                self._assigned[row.request_id] = _Assigned(
-                    self._method(proposers[j], k),
-                    tuple(keeps) if lookup else None,
-                    None if second == NOTHING else self._method(proposers[second], second_k),
-                )
+            if j == NOTHING:
+                continue
+            drafts[row.request_id] = self._method(proposers[j], k)
+            if self._evidence.traits(proposers[j]).lookup:
+                keeps[row.request_id] = kept
+            if second != NOTHING:
+                fallbacks[row.request_id] = self._method(proposers[second], second_k)
+        self._chosen = StepPlan(drafts, fallbacks, keeps=keeps)
+        self._longest = int(max(choice.first_k.max(), choice.second_k.max()))
 
     def _method(self, proposer: int, k: int) -> SpecMethod:
         key = self._evidence.traits(proposer).name, k
@@ -202,7 +199,14 @@ class GoodputPolicy:
         return method
 
 
-def _within(method: SpecMethod, budget: int) -> SpecMethod:
-    if method.num_speculative_tokens <= budget:
-        return method
-    return replace(method, num_speculative_tokens=budget)
+def _within_budgets(chosen: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+    """What was chosen for these rows, within their budgets."""
+    drafts: dict[str, SpecMethod] = {}
+    fallbacks: dict[str, SpecMethod] = {}
+    for row in rows:
+        for methods, limited in ((chosen.drafts, drafts), (chosen.fallbacks, fallbacks)):
+            if method := methods.get(row.request_id):
+                k = min(method.num_speculative_tokens, row.draft_budget)
+                limited[row.request_id] = replace(method, num_speculative_tokens=k)
+    keeps = {r: kept for r, kept in chosen.keeps.items() if r in drafts}
+    return StepPlan(drafts, fallbacks, keeps=keeps)
