@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         plot.check()
     info = {**report.environment_info(argv), "slo_ms": slo}
     names = [side.name for side in plan.sides]
-    display = Display(names, slo, plan.repetitions, print_lines)
+    display = Display(plan, slo, print_lines)
     measured = LoadRun(plan, display)
     try:
         with display:
@@ -49,13 +49,13 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     for late in _late(results):
         print_lines(late)
     failed = [
-        f"{figures.side} ({figures.condition.name})"
+        f"{figures.side} ({figures.condition.name}): {figures.first_error}"
         for result in results
         for figures in result.figures
         if sum(figures.errors.values()) == figures.requests
     ]
     if failed:
-        print_error(f"no request succeeded: {', '.join(failed)}")
+        print_error(f"no request succeeded: {'; '.join(failed)}")
         return FAILED
     return 0
 

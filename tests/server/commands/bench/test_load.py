@@ -2,14 +2,19 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from benchmarks.load import sides
 from server.cli import main
 from server.commands import BAD_SETTING, FAILED, INTERRUPTED
 
@@ -78,9 +83,12 @@ def test_a_side_that_refuses_every_request_fails_but_is_written(
     words = ["--side", f"good={url}", "--side", bad, "--workload", "random", "--no-html"]
     assert load(url, tmp_path, *words) == FAILED
     captured = capsys.readouterr()
-    assert "no request succeeded: bad (random, 8 concurrent)" in captured.err
-    assert "| `bad` | 8 | 400: 8 | 0.0 | 0.00 |" in captured.out
-    assert "400: 8" in (tmp_path / "load.md").read_text()
+    assert "no request succeeded: bad (random, 8 concurrent): 400: n: " in captured.err
+    markdown = (tmp_path / "load.md").read_text()
+    for text in (captured.out, markdown):
+        assert "| `bad` | 8 | 400: 8 | 0.0 | 0.00 |" in text
+        assert "\n`bad`: 8 of 8 requests failed, the first with 400: n: " in text
+        assert "`good`: " not in text
 
 
 def test_no_key_is_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +138,63 @@ def test_a_missing_file_and_an_unreachable_server_fail(
     assert main(["bench", "load", "--workload", str(tmp_path / "no.jsonl"), "--no-html"]) == FAILED
     assert "no.jsonl" in capsys.readouterr().err
     assert load("http://127.0.0.1:9", tmp_path, "--no-html") == FAILED
-    assert "--side server: /v1/models: connection" in capsys.readouterr().err
+    assert "--side server: http://127.0.0.1:9/v1/models: connection" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def odd_url() -> Iterator[Callable[[bytes | None], str]]:
+    """Starts servers that answer every request with the same bytes, or never."""
+    with ExitStack() as stack:
+
+        def start(answer: bytes | None) -> str:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+            def run() -> None:
+                with suppress(OSError):  # the listener is closed at the end
+                    while True:
+                        connection, _ = listener.accept()
+                        stack.callback(connection.close)
+                        if answer is not None:
+                            connection.recv(1 << 16)
+                            connection.sendall(answer)
+                            connection.shutdown(socket.SHUT_RDWR)
+
+            threading.Thread(target=run, daemon=True).start()
+            return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "404: Not Found; if the server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "200: <html>; if the server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n", "connection: closed before the resp"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "connection: the response is not HTTP"),
+        (b"", "connection: "),
+        (None, "timeout: no end after 0.3 s\n"),
+    ],
+)
+def test_a_server_that_is_none_is_reported_at_once(
+    answer: bytes | None,
+    complaint: str,
+    odd_url: Callable[[bytes | None], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sides, "ASK_LIMIT_S", 0.3)
+    address, began = odd_url(answer), time.monotonic()
+    assert load(address, tmp_path, "--no-html") == FAILED
+    captured = capsys.readouterr()
+    assert captured.err.startswith(
+        f"specgate: error: --side server: {address}/v1/models: {complaint}"
+    )
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert time.monotonic() - began < 10
     assert list(tmp_path.iterdir()) == []
 
 
