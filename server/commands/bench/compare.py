@@ -13,9 +13,9 @@ from server.commands.bench.arguments import (
     launcher,
     measured_sides,
     method_names,
-    print_lines,
     read_specs,
 )
+from server.commands.bench.result_table import ResultTable
 
 
 def make_parser() -> Parser:
@@ -40,7 +40,7 @@ def make_parser() -> Parser:
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     """Measures, prints and writes. Returns the exit status."""
     from benchmarks import report
-    from benchmarks.compare import TABLE_HEAD, Comparison, ComparisonPlan, compare, table_row
+    from benchmarks.compare import TABLE_HEAD, ComparisonPlan, compare, table_row
     from benchmarks.targets import target_path
 
     specs = read_specs(options)
@@ -54,18 +54,6 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         max_tokens=options.max_tokens,
     )
     info = report.environment_info(argv, options.target)
-    results: list[Comparison] = []
-
-    def on_result(result: Comparison) -> None:
-        results.append(result)
-        print_lines(table_row(result))
-
-    print_lines(*TABLE_HEAD)
-    try:
-        asyncio.run(compare(plan, launcher(options), on_result))
-    finally:
-        if results:  # those before a failure are written too
-            report.write(
-                options.out, "compare", info, results, [*TABLE_HEAD, *map(table_row, results)]
-            )
+    with ResultTable(options.out, "compare", info, TABLE_HEAD, table_row) as table:
+        asyncio.run(compare(plan, launcher(options), table.add))
     return 0

@@ -37,12 +37,13 @@ def add_policy(parser: Parser, default: str) -> None:
 
 
 def policies(options: argparse.Namespace) -> list[str]:
-    """The policies of `--policy`, or all. Raises `BadArgument` for an unknown one."""
+    """The policies of `--policy`, each once, or all. Raises `BadArgument` for an unknown one."""
     for name in options.policy or ():
         if policy_name(name) is None:
             there_are = ", ".join(POLICY_NAMES)
             raise BadArgument(f"--policy: {name[:80]!r} is unknown; there are {there_are}")
-    return [policy_name(name) or name for name in options.policy or POLICY_NAMES]
+    names = [policy_name(name) or name for name in options.policy or POLICY_NAMES]
+    return list(dict.fromkeys(names))
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.commands.admin_client import Parser
-from server.commands.bench.arguments import add_models, count, print_lines, read_specs
+from server.commands.bench.arguments import (
+    BadArgument,
+    add_models,
+    count,
+    number,
+    print_lines,
+    read_specs,
+)
 
 
 def make_parser() -> Parser:
@@ -22,7 +29,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--temperature",
         action="append",
-        type=float,
+        type=number(0.0, 2.0),
         metavar="T",
         help="(repeatable; default: 0)",
     )
@@ -43,7 +50,10 @@ def make_parser() -> Parser:
         help="steps at each number of rows that give the costs (default: 80)",
     )
     parser.add_argument(
-        "--minutes", type=float, default=4.0, help="no request begins later (default: 4)"
+        "--minutes",
+        type=number(0.1, 1440.0),
+        default=4.0,
+        help="no request begins later (default: 4)",
     )
     return parser
 
@@ -65,6 +75,10 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         timed_steps=options.timed_steps,
         seconds=60 * options.minutes,
     )
+    # Before minutes of recording are lost.
+    if options.out.is_dir():
+        raise BadArgument(f"--out: {options.out} is a folder; name a file in it")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     trace = record(plan, print_lines)
     save_trace(trace, options.out)
     size = options.out.stat().st_size
