@@ -25,7 +25,7 @@ def make_parser() -> Parser:
         action="append",
         type=number(0.0, 2.0),
         metavar="T",
-        help="(repeatable; default: 0 and 0.7)",
+        help="temperature of the requests (repeatable; default: 0 and 0.7)",
     )
     parser.add_argument(
         "--kind",

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["make_parser", "run"]
 
 LATE_MS, LATE_SHARE = 10.0, 0.1
-"""Lateness at the percentile 99, in milliseconds and as a share of the median TTFT, that is warned
-of if it exceeds both."""
+"""A warning is printed if the lateness at the percentile 99 exceeds both: this number of
+milliseconds, and this share of the median TTFT."""
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -123,7 +123,7 @@ def _add_passes(parser: Parser) -> None:
         "--requests",
         type=count,
         metavar="N",
-        help=f"the most requests of a pass (default: {REQUESTS}, without limit with --seconds)",
+        help=f"the most requests of a pass (default: {REQUESTS}; no limit if --seconds is given)",
     )
     parser.add_argument(
         "--seconds",
@@ -131,19 +131,25 @@ def _add_passes(parser: Parser) -> None:
         metavar="S",
         help="after this time a pass sends no more requests",
     )
-    parser.add_argument("--repetitions", type=count, default=3, metavar="N", help="(default: 3)")
+    parser.add_argument(
+        "--repetitions",
+        type=count,
+        default=3,
+        metavar="N",
+        help="passes of each side under each condition (default: 3)",
+    )
     parser.add_argument(
         "--time-limit",
         type=number(0.001, 86400.0),
         default=120.0,
         metavar="SECONDS",
-        help="of each request (default: 120)",
+        help="time limit of each request (default: 120)",
     )
     parser.add_argument(
         "--seed",
         type=number(0, MOST_SEED, int),
         default=1234,
-        help="of prompts, arrivals and sampling (default: 1234)",
+        help="seed of prompts, arrivals and sampling (default: 1234)",
     )
     parser.add_argument(
         "--warm-up",

@@ -25,7 +25,7 @@ def make_parser() -> Parser:
         help=f"rows of a step (repeatable; default: {' '.join(map(str, ROWS))})",
     )
     parser.add_argument("--steps", type=count, default=300, help="measured steps (default: 300)")
-    parser.add_argument("--profile", action="store_true", help="profile instead")
+    parser.add_argument("--profile", action="store_true", help="show the slowest functions instead")
     return parser
 
 

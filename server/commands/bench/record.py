@@ -24,17 +24,20 @@ def make_parser() -> Parser:
     )
     add_models(parser, target="demo")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the trace (.json.gz)"
+        "--out", type=Path, required=True, metavar="FILE", help="file of the trace (.json.gz)"
     )
     parser.add_argument(
         "--temperature",
         action="append",
         type=number(0.0, 2.0),
         metavar="T",
-        help="(repeatable; default: 0)",
+        help="temperature of the requests (repeatable; default: 0)",
     )
     parser.add_argument(
-        "--requests", type=count, default=40, help="of each kind of prompts (default: 40)"
+        "--requests",
+        type=count,
+        default=40,
+        help="the most requests of each kind of prompts and temperature (default: 40)",
     )
     parser.add_argument(
         "--max-tokens", type=count, default=86, help="length of every answer (default: 86)"
@@ -53,7 +56,7 @@ def make_parser() -> Parser:
         "--minutes",
         type=number(0.1, 1440.0),
         default=4.0,
-        help="no request begins later (default: 4)",
+        help="after this time no new request begins (default: 4)",
     )
     return parser
 

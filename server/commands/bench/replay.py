@@ -52,7 +52,10 @@ def make_parser() -> Parser:
         "--requests", type=count, default=60, help="requests of a phase (default: 60)"
     )
     parser.add_argument(
-        "--seed", type=number(0, MOST_SEED, int), default=0, help="of order and noise (default: 0)"
+        "--seed",
+        type=number(0, MOST_SEED, int),
+        default=0,
+        help="seed of order and noise (default: 0)",
     )
     _add_noise(parser)
     parser.add_argument(
@@ -80,7 +83,7 @@ def _add_noise(parser: Parser) -> None:
         type=number(0.0, 1.0),
         default=0.0,
         metavar="SHARE",
-        help="share of times that are 20 times as long (default: 0)",
+        help="share of the times that become 20 times as long (default: 0)",
     )
 
 
