@@ -72,6 +72,13 @@ def add_out(parser: Parser, purpose: str) -> None:
     )
 
 
+def add_count(parser: Parser, flag: str, default: int, purpose: str) -> None:
+    """Adds a number of at least 1."""
+    parser.add_argument(
+        flag, type=count, default=default, metavar="N", help=f"{purpose} (default: {default})"
+    )
+
+
 def add_sides(parser: Parser) -> None:
     """Adds `--method` and `--side`."""
     parser.add_argument(

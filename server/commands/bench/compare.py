@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from server.commands.admin_client import Parser
 from server.commands.bench.arguments import (
+    add_count,
     add_load,
     add_models,
     add_sides,
-    count,
     launcher,
     measured_sides,
     method_names,
@@ -27,10 +27,8 @@ def make_parser() -> Parser:
     add_models(parser, target="demo")
     add_load(parser, levels=(1, 8))
     add_sides(parser)
-    parser.add_argument("--pairs", type=count, default=30, help="rounds (default: 30)")
-    parser.add_argument(
-        "--max-tokens", type=count, default=128, help="length of every answer (default: 128)"
-    )
+    add_count(parser, "--pairs", 30, "rounds")
+    add_count(parser, "--max-tokens", 128, "length of every answer")
     parser.add_argument(
         "--in-process", action="store_true", help="measure the engines, without their servers"
     )

@@ -4,7 +4,7 @@ import argparse
 import os
 
 from server.commands.admin_client import DEFAULT_URL, URL_VARIABLE, Parser
-from server.commands.bench.arguments import MOST_SEED, add_out, count, number
+from server.commands.bench.arguments import MOST_SEED, add_count, add_out, count, number
 
 CONCURRENCY, REQUESTS, RAMP_SECONDS = 8, 64, 60.0
 SLO_NAMES = ("ttft", "tpot", "e2e")
@@ -78,9 +78,7 @@ def _add_requests(parser: Parser) -> None:
         metavar="T",
         help="(repeatable; default: the workload's)",
     )
-    parser.add_argument(
-        "--max-tokens", type=count, default=128, help="limit of an answer (default: 128)"
-    )
+    add_count(parser, "--max-tokens", 128, "limit of an answer")
     parser.add_argument(
         "--ignore-eos", action="store_true", help="every answer has --max-tokens tokens"
     )
@@ -131,13 +129,7 @@ def _add_passes(parser: Parser) -> None:
         metavar="S",
         help="after this time a pass sends no more requests",
     )
-    parser.add_argument(
-        "--repetitions",
-        type=count,
-        default=3,
-        metavar="N",
-        help="passes of each side under each condition (default: 3)",
-    )
+    add_count(parser, "--repetitions", 3, "passes of each side under each condition")
     parser.add_argument(
         "--time-limit",
         type=number(0.001, 86400.0),

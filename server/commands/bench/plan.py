@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from engine_adapter.policies.names import POLICY_NAMES, policy_name
 from server.commands.admin_client import Parser
-from server.commands.bench.arguments import BadArgument, count, print_lines
+from server.commands.bench.arguments import BadArgument, add_count, count, print_lines
 
 ROWS = (1, 16, 64, 256)
 
@@ -24,7 +24,7 @@ def make_parser() -> Parser:
         metavar="N",
         help=f"rows of a step (repeatable; default: {' '.join(map(str, ROWS))})",
     )
-    parser.add_argument("--steps", type=count, default=300, help="measured steps (default: 300)")
+    add_count(parser, "--steps", 300, "measured steps")
     parser.add_argument("--profile", action="store_true", help="show the slowest functions instead")
     return parser
 

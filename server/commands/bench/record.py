@@ -7,8 +7,8 @@ from pathlib import Path
 from server.commands.admin_client import Parser
 from server.commands.bench.arguments import (
     BadArgument,
+    add_count,
     add_models,
-    count,
     number,
     print_lines,
     read_specs,
@@ -33,25 +33,10 @@ def make_parser() -> Parser:
         metavar="T",
         help="temperature of the requests (repeatable; default: 0)",
     )
-    parser.add_argument(
-        "--requests",
-        type=count,
-        default=40,
-        help="the most requests of each kind of prompts and temperature (default: 40)",
-    )
-    parser.add_argument(
-        "--max-tokens", type=count, default=86, help="length of every answer (default: 86)"
-    )
-    parser.add_argument(
-        "--streams", type=count, default=4, metavar="N", help="requests at a time (default: 4)"
-    )
-    parser.add_argument(
-        "--timed-steps",
-        type=count,
-        default=80,
-        metavar="N",
-        help="steps at each number of rows that give the costs (default: 80)",
-    )
+    add_count(parser, "--requests", 40, "the most requests of each kind of prompts and temperature")
+    add_count(parser, "--max-tokens", 86, "length of every answer")
+    add_count(parser, "--streams", 4, "requests at a time")
+    add_count(parser, "--timed-steps", 80, "steps at each number of rows that give the costs")
     parser.add_argument(
         "--minutes",
         type=number(0.1, 1440.0),

@@ -11,6 +11,7 @@ from server.commands.admin_client import Parser
 from server.commands.bench.arguments import (
     MOST_SEED,
     BadArgument,
+    add_count,
     add_out,
     count,
     json_object,
@@ -48,9 +49,7 @@ def make_parser() -> Parser:
         metavar="N",
         help=f"concurrent requests (repeatable; default: {' '.join(map(str, STREAMS))})",
     )
-    parser.add_argument(
-        "--requests", type=count, default=60, help="requests of a phase (default: 60)"
-    )
+    add_count(parser, "--requests", 60, "requests of a phase")
     parser.add_argument(
         "--seed",
         type=number(0, MOST_SEED, int),
