@@ -77,6 +77,31 @@ def test_a_ramp_and_a_shift_have_a_timeline(url: str, tmp_path: Path) -> None:
     assert "Over time" in (tmp_path / "load.html").read_text()
 
 
+def test_every_workload_is_sent_in_bursts_from_one_half_of_the_prompts(
+    url: str, tmp_path: Path
+) -> None:
+    sent: dict[str, set[str]] = {}
+    for split in ("tune", "report"):
+        words = [
+            w for name in ("mixed", "random", "shift:code-edit:free") for w in ("--workload", name)
+        ]
+        words += ["--split", split, "--rate", "200", "--burstiness", "0.25", "--repetitions", "1"]
+        words += ["--requests", "8", "--max-tokens", "4", "--no-prime", "--no-html"]
+        assert main(["bench", "load", "--url", url, "--out", str(tmp_path), *words]) == 0
+        lines = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
+        labels = {(line["condition"].split(",")[0], line["label"]) for line in lines}
+        assert labels == {
+            *(("mixed", label) for label in ("quote", "free", "edit", "random")),
+            ("random", "random"),
+            *(("shift:code-edit:free", label) for label in ("edit", "free")),
+        }
+        assert {line["error"] for line in lines} == {None}
+        assert {line["temperature"] for line in lines if line["condition"][:6] == "random"} == {2.0}
+        assert all(line["condition"].endswith(" 200 requests/s, burstiness 0.25") for line in lines)
+        sent[split] = {line["prompt"] for line in lines}
+    assert not sent["tune"] & sent["report"]
+
+
 def test_a_side_that_refuses_every_request_fails_but_is_written(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
