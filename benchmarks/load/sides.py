@@ -151,17 +151,11 @@ async def prepare(side: Side, time_limit_s: float, *, ignore_eos: bool) -> Targe
     endpoint = side.endpoint()
     model = side.model or await _first_model(side, endpoint)
     version = await endpoint.get("/version", ASK_LIMIT_S)
-    extras: dict[str, Any] = {
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True}
-    }
-    if ignore_eos:
-        # An end-of-text token then has text, and so a chunk, like any other token.
-        extras |= {"ignore_eos": True, "skip_special_tokens": False}
-    plain: dict[str, Any] = {"stream_options": {"include_usage": True}}
-    for tried in (extras, plain, {}):
+    wanted = _extras(ignore_eos=ignore_eos)
+    for tried in wanted:
         reply = await endpoint.post(CHAT, _trial(side, model, tried), time_limit_s)
         if reply.status == 200 and reply.problem is None and reply.events:
-            refused = sorted(_names(extras) - _names(tried))
+            refused = sorted(_names(wanted[0]) - _names(tried))
             return Target(side, endpoint, model, tried, tuple(refused), _json(version))
         if reply.status not in (400, 422):
             break
@@ -169,6 +163,17 @@ async def prepare(side: Side, time_limit_s: float, *, ignore_eos: bool) -> Targe
     if reply.status == 200 and reply.problem is None:
         why = f"the answer is not a stream of events ({why})"
     raise RuntimeError(f"--side {side.name}: {side.address}{CHAT}: {why}")
+
+
+def _extras(*, ignore_eos: bool) -> list[dict[str, Any]]:
+    """The fields beyond OpenAI's, from all that are wanted to none."""
+    final: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    every = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    if not ignore_eos:
+        return [every, final, {}]
+    # An end-of-text token then has text, and so a chunk, like any other token.
+    eos = {"ignore_eos": True, "skip_special_tokens": False}
+    return [every | eos, final | eos, every, final, {}]
 
 
 def _names(fields: Mapping[str, Any]) -> set[str]:

@@ -119,7 +119,8 @@ def launcher(options: argparse.Namespace) -> "SystemLauncher":
 
 def print_lines(*lines: str) -> None:
     """Prints at once, also into a pipe."""
-    print(*lines, sep="\n", flush=True)
+    if lines:
+        print(*lines, sep="\n", flush=True)
 
 
 def json_object(text: str) -> dict[str, Any]:

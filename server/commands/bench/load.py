@@ -46,8 +46,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         results = all_results(measured.passes, names, slo)
         if results:
             _write(options, info, measured, results)
-    for late in _late(results):
-        print_lines(late)
+    print_lines(*_late(results), *_shorter(measured))
     failed = [
         f"{figures.side} ({figures.condition.name}): {figures.first_error}"
         for result in results
@@ -81,6 +80,13 @@ def _late(results: Sequence["ConditionResults"]) -> Iterator[str]:
                     f"Warning: {figures.side} ({figures.condition.name}): 1 % of the requests were "
                     f"sent more than {late.p99:.0f} ms late; the client's machine is overloaded"
                 )
+
+
+def _shorter(measured: "LoadRun") -> Iterator[str]:
+    """A warning for each side that does not do what `--ignore-eos` asks."""
+    for target in measured.targets:
+        if "ignore_eos" in target.refused:
+            yield f"Warning: {target.side.name} refuses ignore_eos; its answers may be shorter"
 
 
 def _write(

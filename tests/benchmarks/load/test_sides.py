@@ -80,10 +80,8 @@ class Server:
     ("unknown", "refused"),
     [
         ((), ()),
-        (
-            ("continuous_usage_stats",),
-            ("continuous_usage_stats", "ignore_eos", "skip_special_tokens"),
-        ),
+        (("continuous_usage_stats",), ("continuous_usage_stats",)),
+        (("ignore_eos",), ("ignore_eos", "skip_special_tokens")),
         (
             ("stream_options", "ignore_eos"),
             (

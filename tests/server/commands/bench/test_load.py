@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -217,6 +218,48 @@ def test_a_server_that_is_none_is_reported_at_once(
     assert captured.out == ""
     assert time.monotonic() - began < 10
     assert list(tmp_path.iterdir()) == []
+
+
+class Plain(BaseHTTPRequestHandler):
+    """A server that knows OpenAI's fields only."""
+
+    def do_GET(self) -> None:
+        self.answer(200, "application/json", b'{"data": [{"id": "m"}]}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "ignore_eos" in body:
+            self.answer(400, "application/json", b'{"error": {"message": "what is ignore_eos?"}}')
+        else:
+            text = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+            self.answer(200, "text/event-stream", 3 * text + b"data: [DONE]\n\n")
+
+    def answer(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_a_side_that_refuses_to_ignore_the_end_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.05], daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        for words, warned in ((["--ignore-eos"], True), ([], False)):
+            assert load(address, tmp_path, "--no-html", *words) == 0
+            printed = capsys.readouterr().out
+            assert ("Warning: server refuses ignore_eos; its answers" in printed) == warned
+            assert printed.endswith("\n")
+            assert not printed.endswith("\n\n")
+        server.shutdown()
+        thread.join(10)
 
 
 def served(url: str) -> float:
