@@ -23,8 +23,8 @@ from engine_adapter.proposers.contract import ProposerSpec
 PROMPTS = 16
 
 TURNS = 2
-"""How often the sides are started, in their order and then in the reverse one; each turn has its
-share of the rounds. How fast a process reads memory is fixed for its life when it starts: of two
+"""How often the sides are started: first in their order, then in the reverse order. Each start has
+an equal share of the rounds. A process keeps the speed of memory that it gets at its start: of two
 equal processes one was 5 % faster on the wide target in one order, and 5 % slower in the other."""
 
 

@@ -1,4 +1,4 @@
-"""Engines measured without a server, so that a difference is due to the engine.
+"""Engines that are measured without a server, so that a difference comes from the engine alone.
 
 Both run as in a server, with the engine core in its own process. HTTP, JSON and the gateway are
 left out.

@@ -96,7 +96,9 @@ class Endpoint:
                     writer.transport.abort()  # a server aborts the generation of a lost client
         except TimeoutError:
             reply.problem, reply.detail = "timeout", f"no end after {time_limit_s:g} s"
-        except (OSError, httptools.HttpParserError, ValueError) as error:
+        except httptools.HttpParserError as error:
+            reply.problem, reply.detail = "connection", f"the response is not HTTP ({error})"
+        except (OSError, ValueError) as error:
             reply.problem, reply.detail = "connection", str(error) or type(error).__name__
         else:
             if not response.complete and not response.ends_with_connection:

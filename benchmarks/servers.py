@@ -1,7 +1,8 @@
 """The measured servers: Specgate and stock vLLM, with the same arguments, over HTTP.
 
 Each server is a process group of its own on a free port. All servers of a comparison run at the
-same time and one of them has load at a time; `ServerLauncher` checks that idle ones use no CPU.
+same time, but only one of them has load at any time. `ServerLauncher` checks that a server without
+load uses no CPU.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Chats that ask for an edited copy of code: the answer repeats most of the prompt.
 
-They are made from the code in the demo's measured prompts, so nothing else must be shipped. The
-edit is the renaming of a definition, of which every model that can edit code is capable. The
-question is phrased like the demo's own training chats, so that its target copies the code.
+They are made from the code in the demo's measured prompts, so no other data is needed. The
+edit renames a definition, which every model that can edit code can do. The question has the words
+of the demo's own training chats, so that the demo's target copies the code.
 """
 
 import re

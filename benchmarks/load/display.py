@@ -16,38 +16,35 @@ from rich.progress import (
 
 from benchmarks.http_stream import Reply
 from benchmarks.load.results import condition_results
+from benchmarks.load.run import LoadPlan
 from benchmarks.load.samples import Condition, Pass
 
 
 class Display:
-    """A `Watcher`. A context manager: the bar is shown inside.
+    """A `Watcher`. A context manager: the bar is shown inside, if stderr is a terminal.
 
     Args:
-        sides: names of the sides; the first is the base.
+        plan: of the run.
         slo: see `side_figures`.
-        repetitions: of each condition.
         print_lines: receives the tables.
     """
 
     def __init__(
-        self,
-        sides: Sequence[str],
-        slo: Mapping[str, float],
-        repetitions: int,
-        print_lines: Callable[..., None],
+        self, plan: LoadPlan, slo: Mapping[str, float], print_lines: Callable[..., None]
     ) -> None:
-        self._sides = sides
+        self._plan = plan
         self._slo = slo
-        self._repetitions = repetitions
         self._print_lines = print_lines
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[failed]} failed"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,  # it would leave an empty line in a file
         )
         self._task: TaskID | None = None
         self._failed = 0
@@ -65,19 +62,12 @@ class Display:
     ) -> None:
         self._stack.close()
 
-    def on_pass(
-        self,
-        condition: Condition,
-        repetition: int,
-        side: str,
-        requests: int | None,
-        seconds: float | None,
-    ) -> None:
+    def on_pass(self, condition: Condition, repetition: int, side: str) -> None:
         """See `Watcher.on_pass`."""
-        limit = "" if seconds is None else f" (up to {seconds:g} s)"
-        self._show(
-            f"{condition.name}: {side}, {repetition + 1}/{self._repetitions}{limit}", requests
-        )
+        plan = self._plan
+        limit = "" if plan.seconds is None else f" (up to {plan.seconds:g} s)"
+        turn = f"{side}, {repetition + 1}/{plan.repetitions}{limit}"
+        self._show(f"{condition.name}: {turn}", plan.requests)
 
     def on_stage(self, description: str) -> None:
         """See `Watcher.on_stage`."""
@@ -98,5 +88,6 @@ class Display:
     def on_condition(self, condition: Condition, passes: Sequence[Pass]) -> None:
         """See `Watcher.on_condition`."""
         if passes:
-            results = condition_results(passes, self._sides, self._slo)
+            names = [side.name for side in self._plan.sides]
+            results = condition_results(passes, names, self._slo)
             self._print_lines(*(line for table in results.tables() for line in table.markdown()))

@@ -56,6 +56,7 @@ class SideFigures:
     Attributes:
         requests: sent, and ended in whatever way.
         errors: error -> number of requests.
+        first_error: the first of them, in words; `None` without errors.
         seconds: sum over the passes.
         tokens: output tokens, those of failed requests too.
         tokens_per_s, requests_per_s: per second of the passes; only requests without error count.
@@ -71,6 +72,7 @@ class SideFigures:
     passes: int
     requests: int
     errors: Mapping[str, int]
+    first_error: str | None
     seconds: float
     tokens: int
     tokens_per_s: float
@@ -103,6 +105,7 @@ def side_figures(passes: Sequence[Pass], slo: Mapping[str, float]) -> SideFigure
         passes=len(passes),
         requests=len(samples),
         errors=dict(Counter(sample.error for sample in samples if sample.error is not None)),
+        first_error=next((s.error_text for s in samples if s.error is not None), None),
         seconds=seconds,
         tokens=tokens,
         tokens_per_s=tokens / seconds if seconds else 0.0,

@@ -19,13 +19,14 @@ STYLE = """
 }
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
   max-width: 80rem; margin: 2rem auto; padding: 0 1rem }
-svg { width: 100%; height: auto; margin-top: 1rem; color: var(--text) }
+svg { width: 100%; min-width: 44rem; height: auto; margin-top: 1rem; color: var(--text) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: right;
   white-space: nowrap }
-th:first-child, td:first-child { text-align: left }
+th:first-child, td:first-child, td:has(code) { text-align: left }
 th { background: var(--soft) }
+summary { cursor: pointer }
 pre { background: var(--soft); padding: .75rem; overflow-x: auto; font-size: 12px }
 """
 
@@ -46,7 +47,7 @@ def page(
         f"<p><code>{escape(str(info.get('command', '')))}</code></p>",
         f"<p>{escape(NOTES)}</p>",
         "<h2>Throughput</h2>",
-        plots.throughput(results, sides),
+        _wide(plots.throughput(results, sides)),
         *_overall(results),
     ]
     for number, result in enumerate(results):
@@ -54,7 +55,8 @@ def page(
         body += _condition(number, result, here, sides)
     body += [
         "<h2>Environment and plan</h2>",
-        f"<pre>{escape(json.dumps(info, indent=1, default=str))}</pre>",
+        "<details><summary>As in load.json</summary>",
+        f"<pre>{escape(json.dumps(info, indent=1, default=str))}</pre></details>",
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -79,12 +81,12 @@ def _condition(
     for position, table in enumerate(result.tables()):
         # The first one has the heading's text as its title.
         yield _table(table if position else replace(table, title=""))
-    yield plots.latency_curves(number, passes, sides)
+    yield _wide(plots.latency_curves(number, passes, sides))
     if len({label for figures in result.figures for label in figures.by_label}) > 1:
-        yield plots.label_bars(number, result, sides)
+        yield _wide(plots.label_bars(number, result, sides))
     if isinstance(condition.arrivals, Ramp) or condition.workload.startswith("shift"):
         yield "<h3>Over time</h3>"
-        yield plots.timeline(number, passes, sides)
+        yield _wide(plots.timeline(number, passes, sides))
 
 
 def _table(table: Table) -> str:
@@ -93,7 +95,13 @@ def _table(table: Table) -> str:
         f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in table.rows
     )
     title = f"<h3>{_cell(table.title)}</h3>" if table.title else ""
-    return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+    notes = "".join(f"<p>{_cell(note)}</p>" for note in table.notes)
+    return f"{title}{_wide(f'<table><tr>{head}</tr>{rows}</table>')}{notes}"
+
+
+def _wide(element: str) -> str:
+    """The element, with a scroll bar of its own on a narrow screen."""
+    return f'<div class="wide">{element}</div>'
 
 
 def _cell(text: str) -> str:

@@ -19,7 +19,7 @@ COLOURS = (
 """Readable on a light and on a dark page."""
 FOREGROUND = "#010203"
 """Stands for the text colour of the page, which matplotlib has no name for."""
-CURVE_POINTS, BINS = 200, 60
+CURVE_POINTS, CURVE_END, BINS = 200, 0.99, 60
 LATENCIES: Mapping[str, Callable[[Sample], float | None]] = {
     "TTFT": lambda sample: sample.ttft_ms,
     "TPOT": lambda sample: sample.tpot_ms,
@@ -60,17 +60,19 @@ def throughput(results: Sequence[ConditionResults], sides: Sequence[str]) -> str
 
 
 def latency_curves(number: int, passes: Sequence[Pass], sides: Sequence[str]) -> str:
-    """The cumulative distributions of one condition's latencies."""
+    """The cumulative distributions of one condition's latencies, up to the percentile 99."""
 
     def draw(axes: Sequence[Any]) -> None:
         for axis, (name, latency) in zip(axes, LATENCIES.items(), strict=True):
             for position, side in enumerate(sides):
                 values = _values(passes, side, latency)
                 if values:
-                    levels = np.linspace(0, 1, min(len(values), CURVE_POINTS))
+                    # One slow request in a hundred must not press the curves into a corner.
+                    levels = np.linspace(0, CURVE_END, min(len(values), CURVE_POINTS))
                     curve = np.quantile(values, levels)
                     axis.plot(curve, levels, label=side, **_line(position))
-            axis.set(title=name, xlabel="ms", ylabel="share of requests", ylim=(0, 1.02))
+            axis.set(title=name, ylabel="share of requests", ylim=(0, 1.02))
+            axis.set(xlabel="ms, up to the percentile 99")
             axis.grid(alpha=0.25)
 
     return _svg(f"latency{number}", len(LATENCIES), draw, len(LATENCIES))
@@ -174,6 +176,10 @@ def _bars(
         colour = COLOURS[position % len(COLOURS)]
         axis.bar(places + shift, values[position], width * 0.92, label=side, color=colour)
     axis.set_xticks(places, groups)
+    # With less than three groups, bars of the usual width.
+    room = max(len(groups), 3) / 2
+    middle = (len(groups) - 1) / 2
+    axis.set_xlim(middle - room, middle + room)
     axis.grid(axis="y", alpha=0.25)
     axis.set_axisbelow(True)
 

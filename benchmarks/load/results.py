@@ -40,7 +40,7 @@ class ConditionResults:
         """Figures, ratios, and the figures of each label if there are several."""
         yield figures_table(self.figures, self.condition.name)
         if self.ratios:
-            yield ratios_table(self.ratios, f"Times `{self.ratios[0].base}`")
+            yield ratios_table(self.ratios, f"Ratios to `{self.ratios[0].base}`")
         if len({label for figures in self.figures for label in figures.by_label}) > 1:
             yield labels_table(self.figures, "By label")
 

@@ -16,13 +16,15 @@ from benchmarks.load.arrivals import Arrivals, ClosedLoop, OpenLoop
 from benchmarks.load.drive import Driver, PlannedRequest
 from benchmarks.load.prompts import Prompt, Split
 from benchmarks.load.samples import Condition, Pass
-from benchmarks.load.sides import Side, Target, prepare
+from benchmarks.load.sides import Side, Target, describe, prepare
 from benchmarks.load.workloads import Workload
 
 MOST_REQUESTS = 20_000
 """The most requests of a pass that is only limited by time."""
 PRIMED_AT_ONCE = 4
 WARM_UP_TOKENS = 16
+LEAST_LIMIT_S = 10.0
+"""The least time limit of requests that are not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +95,8 @@ class Watcher(Protocol):
         """Something begins that is not measured."""
         ...
 
-    def on_pass(
-        self,
-        condition: Condition,
-        repetition: int,
-        side: str,
-        requests: int | None,
-        seconds: float | None,
-    ) -> None:
-        """A pass begins; `requests` and `seconds` are its limits."""
+    def on_pass(self, condition: Condition, repetition: int, side: str) -> None:
+        """A pass begins."""
         ...
 
     def on_reply(self, reply: Reply) -> None:
@@ -125,16 +120,20 @@ class LoadRun:
     _primed: set[tuple[str, str]] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Measures everything. Raises `RuntimeError` or `ValueError` if a side cannot be used."""
+        """Measures everything.
+
+        Raises `RuntimeError` or `ValueError` if a side cannot be used, or answers no more.
+        """
         for side in self.plan.sides:
             self.watcher.on_stage(f"{side.name}: trying the server")
-            self.targets.append(await prepare(side, ignore_eos=self.plan.ignore_eos))
+            target = await prepare(side, self._patience_s, ignore_eos=self.plan.ignore_eos)
+            self.targets.append(target)
         workloads = {workload.name: workload for workload in self.plan.workloads}
         for condition in self.plan.conditions:
             before = len(self.passes)
             self.watcher.on_stage(f"{condition.name}: warming up")
             for target in self.targets:
-                await self._warm_up(target, condition)
+                await self._warm_up(target, condition, self.plan.warm_up)
             for repetition in range(self.plan.repetitions):
                 await self._repeat(condition, workloads[condition.workload], repetition)
             self.watcher.on_condition(condition, self.passes[before:])
@@ -145,9 +144,7 @@ class LoadRun:
         if self.plan.prime:
             await self._prime(workload.name, [r for phase in requests for r in phase])
         for target in self.targets if repetition % 2 == 0 else reversed(self.targets):
-            self.watcher.on_pass(
-                condition, repetition, target.side.name, self.plan.requests, self.plan.seconds
-            )
+            self.watcher.on_pass(condition, repetition, target.side.name)
             driver = Driver(
                 target,
                 requests,
@@ -166,6 +163,9 @@ class LoadRun:
                     self.passes.append(
                         Pass(condition, repetition, name, driver.seconds, is_complete, samples)
                     )
+            if samples and all(sample.error == "timeout" for sample in samples):
+                # Is it slow, or has it stopped? The other passes would take as long for nothing.
+                await self._warm_up(target, condition, 1)
 
     def _requests(self, condition: Condition, workload: Workload) -> list[list[PlannedRequest]]:
         """The requests of the workload's next repetition, in lists that share its time equally.
@@ -199,15 +199,15 @@ class LoadRun:
             for number, phase in enumerate(phases)
         ]
 
-    async def _warm_up(self, target: Target, condition: Condition) -> None:
+    async def _warm_up(self, target: Target, condition: Condition, count: int) -> None:
         """Triggers what is compiled, allocated or connected on first use."""
         prompts = [
             Prompt("", "", {"messages": [{"role": "user", "content": f"Write `warm_up_{i}`."}]})
-            for i in range(self.plan.warm_up)
+            for i in range(count)
         ]
         heat = condition.temperature or 0.0
         requests = [PlannedRequest(0, p, heat, WARM_UP_TOKENS, 0) for p in prompts]
-        await self._send_at_once(target, requests, len(requests))
+        await self._send_at_once(target, requests)
 
     async def _prime(self, workload: str, requests: Sequence[PlannedRequest]) -> None:
         """Sends every prompt once in a run to every server, for one token."""
@@ -219,11 +219,23 @@ class LoadRun:
         self._primed.update(fresh)
         self.watcher.on_stage(f"{workload}: priming {len(fresh)} prompts")
         servers = {target.side.url: target for target in reversed(self.targets)}
+        primed = list(fresh.values())
         for target in servers.values():
-            await self._send_at_once(target, list(fresh.values()), PRIMED_AT_ONCE)
+            for start in range(0, len(primed), PRIMED_AT_ONCE):
+                await self._send_at_once(target, primed[start : start + PRIMED_AT_ONCE])
 
-    async def _send_at_once(
-        self, target: Target, requests: Sequence[PlannedRequest], concurrency: int
-    ) -> None:
-        driver = Driver(target, [requests], None, self.plan.time_limit_s)
-        await driver.run(ClosedLoop(max(concurrency, 1)), 0)
+    @property
+    def _patience_s(self) -> float:
+        """The time limit of a request that is not measured."""
+        return max(self.plan.time_limit_s, LEAST_LIMIT_S)
+
+    async def _send_at_once(self, target: Target, requests: Sequence[PlannedRequest]) -> None:
+        """Sends requests that are not measured. Raises `RuntimeError` if all of them time out."""
+        replies: list[Reply] = []
+        driver = Driver(target, [requests], None, self._patience_s, replies.append)
+        await driver.run(ClosedLoop(max(len(requests), 1)), 0)
+        if replies and all(reply.problem == "timeout" for reply in replies):
+            raise RuntimeError(
+                f"--side {target.side.name}: {target.side.address} does not answer any more: "
+                f"{describe(replies[0])}"
+            )

@@ -74,6 +74,12 @@ class Sample:
     drafts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def error_text(self) -> str:
+        """The error and its detail; a detail of an HTTP status begins with it."""
+        error = self.error or ""
+        return self.detail if self.detail.startswith(error) else f"{error}: {self.detail}"
+
+    @property
     def gaps_ms(self) -> list[float]:
         """The times between events: the inter-token latencies."""
         return [b - a for a, b in zip(self.times_ms, self.times_ms[1:], strict=False)]

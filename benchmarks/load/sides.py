@@ -5,13 +5,16 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import responses
 from typing import Any
 
 from benchmarks.http_stream import Endpoint, Reply
 
 FIELDS = ("url", "model", "body", "body_by_label", "key_variable")
 FORMS = "NAME=URL, NAME={JSON}, or the NAME of a proposer or policy of the server at --url"
-PREPARE_LIMIT_S = 120.0
+ASK_LIMIT_S = 20.0
+"""For the model and the version of a server, which it knows without work."""
+MODELS, CHAT = "/v1/models", "/v1/chat/completions"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@/ -]{0,63}")
 RESERVED = frozenset({"messages", "prompt", "model", "stream", "stream_options"})
 """Fields of the body that the harness sets itself."""
@@ -37,6 +40,11 @@ class Side:
     body_by_label: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     key_variable: str | None = None
 
+    @property
+    def address(self) -> str:
+        """The address without `/v1`."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
     def endpoint(self) -> Endpoint:
         """A client. Raises `ValueError` for a bad address or a missing key."""
         key = None
@@ -45,7 +53,7 @@ class Side:
             if not key:
                 raise ValueError(f"{self.name}: the variable {self.key_variable} is not set")
         try:
-            return Endpoint(self.url.rstrip("/").removesuffix("/v1"), key)
+            return Endpoint(self.address, key)
         except ValueError as error:
             raise ValueError(f"{self.name}: url: {error}") from None
 
@@ -129,36 +137,51 @@ class Target:
     version: Any = None
 
 
-async def prepare(side: Side, *, ignore_eos: bool) -> Target:
+async def prepare(side: Side, time_limit_s: float, *, ignore_eos: bool) -> Target:
     """Asks the server for its model, and tries which extra fields it accepts.
 
-    Raises `RuntimeError` if the server cannot be used, with its answer.
+    Args:
+        side: the side.
+        time_limit_s: of each completion that is tried.
+        ignore_eos: whether answers should go on after their end-of-text token.
+
+    Raises:
+        RuntimeError: the server cannot be used; the message has its answer.
     """
     endpoint = side.endpoint()
     model = side.model or await _first_model(side, endpoint)
-    version = await endpoint.get("/version", PREPARE_LIMIT_S)
-    extras: dict[str, Any] = {
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True}
-    }
-    if ignore_eos:
-        # An end-of-text token then has text, and so a chunk, like any other token.
-        extras |= {"ignore_eos": True, "skip_special_tokens": False}
-    plain: dict[str, Any] = {"stream_options": {"include_usage": True}}
-    for tried in (extras, plain, {}):
-        reply = await _try(side, endpoint, model, tried)
-        if reply.status == 200 and reply.problem is None:
-            refused = sorted(_names(extras) - _names(tried))
+    version = await endpoint.get("/version", ASK_LIMIT_S)
+    wanted = _extras(ignore_eos=ignore_eos)
+    for tried in wanted:
+        reply = await endpoint.post(CHAT, _trial(side, model, tried), time_limit_s)
+        if reply.status == 200 and reply.problem is None and reply.events:
+            refused = sorted(_names(wanted[0]) - _names(tried))
             return Target(side, endpoint, model, tried, tuple(refused), _json(version))
         if reply.status not in (400, 422):
             break
-    raise RuntimeError(f"--side {side.name}: {describe(reply)}")
+    why = describe(reply)
+    if reply.status == 200 and reply.problem is None:
+        why = f"the answer is not a stream of events ({why})"
+    raise RuntimeError(f"--side {side.name}: {side.address}{CHAT}: {why}")
+
+
+def _extras(*, ignore_eos: bool) -> list[dict[str, Any]]:
+    """The fields beyond OpenAI's, from all that are wanted to none."""
+    final: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    every = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    if not ignore_eos:
+        return [every, final, {}]
+    # An end-of-text token then has text, and so a chunk, like any other token.
+    eos = {"ignore_eos": True, "skip_special_tokens": False}
+    return [every | eos, final | eos, every, final, {}]
 
 
 def _names(fields: Mapping[str, Any]) -> set[str]:
     return {*fields, *fields.get("stream_options", {})}
 
 
-async def _try(side: Side, endpoint: Endpoint, model: str, extras: Mapping[str, Any]) -> Reply:
+def _trial(side: Side, model: str, extras: Mapping[str, Any]) -> bytes:
+    """The body of a short chat with these fields."""
     labels = iter(side.body_by_label)
     body = {
         "model": model,
@@ -168,18 +191,19 @@ async def _try(side: Side, endpoint: Endpoint, model: str, extras: Mapping[str, 
         **extras,
         **side.fields_for(next(labels, "")),
     }
-    return await endpoint.post("/v1/chat/completions", json.dumps(body).encode(), PREPARE_LIMIT_S)
+    return json.dumps(body).encode()
 
 
 async def _first_model(side: Side, endpoint: Endpoint) -> str:
-    reply = await endpoint.get("/v1/models", PREPARE_LIMIT_S)
+    reply = await endpoint.get(MODELS, ASK_LIMIT_S)
     listed = _json(reply)
     try:
         return str(listed["data"][0]["id"])
     except (TypeError, KeyError, IndexError):
-        raise RuntimeError(
-            f"--side {side.name}: /v1/models: {describe(reply)}; give its model in the side's JSON"
-        ) from None
+        why = f"--side {side.name}: {side.address}{MODELS}: {describe(reply)}"
+        if reply.problem is None:
+            why += '; if the server lists no models, name one: NAME={"url": URL, "model": MODEL}'
+        raise RuntimeError(why) from None
 
 
 def describe(reply: Reply) -> str:
@@ -189,8 +213,8 @@ def describe(reply: Reply) -> str:
     body = _json(reply)
     error = body.get("error", body) if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
-    text = message or reply.body[:500].decode(errors="replace")
-    return f"{reply.status}: {' '.join(str(text).split())[:500]}"
+    text = " ".join(str(message or reply.body[:500].decode(errors="replace")).split())
+    return f"{reply.status}: {text[:500] or responses.get(reply.status or 0, 'no text')}"
 
 
 def _json(reply: Reply) -> Any:

@@ -1,7 +1,7 @@
 """The results as tables: rows of texts, for Markdown and for the HTML report."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.estimate import Ratio
 from benchmarks.load.figures import Distribution, SideFigures
@@ -16,11 +16,13 @@ class Table:
         title: may be empty.
         head: names of the columns.
         rows: as many cells as columns each.
+        notes: paragraphs below it.
     """
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
 
     def markdown(self) -> Iterator[str]:
         """Its lines."""
@@ -32,6 +34,9 @@ class Table:
         for row in self.rows:
             yield _line(row)
         yield ""
+        for note in self.notes:
+            yield note
+            yield ""
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -44,6 +49,9 @@ NOTES = (
     "repetitions; ratios of latencies are ratios of means over the requests that succeeded on both "
     "sides, and below 1 is faster."
 )
+
+MOST_OF_ERROR = 300
+"""Characters of a server's error that a note shows."""
 
 THROUGHPUT_HEAD = (
     "side",
@@ -79,14 +87,20 @@ def figures_table(figures: Sequence[SideFigures], title: str = "") -> Table:
         )
         for f in figures
     ]
-    return _without_empty_last(Table(title, THROUGHPUT_HEAD, rows))
+    failures = [
+        f"`{f.side}`: {sum(f.errors.values())} of {f.requests} requests failed, the first with "
+        f"{f.first_error[:MOST_OF_ERROR]}"
+        for f in figures
+        if f.first_error
+    ]
+    return _without_empty_last(Table(title, THROUGHPUT_HEAD, rows, failures))
 
 
 def _without_empty_last(table: Table) -> Table:
     """The table without its last column if that has no text: goodput without objectives."""
     if any(row[-1] for row in table.rows):
         return table
-    return Table(table.title, table.head[:-1], [row[:-1] for row in table.rows])
+    return replace(table, head=table.head[:-1], rows=[row[:-1] for row in table.rows])
 
 
 def labels_table(figures: Sequence[SideFigures], title: str = "") -> Table:
@@ -129,7 +143,7 @@ def overall_table(ratios: Mapping[str, Sequence[Pairs]], base: str) -> Table:
         for side, of_side in ratios.items()
     ]
     head = ("side", "tokens/s, geometric mean", "conditions")
-    return Table(f"All conditions, times `{base}`", head, rows)
+    return Table(f"All conditions, ratios to `{base}`", head, rows)
 
 
 def errors_text(errors: Mapping[str, int]) -> str:

@@ -2,20 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.simulation.replay import Replay
+
+STATIC = "static choices"
+"""Their name in the legend."""
 
 
 def save(results: Sequence[Replay], path: Path) -> None:
     """Plots tokens per second over those of the best static choice.
 
-    One panel for each number of streams, one bar for each workload and method. Static choices are
-    drawn in grey. The suffix of `path` determines the format.
+    One panel for each number of streams. In it each workload has a grey line for each static choice
+    and a dot for each policy and the label oracle. The suffix of `path` determines the format.
     """
     from matplotlib.figure import Figure
 
     streams = list(dict.fromkeys(result.streams for result in results))
-    figure = Figure(figsize=(9, 2.6 * len(streams)), layout="constrained")
+    figure = Figure(figsize=(9, 2.6 * len(streams) + 0.6), layout="constrained")
     panels = figure.subplots(len(streams), 1, squeeze=False)
     for row, count in enumerate(streams):
         _panel(panels[row][0], [one for one in results if one.streams == count], count)
@@ -25,7 +29,7 @@ def save(results: Sequence[Replay], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _panel(panel: object, results: Sequence[Replay], streams: int) -> None:
+def _panel(panel: Any, results: Sequence[Replay], streams: int) -> None:
     workloads = list(dict.fromkeys(result.workload for result in results))
     static = set(results[0].regret_static)
     chosen = [m for m in dict.fromkeys(one.method for one in results) if m not in static]
@@ -34,12 +38,19 @@ def _panel(panel: object, results: Sequence[Replay], streams: int) -> None:
         for one in here.values():
             share = 1 - one.regret_static[one.best_static]
             if one.method in static:
-                panel.plot([at - 0.35, at + 0.35], [share, share], color="0.7", linewidth=1)  # type: ignore[attr-defined]
+                panel.plot(
+                    [at - 0.35, at + 0.35], [share, share], color="0.7", linewidth=1, label=STATIC
+                )
             else:
                 number = chosen.index(one.method)
                 shift = 0.7 * ((number + 0.5) / len(chosen) - 0.5)
-                panel.plot([at + shift], [share], f"C{number}o", label=one.method)  # type: ignore[attr-defined]
-    panel.axhline(1.0, color="black", linewidth=1)  # type: ignore[attr-defined]
-    panel.set(title=f"{streams} streams", ylabel="tokens/s, times the best static", ylim=(0, None))  # type: ignore[attr-defined]
-    panel.set_xticks(range(len(workloads)), workloads)  # type: ignore[attr-defined]
-    panel.grid(alpha=0.3)  # type: ignore[attr-defined]
+                panel.plot([at + shift], [share], f"C{number}o", label=one.method)
+    panel.margins(y=0.1)
+    panel.set_ylim(bottom=0)
+    panel.axhline(1.0, color="black", linewidth=1)
+    panel.set(
+        title=f"{streams} stream{'s' * (streams > 1)}",
+        ylabel="tokens/s over best static",
+    )
+    panel.set_xticks(range(len(workloads)), workloads)
+    panel.grid(alpha=0.3)

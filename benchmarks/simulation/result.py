@@ -86,7 +86,7 @@ class Result:
         return 1000 * switches([step.method for step in self.steps]) / max(len(self.steps), 1)
 
     def span(self, phase: int) -> Sequence[Step]:
-        """The steps from the begin of a phase to that of the next one."""
+        """The steps from the beginning of a phase to the beginning of the next one."""
         ends = [*self.starts[1:], len(self.steps)]
         return self.steps[self.starts[phase] : ends[phase]]
 

@@ -138,6 +138,8 @@ def _read(whole: Mapping[str, Any]) -> Trace:
     if missing := {traits.name for traits in proposers} - set(costs.drafts):
         raise ValueError(f"no costs of {', '.join(sorted(missing))}")
     requests = tuple(_read_request(fields, proposers) for fields in whole["requests"])
+    if not requests:
+        raise ValueError("it has no requests")
     return Trace(str(whole["target"]), proposers, costs, requests)
 
 

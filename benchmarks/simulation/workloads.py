@@ -23,7 +23,7 @@ class Phase:
     Attributes:
         name: for reports.
         requests: in order. Those with an `arrival_s` do not begin before it, counted from the
-            begin of the phase.
+            beginning of the phase.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from benchmarks.system import SystemLauncher
 
 Specs = Sequence[ProposerSpec]
+
+MOST_SEED = 2**31 - 1
 
 
 class BadArgument(Exception):
@@ -52,17 +54,29 @@ def add_load(parser: Parser, levels: Sequence[int]) -> None:
         metavar="N",
         help=f"concurrent streams (repeatable; default: {' '.join(map(str, levels))})",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench-results"),
-        metavar="FOLDER",
-        help="for the results and the servers' logs (default: bench-results)",
-    )
+    add_out(parser, "for the results and the servers' logs")
     parser.add_argument(
         "--engine", choices=ENGINES, default="vllm", help="fake tests the harness itself"
     )
     parser.set_defaults(levels=levels)
+
+
+def add_out(parser: Parser, purpose: str) -> None:
+    """Adds `--out`."""
+    parser.add_argument(
+        "--out",
+        type=_folder,
+        default=Path("bench-results"),
+        metavar="FOLDER",
+        help=f"{purpose} (default: bench-results)",
+    )
+
+
+def add_count(parser: Parser, flag: str, default: int, purpose: str) -> None:
+    """Adds a number of at least 1."""
+    parser.add_argument(
+        flag, type=count, default=default, metavar="N", help=f"{purpose} (default: {default})"
+    )
 
 
 def add_sides(parser: Parser) -> None:
@@ -105,7 +119,8 @@ def launcher(options: argparse.Namespace) -> "SystemLauncher":
 
 def print_lines(*lines: str) -> None:
     """Prints at once, also into a pipe."""
-    print(*lines, sep="\n", flush=True)
+    if lines:
+        print(*lines, sep="\n", flush=True)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -124,6 +139,32 @@ def count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
+
+
+def number(low: float, high: float, kind: type = float) -> Callable[[str], float]:
+    """The type of an argument: a number in [low, high], an integer if `kind` is `int`."""
+
+    def convert(text: str) -> float:
+        try:
+            value: float = kind(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            noun, bounds = "a number", f"{low:g} to {high:g}"
+            if kind is int:
+                noun, bounds = "an integer", f"{low} to {high}"
+            raise argparse.ArgumentTypeError(f"must be {noun} from {bounds}, got {text!r}")
+        return value
+
+    return convert
+
+
+def _folder(text: str) -> Path:
+    """The type of an argument: a folder, which need not exist."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a file; name a folder")
+    return path
 
 
 def read_specs(options: argparse.Namespace) -> Specs:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from server.commands.admin_client import Parser
 from server.commands.bench.arguments import (
+    add_count,
     add_load,
     add_models,
     add_sides,
-    count,
     launcher,
     measured_sides,
     method_names,
-    print_lines,
     read_specs,
 )
+from server.commands.bench.result_table import ResultTable
 
 
 def make_parser() -> Parser:
@@ -27,10 +27,8 @@ def make_parser() -> Parser:
     add_models(parser, target="demo")
     add_load(parser, levels=(1, 8))
     add_sides(parser)
-    parser.add_argument("--pairs", type=count, default=30, help="rounds (default: 30)")
-    parser.add_argument(
-        "--max-tokens", type=count, default=128, help="length of every answer (default: 128)"
-    )
+    add_count(parser, "--pairs", 30, "rounds")
+    add_count(parser, "--max-tokens", 128, "length of every answer")
     parser.add_argument(
         "--in-process", action="store_true", help="measure the engines, without their servers"
     )
@@ -40,7 +38,7 @@ def make_parser() -> Parser:
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     """Measures, prints and writes. Returns the exit status."""
     from benchmarks import report
-    from benchmarks.compare import TABLE_HEAD, Comparison, ComparisonPlan, compare, table_row
+    from benchmarks.compare import TABLE_HEAD, ComparisonPlan, compare, table_row
     from benchmarks.targets import target_path
 
     specs = read_specs(options)
@@ -54,18 +52,6 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         max_tokens=options.max_tokens,
     )
     info = report.environment_info(argv, options.target)
-    results: list[Comparison] = []
-
-    def on_result(result: Comparison) -> None:
-        results.append(result)
-        print_lines(table_row(result))
-
-    print_lines(*TABLE_HEAD)
-    try:
-        asyncio.run(compare(plan, launcher(options), on_result))
-    finally:
-        if results:  # those before a failure are written too
-            report.write(
-                options.out, "compare", info, results, [*TABLE_HEAD, *map(table_row, results)]
-            )
+    with ResultTable(options.out, "compare", info, TABLE_HEAD, table_row) as table:
+        asyncio.run(compare(plan, launcher(options), table.add))
     return 0

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from server.commands.admin_client import Parser
-from server.commands.bench.arguments import add_load, add_models, launcher, print_lines, read_specs
+from server.commands.bench.arguments import add_load, add_models, launcher, number, read_specs
+from server.commands.bench.result_table import ResultTable
 
 if TYPE_CHECKING:
     from benchmarks.speedup import SpeedupPlan
@@ -22,9 +23,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--temperature",
         action="append",
-        type=float,
+        type=number(0.0, 2.0),
         metavar="T",
-        help="(repeatable; default: 0 and 0.7)",
+        help="temperature of the requests (repeatable; default: 0 and 0.7)",
     )
     parser.add_argument(
         "--kind",
@@ -39,7 +40,10 @@ def make_parser() -> Parser:
         help="policy that is measured too (repeatable; default: auto)",
     )
     parser.add_argument(
-        "--minutes", type=float, default=35.0, help="approximate duration (default: 35)"
+        "--minutes",
+        type=number(0.1, 1440.0),
+        default=35.0,
+        help="approximate duration (default: 35)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="few prompts and short answers, to check that it works"
@@ -50,24 +54,14 @@ def make_parser() -> Parser:
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     """Measures, prints and writes. Returns the exit status."""
     from benchmarks import plot, report
-    from benchmarks.speedup import TABLE_HEAD, Speedup, measure_speedups, table_row, tables
+    from benchmarks.speedup import TABLE_HEAD, measure_speedups, table_row, tables
 
     plan = _plan(options)
     info = report.environment_info(argv, options.target)
     plot.check()
-    results: list[Speedup] = []
-
-    def on_result(result: Speedup) -> None:
-        results.append(result)
-        print_lines(table_row(result))
-
-    print_lines(*TABLE_HEAD)
-    try:
-        asyncio.run(measure_speedups(plan, launcher(options), on_result))
-    finally:
-        if results:
-            report.write(options.out, "gain", info, results, tables(results))
-    plot.save(results, options.out / "gain.svg", f"Target: {options.target}")
+    with ResultTable(options.out, "gain", info, TABLE_HEAD, table_row, tables) as table:
+        asyncio.run(measure_speedups(plan, launcher(options), table.add))
+    plot.save(table.results, options.out / "gain.svg", f"Target: {options.target}")
     return 0
 
 

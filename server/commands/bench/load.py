@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["make_parser", "run"]
 
 LATE_MS, LATE_SHARE = 10.0, 0.1
-"""Lateness at the percentile 99, in milliseconds and as a share of the median TTFT, that is warned
-of if it exceeds both."""
+"""A warning is printed if the lateness at the percentile 99 exceeds both: this number of
+milliseconds, and this share of the median TTFT."""
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         plot.check()
     info = {**report.environment_info(argv), "slo_ms": slo}
     names = [side.name for side in plan.sides]
-    display = Display(names, slo, plan.repetitions, print_lines)
+    display = Display(plan, slo, print_lines)
     measured = LoadRun(plan, display)
     try:
         with display:
@@ -46,16 +46,15 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         results = all_results(measured.passes, names, slo)
         if results:
             _write(options, info, measured, results)
-    for late in _late(results):
-        print_lines(late)
+    print_lines(*_late(results), *_shorter(measured))
     failed = [
-        f"{figures.side} ({figures.condition.name})"
+        f"{figures.side} ({figures.condition.name}): {figures.first_error}"
         for result in results
         for figures in result.figures
         if sum(figures.errors.values()) == figures.requests
     ]
     if failed:
-        print_error(f"no request succeeded: {', '.join(failed)}")
+        print_error(f"no request succeeded: {'; '.join(failed)}")
         return FAILED
     return 0
 
@@ -81,6 +80,13 @@ def _late(results: Sequence["ConditionResults"]) -> Iterator[str]:
                     f"Warning: {figures.side} ({figures.condition.name}): 1 % of the requests were "
                     f"sent more than {late.p99:.0f} ms late; the client's machine is overloaded"
                 )
+
+
+def _shorter(measured: "LoadRun") -> Iterator[str]:
+    """A warning for each side that does not do what `--ignore-eos` asks."""
+    for target in measured.targets:
+        if "ignore_eos" in target.refused:
+            yield f"Warning: {target.side.name} refuses ignore_eos; its answers may be shorter"
 
 
 def _write(

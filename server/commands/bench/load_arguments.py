@@ -2,11 +2,9 @@
 
 import argparse
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 from server.commands.admin_client import DEFAULT_URL, URL_VARIABLE, Parser
-from server.commands.bench.arguments import count
+from server.commands.bench.arguments import MOST_SEED, add_count, add_out, count, number
 
 CONCURRENCY, REQUESTS, RAMP_SECONDS = 8, 64, 60.0
 SLO_NAMES = ("ttft", "tpot", "e2e")
@@ -33,13 +31,7 @@ def make_parser() -> Parser:
         metavar="NAME=MS",
         help="objective for goodput: ttft, tpot or e2e in milliseconds (repeatable)",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench-results"),
-        metavar="FOLDER",
-        help="for load.json, load.jsonl, load.md and load.html (default: bench-results)",
-    )
+    add_out(parser, "for load.json, load.jsonl, load.md and load.html")
     parser.add_argument(
         "--no-html", action="store_true", help="no report with plots, which needs matplotlib"
     )
@@ -82,13 +74,11 @@ def _add_requests(parser: Parser) -> None:
     parser.add_argument(
         "--temperature",
         action="append",
-        type=_number(0.0, 2.0),
+        type=number(0.0, 2.0),
         metavar="T",
         help="(repeatable; default: the workload's)",
     )
-    parser.add_argument(
-        "--max-tokens", type=count, default=128, help="limit of an answer (default: 128)"
-    )
+    add_count(parser, "--max-tokens", 128, "limit of an answer")
     parser.add_argument(
         "--ignore-eos", action="store_true", help="every answer has --max-tokens tokens"
     )
@@ -98,20 +88,20 @@ def _add_arrivals(parser: Parser) -> None:
     parser.add_argument(
         "--concurrency",
         action="append",
-        type=_number(1, MOST_CONCURRENT, int),
+        type=number(1, MOST_CONCURRENT, int),
         metavar="N",
         help=f"closed loop with N requests in flight (repeatable; default: {CONCURRENCY})",
     )
     parser.add_argument(
         "--rate",
         action="append",
-        type=_number(0.001, 10000.0),
+        type=number(0.001, 10000.0),
         metavar="R",
         help="open loop with R requests per second on average (repeatable)",
     )
     parser.add_argument(
         "--burstiness",
-        type=_number(0.01, 1000.0),
+        type=number(0.01, 1000.0),
         default=1.0,
         metavar="B",
         help="shape of the gaps of an open loop: 1 is Poisson, less is more bursty (default: 1)",
@@ -131,24 +121,27 @@ def _add_passes(parser: Parser) -> None:
         "--requests",
         type=count,
         metavar="N",
-        help=f"the most requests of a pass (default: {REQUESTS}, without limit with --seconds)",
+        help=f"the most requests of a pass (default: {REQUESTS}; no limit if --seconds is given)",
     )
     parser.add_argument(
         "--seconds",
-        type=_number(0.1, 86400.0),
+        type=number(0.1, 86400.0),
         metavar="S",
         help="after this time a pass sends no more requests",
     )
-    parser.add_argument("--repetitions", type=count, default=3, metavar="N", help="(default: 3)")
+    add_count(parser, "--repetitions", 3, "passes of each side under each condition")
     parser.add_argument(
         "--time-limit",
-        type=_number(0.001, 86400.0),
+        type=number(0.001, 86400.0),
         default=120.0,
         metavar="SECONDS",
-        help="of each request (default: 120)",
+        help="time limit of each request (default: 120)",
     )
     parser.add_argument(
-        "--seed", type=int, default=1234, help="of prompts, arrivals and sampling (default: 1234)"
+        "--seed",
+        type=number(0, MOST_SEED, int),
+        default=1234,
+        help="seed of prompts, arrivals and sampling (default: 1234)",
     )
     parser.add_argument(
         "--warm-up",
@@ -163,24 +156,6 @@ def _add_passes(parser: Parser) -> None:
         action="store_true",
         help="do not send each prompt once before it is measured",
     )
-
-
-def _number(low: float, high: float, kind: type = float) -> Callable[[str], float]:
-    """The type of an argument: a number within bounds."""
-
-    def convert(text: str) -> float:
-        try:
-            value: float = kind(text)
-        except ValueError:
-            value = float("nan")
-        if not low <= value <= high:
-            noun = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(
-                f"must be {noun} from {low:g} to {high:g}, got {text!r}"
-            )
-        return value
-
-    return convert
 
 
 def _ramp(text: str) -> tuple[int, int]:
@@ -201,4 +176,4 @@ def _slo(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(
             f"must be one of {', '.join(SLO_NAMES)}, then = and milliseconds, got {text!r}"
         )
-    return name, _number(0.001, 86_400_000.0)(limit)
+    return name, number(0.001, 86_400_000.0)(limit)

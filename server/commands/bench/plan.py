@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from engine_adapter.policies.names import POLICY_NAMES, policy_name
 from server.commands.admin_client import Parser
-from server.commands.bench.arguments import BadArgument, count, print_lines
+from server.commands.bench.arguments import BadArgument, add_count, count, print_lines
 
 ROWS = (1, 16, 64, 256)
 
@@ -24,8 +24,8 @@ def make_parser() -> Parser:
         metavar="N",
         help=f"rows of a step (repeatable; default: {' '.join(map(str, ROWS))})",
     )
-    parser.add_argument("--steps", type=count, default=300, help="measured steps (default: 300)")
-    parser.add_argument("--profile", action="store_true", help="profile instead")
+    add_count(parser, "--steps", 300, "measured steps")
+    parser.add_argument("--profile", action="store_true", help="show the slowest functions instead")
     return parser
 
 
@@ -37,12 +37,13 @@ def add_policy(parser: Parser, default: str) -> None:
 
 
 def policies(options: argparse.Namespace) -> list[str]:
-    """The policies of `--policy`, or all. Raises `BadArgument` for an unknown one."""
+    """The policies of `--policy`, each once, or all. Raises `BadArgument` for an unknown one."""
     for name in options.policy or ():
         if policy_name(name) is None:
             there_are = ", ".join(POLICY_NAMES)
             raise BadArgument(f"--policy: {name[:80]!r} is unknown; there are {there_are}")
-    return [policy_name(name) or name for name in options.policy or POLICY_NAMES]
+    names = [policy_name(name) or name for name in options.policy or POLICY_NAMES]
+    return list(dict.fromkeys(names))
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.commands.admin_client import Parser
-from server.commands.bench.arguments import add_models, count, print_lines, read_specs
+from server.commands.bench.arguments import (
+    BadArgument,
+    add_count,
+    add_models,
+    number,
+    print_lines,
+    read_specs,
+)
 
 
 def make_parser() -> Parser:
@@ -17,33 +24,24 @@ def make_parser() -> Parser:
     )
     add_models(parser, target="demo")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the trace (.json.gz)"
+        "--out", type=Path, required=True, metavar="FILE", help="file of the trace (.json.gz)"
     )
     parser.add_argument(
         "--temperature",
         action="append",
-        type=float,
+        type=number(0.0, 2.0),
         metavar="T",
-        help="(repeatable; default: 0)",
+        help="temperature of the requests (repeatable; default: 0)",
     )
+    add_count(parser, "--requests", 40, "the most requests of each kind of prompts and temperature")
+    add_count(parser, "--max-tokens", 86, "length of every answer")
+    add_count(parser, "--streams", 4, "requests at a time")
+    add_count(parser, "--timed-steps", 80, "steps at each number of rows that give the costs")
     parser.add_argument(
-        "--requests", type=count, default=40, help="of each kind of prompts (default: 40)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=count, default=86, help="length of every answer (default: 86)"
-    )
-    parser.add_argument(
-        "--streams", type=count, default=4, metavar="N", help="requests at a time (default: 4)"
-    )
-    parser.add_argument(
-        "--timed-steps",
-        type=count,
-        default=80,
-        metavar="N",
-        help="steps at each number of rows that give the costs (default: 80)",
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=4.0, help="no request begins later (default: 4)"
+        "--minutes",
+        type=number(0.1, 1440.0),
+        default=4.0,
+        help="after this time no new request begins (default: 4)",
     )
     return parser
 
@@ -65,6 +63,10 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         timed_steps=options.timed_steps,
         seconds=60 * options.minutes,
     )
+    # Before minutes of recording are lost.
+    if options.out.is_dir():
+        raise BadArgument(f"--out: {options.out} is a folder; name a file in it")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     trace = record(plan, print_lines)
     save_trace(trace, options.out)
     size = options.out.stat().st_size

@@ -1,15 +1,25 @@
 """`specgate bench replay`: policies over a recorded trace."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.policies.names import GOODPUT, LOAD
+from engine_adapter.policies.names import GOODPUT, LOAD, POLICY_NAMES, policy_name
 from engine_adapter.policies.parameters import PolicyError
 from server.commands.admin_client import Parser
-from server.commands.bench.arguments import BadArgument, count, json_object, print_lines
+from server.commands.bench.arguments import (
+    MOST_SEED,
+    BadArgument,
+    add_count,
+    add_out,
+    count,
+    json_object,
+    number,
+    print_lines,
+)
 from server.commands.bench.plan import add_policy, policies
+from server.commands.bench.result_table import ResultTable
 
 WORKLOADS = ("quote", "free", "rag", "mixed", "shift", "ramp", "random")
 """The names of `benchmarks.simulation.workloads.WORKLOADS`."""
@@ -39,10 +49,13 @@ def make_parser() -> Parser:
         metavar="N",
         help=f"concurrent requests (repeatable; default: {' '.join(map(str, STREAMS))})",
     )
+    add_count(parser, "--requests", 60, "requests of a phase")
     parser.add_argument(
-        "--requests", type=count, default=60, help="requests of a phase (default: 60)"
+        "--seed",
+        type=number(0, MOST_SEED, int),
+        default=0,
+        help="seed of order and noise (default: 0)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of order and noise (default: 0)")
     _add_noise(parser)
     parser.add_argument(
         "--parameters",
@@ -52,26 +65,24 @@ def make_parser() -> Parser:
         help='parameters by policy: {"goodput": {"min_gain": 0.05}}',
     )
     parser.add_argument("--primary", metavar="NAME", help="the proposer that load uses by default")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench-results"), help="folder (default: bench-results)"
-    )
+    add_out(parser, "for replay.json, replay.md and replay.svg")
     return parser
 
 
 def _add_noise(parser: Parser) -> None:
     parser.add_argument(
         "--noise",
-        type=_share,
+        type=number(0.0, 1.0),
         default=0.05,
         metavar="SPREAD",
         help="standard deviation of the logarithm of every time (default: 0.05)",
     )
     parser.add_argument(
         "--outliers",
-        type=_share,
+        type=number(0.0, 1.0),
         default=0.0,
         metavar="SHARE",
-        help="share of times that are 20 times as long (default: 0)",
+        help="share of the times that become 20 times as long (default: 0)",
     )
 
 
@@ -84,9 +95,9 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
 
     trace = load_trace(options.trace)
     names = policies(options) if options.policy else [GOODPUT, LOAD]
-    if options.primary not in (None, *(one.name for one in trace.proposers)):
-        there_are = ", ".join(one.name for one in trace.proposers)
-        raise BadArgument(f"--primary: {options.primary!r} is not in the trace: {there_are}")
+    ks = {one.name: one.num_speculative_tokens for one in trace.proposers}
+    if options.primary not in (None, *ks):
+        raise BadArgument(f"--primary: {options.primary!r} is not in the trace: {', '.join(ks)}")
     plan = ReplayPlan(
         trace=trace,
         policies=names,
@@ -95,24 +106,40 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         size=options.requests,
         seed=options.seed,
         noise=Noise(options.noise, options.outliers, seed=options.seed),
-        parameters=options.parameters,
+        parameters=_parameters(options, ks),
         primary=options.primary,
     )
-    results = []
-    print_lines(*TABLE_HEAD)
-    try:
+    info = report.environment_info(argv, trace.target)
+    with ResultTable(options.out, "replay", info, TABLE_HEAD, table_row) as table:
         for result in replay(plan):
-            results.append(result)
-            print_lines(table_row(result))
-    except PolicyError as error:
-        raise BadArgument(f"--parameters: {error}") from None
-    finally:
-        if results:
-            info = report.environment_info(argv, trace.target)
-            rows = [*TABLE_HEAD, *map(table_row, results)]
-            report.write(options.out, "replay", info, results, rows)
-    _plot(results, options.out)
+            table.add(result)
+    _plot(table.results, options.out)
     return 0
+
+
+def _parameters(options: argparse.Namespace, ks: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """The parameters of each policy. Raises `BadArgument`.
+
+    Args:
+        options: the arguments.
+        ks: the most tokens that each proposer of the trace drafts.
+    """
+    from engine_adapter.policies.catalog import read_policy
+
+    parameters = {}
+    for name, given in options.parameters.items():
+        known = policy_name(name)
+        if known is None:
+            there_are = ", ".join(POLICY_NAMES)
+            raise BadArgument(f"--parameters: no policy {name[:80]!r}; there are {there_are}")
+        if not isinstance(given, dict):
+            raise BadArgument(f"--parameters: {name}: must be a JSON object")
+        try:
+            read_policy(known, given, ks, options.primary)
+        except PolicyError as error:
+            raise BadArgument(f"--parameters: {name}.{error}") from None
+        parameters[known] = given
+    return parameters
 
 
 def _plot(results: Sequence[Any], folder: Path) -> None:
@@ -125,13 +152,3 @@ def _plot(results: Sequence[Any], folder: Path) -> None:
     from benchmarks.simulation import plot
 
     plot.save(results, folder / "replay.svg")
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number in [0, 1], got {text!r}")
-    return value

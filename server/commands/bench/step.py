@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from server.commands.admin_client import Parser
 from server.commands.bench.arguments import (
+    add_count,
     add_models,
     add_sides,
     count,
@@ -23,10 +24,8 @@ def make_parser() -> Parser:
     )
     add_models(parser, target="demo")
     add_sides(parser)
-    parser.add_argument(
-        "--streams", type=count, default=1, metavar="N", help="concurrent requests (default: 1)"
-    )
-    parser.add_argument("--rounds", type=count, default=60, help="turns per side (default: 60)")
+    add_count(parser, "--streams", 1, "concurrent requests")
+    add_count(parser, "--rounds", 60, "turns per side")
     parser.add_argument(
         "--profile",
         type=count,

@@ -107,7 +107,17 @@ def test_a_side_without_any_success_is_shown_with_its_errors() -> None:
     results = all_results(passes, ["base", "dead"], {"e2e": 1.0})
     markdown = "\n".join(line for t in all_tables(results, "base") for line in t.markdown())
     assert "| `dead` | 1 | 503: 1 | 0.0 | 0.00 |  |  |  |  |  | 0.00/s (0%) |" in markdown
-    assert "503: 1" in page({}, passes, results)
+    note = "1 of 1 requests failed, the first with 503: why"
+    assert f"\n`dead`: {note}\n" in markdown
+    assert f"<p><code>dead</code>: {note}</p>" in page({}, passes, results)
+
+
+def test_one_slow_request_does_not_squeeze_the_curves() -> None:
+    fast = [sample(i, 100.0 + i) for i in range(200)]
+    condition = made_pass("base", [*fast, sample(200, 9000.0)])
+    drawn = plots.latency_curves(0, [condition], ["base"])
+    ticks = [float(number) for number in re.findall(r">([\d.]+)</text>", drawn)]
+    assert 250 < max(ticks) < 400
 
 
 def test_tokens_are_counted_in_the_bin_of_their_event() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.http_stream import Reply
+from benchmarks.load import run as load_run
 from benchmarks.load.arrivals import Arrivals, ClosedLoop, OpenLoop, Ramp
 from benchmarks.load.drive import Driver, PlannedRequest
 from benchmarks.load.prompts import Prompt
@@ -32,14 +33,7 @@ class Watcher:
         self.replies = 0
         self.conditions: list[str] = []
 
-    def on_pass(
-        self,
-        condition: Condition,
-        repetition: int,
-        side: str,
-        requests: int | None,
-        seconds: float | None,
-    ) -> None:
+    def on_pass(self, condition: Condition, repetition: int, side: str) -> None:
         self.passes.append((repetition, side))
 
     def on_reply(self, reply: Reply) -> None:
@@ -253,6 +247,52 @@ async def test_every_failure_is_a_sample_with_its_kind() -> None:
     assert samples[0].detail == "429: full"
     assert "died" in samples[2].detail
     assert [s.tokens for s in samples] == [0, 0, 1, 1, 1, 0, 0, 1, 2]
+
+
+class Stopping(Server):
+    """Hangs after a number of completions."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self.answers = answers
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(self.bodies) > self.answers:
+            await asyncio.sleep(60)
+        await super().answer(body, writer)
+
+
+@pytest.mark.parametrize(
+    ("answers", "passes", "sent"),
+    [
+        (1, 0, 1 + 2),  # the trial; then both warm-ups
+        (3, 0, 1 + 2 + 4),  # then the first prompts that are primed
+        (13, 1, 1 + 2 + 10 + 10 + 1),  # then the first pass, and one request to see if it lives
+    ],
+)
+async def test_a_server_that_stops_answering_ends_the_run(
+    answers: int, passes: int, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_run, "LEAST_LIMIT_S", 0.2)
+    server = Stopping(answers)
+    async with served(server) as url:
+        made = plan(url, ("a",), loads=[ClosedLoop(5)], requests=10, warm_up=2, time_limit_s=0.2)
+        run = LoadRun(made, Watcher())
+        with pytest.raises(RuntimeError, match=r"--side a: http.* does not answer any more: time"):
+            await run.run()
+    assert len(run.passes) == passes
+    assert len(server.bodies) == sent
+
+
+async def test_a_slow_server_is_measured_although_every_request_times_out() -> None:
+    class Slow(Server):
+        async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(1.0 if body["max_tokens"] == 3 else 0.0)
+            await super().answer(body, writer)
+
+    async with served(Slow()) as url:
+        run, _ = await measure(plan(url, ("a",), time_limit_s=0.1))
+    assert [s.error for each in run.passes for s in each.samples] == ["timeout"] * 8
 
 
 async def test_an_interrupted_run_keeps_what_it_has_measured() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.load import sides
 from benchmarks.load.sides import Side, parse_side, prepare
 from tests.benchmarks.load.scripted import STREAM_HEAD, chunks, plain, served
 
@@ -79,10 +80,8 @@ class Server:
     ("unknown", "refused"),
     [
         ((), ()),
-        (
-            ("continuous_usage_stats",),
-            ("continuous_usage_stats", "ignore_eos", "skip_special_tokens"),
-        ),
+        (("continuous_usage_stats",), ("continuous_usage_stats",)),
+        (("ignore_eos",), ("ignore_eos", "skip_special_tokens")),
         (
             ("stream_options", "ignore_eos"),
             (
@@ -100,7 +99,7 @@ async def test_fields_that_a_server_refuses_are_left_out_and_named(
 ) -> None:
     server = Server(*unknown)
     async with served(server) as url:
-        target = await prepare(Side("a", f"{url}/v1", body={"top_k": 1}), ignore_eos=True)
+        target = await prepare(Side("a", f"{url}/v1", body={"top_k": 1}), 5.0, ignore_eos=True)
     assert target.model == "its-model"
     assert target.refused == refused
     assert not set(refused) & {*target.extras, *target.extras.get("stream_options", {})}
@@ -109,19 +108,52 @@ async def test_fields_that_a_server_refuses_are_left_out_and_named(
 
 async def test_a_server_that_refuses_everything_is_reported_with_its_message() -> None:
     async with served(Server("messages")) as url:
-        with pytest.raises(RuntimeError, match="--side a: 400: unknown field"):
-            await prepare(Side("a", url), ignore_eos=False)
+        with pytest.raises(
+            RuntimeError, match=r"--side a: .*/v1/chat/completions: 400: unknown field"
+        ):
+            await prepare(Side("a", url), 5.0, ignore_eos=False)
 
 
 async def test_a_server_without_models_needs_a_model() -> None:
     server = Server(models={"data": []})
     async with served(server) as url:
-        with pytest.raises(RuntimeError, match="give its model"):
-            await prepare(Side("a", url), ignore_eos=False)
-        target = await prepare(Side("a", url, "mine"), ignore_eos=False)
+        with pytest.raises(
+            RuntimeError, match=r"/v1/models: 200: .*; if the server lists no models, name one"
+        ):
+            await prepare(Side("a", url), 5.0, ignore_eos=False)
+        target = await prepare(Side("a", url, "mine"), 5.0, ignore_eos=False)
     assert target.model == server.bodies[0]["model"] == "mine"
 
 
 async def test_an_unreachable_server_is_reported() -> None:
-    with pytest.raises(RuntimeError, match="--side a: /v1/models: connection:"):
-        await prepare(Side("a", "http://127.0.0.1:9"), ignore_eos=False)
+    with pytest.raises(RuntimeError, match=r"--side a: .*:9/v1/models: connection:"):
+        await prepare(Side("a", "http://127.0.0.1:9"), 5.0, ignore_eos=False)
+
+
+ODD = {
+    "404 Not Found": "/v1/chat/completions: 404: Not Found$",
+    "200 OK": r"/v1/chat/completions: the answer is not a stream of events \(200: OK\)$",
+}
+
+
+@pytest.mark.parametrize("status", ODD)
+async def test_an_answer_that_is_no_stream_is_reported(status: str) -> None:
+    async def answer(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    async with served(answer) as url:
+        with pytest.raises(RuntimeError, match=ODD[status]):
+            await prepare(Side("a", url, "m"), 5.0, ignore_eos=False)
+
+
+async def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "ASK_LIMIT_S", 0.1)
+
+    async def answer(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    async with served(answer) as url, asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match=r"/v1/models: timeout: no end after 0\.1 s$"):
+            await prepare(Side("a", url), 0.2, ignore_eos=False)
+        with pytest.raises(RuntimeError, match=r"/completions: timeout: no end after 0\.2 s$"):
+            await prepare(Side("a", url, "m"), 0.2, ignore_eos=False)

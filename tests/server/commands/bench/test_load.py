@@ -2,16 +2,23 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 
+from benchmarks.load import sides
 from server.cli import main
-from server.commands import BAD_SETTING, FAILED, INTERRUPTED
+from server.commands import FAILED, INTERRUPTED
+from tests.server.commands.bench.refusal import complaint
 
 SHORT = ["--requests", "4", "--repetitions", "2", "--max-tokens", "12", "--warm-up", "1"]
 
@@ -71,6 +78,31 @@ def test_a_ramp_and_a_shift_have_a_timeline(url: str, tmp_path: Path) -> None:
     assert "Over time" in (tmp_path / "load.html").read_text()
 
 
+def test_every_workload_is_sent_in_bursts_from_one_half_of_the_prompts(
+    url: str, tmp_path: Path
+) -> None:
+    sent: dict[str, set[str]] = {}
+    for split in ("tune", "report"):
+        words = [
+            w for name in ("mixed", "random", "shift:code-edit:free") for w in ("--workload", name)
+        ]
+        words += ["--split", split, "--rate", "200", "--burstiness", "0.25", "--repetitions", "1"]
+        words += ["--requests", "8", "--max-tokens", "4", "--no-prime", "--no-html"]
+        assert main(["bench", "load", "--url", url, "--out", str(tmp_path), *words]) == 0
+        lines = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
+        labels = {(line["condition"].split(",")[0], line["label"]) for line in lines}
+        assert labels == {
+            *(("mixed", label) for label in ("quote", "free", "edit", "random")),
+            ("random", "random"),
+            *(("shift:code-edit:free", label) for label in ("edit", "free")),
+        }
+        assert {line["error"] for line in lines} == {None}
+        assert {line["temperature"] for line in lines if line["condition"][:6] == "random"} == {2.0}
+        assert all(line["condition"].endswith(" 200 requests/s, burstiness 0.25") for line in lines)
+        sent[split] = {line["prompt"] for line in lines}
+    assert not sent["tune"] & sent["report"]
+
+
 def test_a_side_that_refuses_every_request_fails_but_is_written(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,9 +110,12 @@ def test_a_side_that_refuses_every_request_fails_but_is_written(
     words = ["--side", f"good={url}", "--side", bad, "--workload", "random", "--no-html"]
     assert load(url, tmp_path, *words) == FAILED
     captured = capsys.readouterr()
-    assert "no request succeeded: bad (random, 8 concurrent)" in captured.err
-    assert "| `bad` | 8 | 400: 8 | 0.0 | 0.00 |" in captured.out
-    assert "400: 8" in (tmp_path / "load.md").read_text()
+    assert "no request succeeded: bad (random, 8 concurrent): 400: n: " in captured.err
+    markdown = (tmp_path / "load.md").read_text()
+    for text in (captured.out, markdown):
+        assert "| `bad` | 8 | 400: 8 | 0.0 | 0.00 |" in text
+        assert "\n`bad`: 8 of 8 requests failed, the first with 400: n: " in text
+        assert "`good`: " not in text
 
 
 def test_no_key_is_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +127,7 @@ def test_no_key_is_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "message"),
     [
         (["--side", "a b|c"], "--side: 'a b|c': a name has letters"),
         (["--side", 'a={"urls": 1}'], "--side: a: unknown field 'urls'"),
@@ -114,14 +149,9 @@ def test_no_key_is_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_wrong_arguments_are_refused(
-    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        status = main(["bench", "load", "--no-html", *words])
-    except SystemExit as ended:
-        status = int(ended.code or 0)
-    assert status == BAD_SETTING
-    assert complaint in capsys.readouterr().err
+    assert message in complaint(["load", "--no-html", *words], capsys)
 
 
 def test_a_missing_file_and_an_unreachable_server_fail(
@@ -130,8 +160,106 @@ def test_a_missing_file_and_an_unreachable_server_fail(
     assert main(["bench", "load", "--workload", str(tmp_path / "no.jsonl"), "--no-html"]) == FAILED
     assert "no.jsonl" in capsys.readouterr().err
     assert load("http://127.0.0.1:9", tmp_path, "--no-html") == FAILED
-    assert "--side server: /v1/models: connection" in capsys.readouterr().err
+    assert "--side server: http://127.0.0.1:9/v1/models: connection" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def odd_url() -> Iterator[Callable[[bytes | None], str]]:
+    """Starts servers that answer every request with the same bytes, or never."""
+    with ExitStack() as stack:
+
+        def start(answer: bytes | None) -> str:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+            def run() -> None:
+                with suppress(OSError):  # the listener is closed at the end
+                    while True:
+                        connection, _ = listener.accept()
+                        stack.callback(connection.close)
+                        if answer is not None:
+                            connection.recv(1 << 16)
+                            connection.sendall(answer)
+                            connection.shutdown(socket.SHUT_RDWR)
+
+            threading.Thread(target=run, daemon=True).start()
+            return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "404: Not Found; if the server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "200: <html>; if the server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n", "connection: closed before the resp"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "connection: the response is not HTTP"),
+        (b"", "connection: "),
+        (None, "timeout: no end after 0.3 s\n"),
+    ],
+)
+def test_a_server_that_is_none_is_reported_at_once(
+    answer: bytes | None,
+    complaint: str,
+    odd_url: Callable[[bytes | None], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sides, "ASK_LIMIT_S", 0.3)
+    address, began = odd_url(answer), time.monotonic()
+    assert load(address, tmp_path, "--no-html") == FAILED
+    captured = capsys.readouterr()
+    assert captured.err.startswith(
+        f"specgate: error: --side server: {address}/v1/models: {complaint}"
+    )
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert time.monotonic() - began < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+class Plain(BaseHTTPRequestHandler):
+    """A server that knows OpenAI's fields only."""
+
+    def do_GET(self) -> None:
+        self.answer(200, "application/json", b'{"data": [{"id": "m"}]}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "ignore_eos" in body:
+            self.answer(400, "application/json", b'{"error": {"message": "what is ignore_eos?"}}')
+        else:
+            text = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+            self.answer(200, "text/event-stream", 3 * text + b"data: [DONE]\n\n")
+
+    def answer(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_a_side_that_refuses_to_ignore_the_end_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.05], daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        for words, warned in ((["--ignore-eos"], True), ([], False)):
+            assert load(address, tmp_path, "--no-html", *words) == 0
+            printed = capsys.readouterr().out
+            assert ("Warning: server refuses ignore_eos; its answers" in printed) == warned
+            assert printed.endswith("\n")
+            assert not printed.endswith("\n\n")
+        server.shutdown()
+        thread.join(10)
 
 
 def served(url: str) -> float:
