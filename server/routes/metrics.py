@@ -14,7 +14,10 @@ router = APIRouter()
 
 
 async def with_engine(state: AnyState) -> AppState:
-    """The state, with the metrics of the engine's life set. A coroutine: the engine has no locks."""
+    """The state, after the gauges of the engine were set.
+
+    A coroutine, because the engine is read on its own thread only.
+    """
     state.metrics.set_engine(up=state.engine_up, given_up=state.engine_given_up)
     return state
 
