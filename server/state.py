@@ -75,8 +75,19 @@ class AppState:
     @property
     def ready(self) -> bool:
         """Whether a new request would be served now."""
-        started = self.runtime is not None and self.engine.failure is None
-        return started and not self.stopping.is_set()
+        return self.engine_up and not self.stopping.is_set()
+
+    @property
+    def engine_up(self) -> bool:
+        """Whether the engine has started and is alive."""
+        return self.runtime is not None and self.engine.failure is None
+
+    @property
+    def engine_given_up(self) -> bool:
+        """Whether only a restart of the server can bring an engine back."""
+        failure = self.engine.failure
+        dead = failure is not None and failure.retry_after_s is None
+        return dead or self.startup_error is not None
 
 
 # Coroutines: FastAPI would run plain functions in a thread.

@@ -110,11 +110,14 @@ def unreadable_blocks(pages: Mapping[str, str]) -> list[str]:
 
 
 def unknown_metrics(pages: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Metrics that the pages name and the code does not write; a star matches any ending."""
+    """Metrics that the pages name and the code does not write; a star matches any ending.
+
+    A recorded rule has its metric between colons; `tests/deploy/prometheus` checks rules.
+    """
     known = {f"{name}{suffix}" for name in names for suffix in ("", "_bucket", "_sum", "_count")}
     findings = []
     for page, text in pages.items():
-        found = re.findall(r"(?<![\w/.-])(?:vllm:|specgate_)[a-z0-9_]+\*?", text)
+        found = re.findall(r"(?<![\w/.:-])(?:vllm:|specgate_)[a-z0-9_]+\*?", text)
         for name in sorted(set(found)):
             stem = name.rstrip("*")
             held = any(k.startswith(stem) for k in known) if name != stem else stem in known

@@ -7,7 +7,7 @@ from types import FrameType
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from engine_adapter.errors import EngineConfigError, EngineError
 from engine_adapter.factory import create_engine
@@ -65,6 +65,8 @@ class ServerProcess:
         """Serves until a signal, or until the start has failed."""
         self._display.stage(f"Preparing the {self._settings.engine} engine")
         registry = CollectorRegistry()
+        # CPU, memory and open files of the gateway; the engine's process is not in them.
+        ProcessCollector(registry=registry)
         metrics = Metrics(registry)
         settings = self._settings
         try:

@@ -16,11 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
 from server.errors import ApiError, Stopping, error_response, to_api_error
+from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
 
 REQUEST_ID = "x-request-id"
-UNMATCHED = "unmatched"
-"""The route label of requests that match no route; a path as sent is never a label."""
 OTHER_METHOD = "other"
 """The method label of methods that HTTP does not define, so that labels are bounded."""
 
@@ -52,10 +51,6 @@ class RequestId:
             await self._app(scope, receive, with_id)
 
 
-PROBES = frozenset({"/health", "/ready", "/metrics"})
-"""Routes that are polled every few seconds; they are logged at level debug."""
-
-
 class AccessLog:
     """One log line and one count per request, after its last byte."""
 
@@ -82,7 +77,7 @@ class AccessLog:
             seconds = time.perf_counter() - begun
             route = route_template(scope)
             method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
-            self._metrics.observe_http(route, method, status, seconds)
+            self._metrics.http.observe(route, method, status, seconds)
             write = log.debug if route in PROBES else log.info
             write(
                 "request",

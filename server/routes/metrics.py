@@ -1,18 +1,29 @@
 """`/metrics`: the registry, in Prometheus' text format or as OpenMetrics."""
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from server.state import AnyState
+from server.state import AnyState, AppState
 
 OPENMETRICS = "application/openmetrics-text"
 
 router = APIRouter()
 
 
+async def with_engine(state: AnyState) -> AppState:
+    """The state, after the gauges of the engine were set.
+
+    A coroutine, because the engine is read on its own thread only.
+    """
+    state.metrics.set_engine(up=state.engine_up, given_up=state.engine_given_up)
+    return state
+
+
 @router.get("/metrics")
-def metrics(request: Request, state: AnyState) -> Response:
+def metrics(request: Request, state: Annotated[AppState, Depends(with_engine)]) -> Response:
     """Every series. Not a coroutine: encoding a large registry would delay streams.
 
     The library's own negotiation writes `vllm_` instead of `vllm:` in OpenMetrics unless the

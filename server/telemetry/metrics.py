@@ -1,6 +1,7 @@
 """Every Prometheus metric of the gateway, and the PromQL queries to read it.
 
-Those of policies and routing rules are in `server.telemetry.policy_metrics`.
+Those of policies and routing rules are in `server.telemetry.policy_metrics`, those of HTTP requests
+in `server.telemetry.http_metrics`.
 
 Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -29,8 +30,9 @@ Positions caught up per second after switches and prefix hits:
     sum by (proposer) (rate(specgate_proposer_catchup_tokens_total[5m]))
 Requests by proposer, and by what selected it (`request`, `rule` or `active`):
     sum by (proposer, selected_by) (rate(specgate_requests_total[5m]))
-Proposers that fail:
+Proposers that fail, and those that are not tried any more:
     sum by (proposer) (increase(specgate_proposer_errors_total[5m])) > 0
+    specgate_proposer_quarantined == 1
 Active method:
     specgate_spec_method_info
 Switches that did not happen:
@@ -40,13 +42,11 @@ Slowest switches:
         rate(specgate_spec_method_switch_seconds_bucket[1h])))
 Engine processes that were replaced, and replacements that failed:
     increase(specgate_engine_restarts_total[1h])
+Servers whose engine does not serve, and those that need a restart:
+    specgate_engine_up == 0
+    specgate_engine_given_up == 1
 Median step time by kind:
     histogram_quantile(0.5, sum by (kind, le) (rate(specgate_step_seconds_bucket[5m])))
-Share of HTTP requests that failed, by route:
-    sum by (route) (rate(specgate_http_requests_total{status=~"5.."}[5m]))
-      / sum by (route) (rate(specgate_http_requests_total[5m]))
-Slow responses by route (a stream counts until its last byte):
-    histogram_quantile(0.95, sum by (route, le) (rate(specgate_http_request_seconds_bucket[5m])))
 Shares of the rows by the proposer that a policy chose:
     sum by (policy, proposer) (rate(specgate_policy_decisions_total[5m]))
       / on (policy) group_left sum by (policy) (rate(specgate_policy_decisions_total[5m]))
@@ -72,6 +72,7 @@ from engine_adapter.counts import ProposerCounts, StepReport
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
+from server.telemetry.http_metrics import HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
 from server.telemetry.rolling_stats import RollingCounts, RollingStats
@@ -80,9 +81,6 @@ _STEP_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 )  # fmt: skip
 _SWITCH_BUCKETS = (*_STEP_BUCKETS, 5.0, 10.0, 30.0, 60.0, 120.0)
-_HTTP_BUCKETS = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
-)  # fmt: skip
 
 
 class RestartOutcome(StrEnum):
@@ -118,6 +116,9 @@ class _ProposerMetrics:
         self.errors = make.counter(
             "specgate_proposer_errors", "Steps in which a proposer failed", "proposer"
         )
+        self.quarantined = make.gauge(
+            "specgate_proposer_quarantined", "1 while a proposer is not tried any more", "proposer"
+        )
         self.requests = make.counter(
             "specgate_requests", "Requests admitted", "proposer", "selected_by"
         )
@@ -130,6 +131,7 @@ class _ProposerMetrics:
             for metric in (self.drafts, self.drafted, self.accepted, self.catchup, self.errors):
                 metric.labels(name)
             self.draft_seconds.labels(name)
+            self.quarantined.labels(name).set(0)
 
     def declare_requests(self, name: str) -> None:
         """Lets the series of requests of a proposer or policy exist at 0."""
@@ -153,12 +155,14 @@ class Metrics:
 
     Attributes:
         policies: the metrics of policies and routing rules.
+        http: the metrics of HTTP requests.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         make = MetricMaker(registry)
         self._proposers = _ProposerMetrics(make)
         self.policies = PolicyMetrics(make)
+        self.http = HttpMetrics(make)
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )
@@ -176,11 +180,9 @@ class Metrics:
         )
         for outcome in RestartOutcome:
             self._restarts.labels(outcome)
-        self._http_requests = make.counter(
-            "specgate_http_requests", "HTTP requests", "route", "method", "status"
-        )
-        self._http_seconds = make.histogram(
-            "specgate_http_request_seconds", "Time to the last byte", _HTTP_BUCKETS, "route"
+        self._engine_up = make.gauge("specgate_engine_up", "1 while the engine serves")
+        self._engine_given_up = make.gauge(
+            "specgate_engine_given_up", "1 when a dead engine will not be replaced any more"
         )
         self._rolling: dict[str, RollingCounts] = {}
 
@@ -196,6 +198,7 @@ class Metrics:
     def forget_proposer(self, name: str) -> None:
         """Removes an unloaded proposer from the rolling figures. Its counters stay."""
         self._rolling.pop(name, None)
+        self._proposers.quarantined.labels(name).set(0)
 
     def declare_switches(self) -> None:
         """Lets the series of switches exist at 0."""
@@ -217,6 +220,8 @@ class Metrics:
             self._proposers.catchup.labels(name).inc(tokens)
         for name in report.faults:
             self._proposers.errors.labels(name).inc()
+        for name in report.quarantined:
+            self._proposers.quarantined.labels(name).set(1)
         if report.policy is not None:
             self.policies.on_step(report.policy)
 
@@ -224,6 +229,15 @@ class Metrics:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
         outcome = RestartOutcome.RESTARTED if succeeded else RestartOutcome.FAILED
         self._restarts.labels(outcome).inc()
+        if succeeded:
+            # The new process has forgotten which proposers failed.
+            for name in self._rolling:
+                self._proposers.quarantined.labels(name).set(0)
+
+    def set_engine(self, *, up: bool, given_up: bool) -> None:
+        """Shows whether the engine serves, and whether a dead one will never be replaced."""
+        self._engine_up.set(int(up))
+        self._engine_given_up.set(int(given_up))
 
     def rolling_stats(self) -> dict[str, RollingStats]:
         """Each proposer's sums and ratios of the last minute."""
@@ -232,11 +246,6 @@ class Metrics:
     def count_request(self, proposer: str, selected_by: SelectedBy) -> None:
         """Counts a request at its admission."""
         self._proposers.requests.labels(proposer, selected_by).inc()
-
-    def observe_http(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Counts an HTTP exchange. `route` is the route's template, never the path as sent."""
-        self._http_requests.labels(route, method, str(status)).inc()
-        self._http_seconds.labels(route).observe(seconds)
 
     def set_spec_method(self, name: str) -> None:
         """Shows `name` as the one active method."""

@@ -7,6 +7,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
+from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 
 Parse = Callable[[str], Iterable[Metric]]
@@ -35,3 +36,36 @@ async def test_it_shows_our_series_and_the_engines_by_their_names(
     ours = sum(s.value for s in samples if s.name == "specgate_spec_decode_draft_tokens_total")
     engines = sum(s.value for s in samples if s.name == "vllm:spec_decode_num_draft_tokens_total")
     assert ours == engines > 0
+
+
+async def engine_gauges(gateway: Gateway) -> tuple[float | None, float | None]:
+    """Whether the engine serves, and whether it was given up, as `/metrics` tells it."""
+    families = plain_text((await gateway.client.get("/metrics")).text)
+    samples = {s.name: s.value for family in families for s in family.samples}
+    return samples.get("specgate_engine_up"), samples.get("specgate_engine_given_up")
+
+
+async def test_the_engines_life_is_shown(start: StartGateway) -> None:
+    loading = await start(wait=False, engine_args={"fake_start_s": 0.2})
+    assert await engine_gauges(loading) == (0, 0)
+    await loading.state.start_ended.wait()
+    assert await engine_gauges(loading) == (1, 0)
+
+
+async def test_an_engine_that_is_not_replaced_is_shown(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_die_after_steps": 3})
+    assert await engine_gauges(gateway) == (1, 0)
+    assert (await gateway.complete(max_tokens=100)).status_code == 503
+    failure = gateway.engine.failure
+    assert failure is not None
+    assert failure.retry_after_s is None
+    assert await engine_gauges(gateway) == (0, 1)
+    # A real engine is replaced: it is down, and not given up.
+    failure.retry_after_s = 5.0
+    assert await engine_gauges(gateway) == (0, 0)
+
+
+async def test_a_failed_start_is_shown(start: StartGateway) -> None:
+    gateway = await start(wait=False, engine_args={"fake_fail_start": "no memory"})
+    await gateway.state.start_ended.wait()
+    assert await engine_gauges(gateway) == (0, 1)

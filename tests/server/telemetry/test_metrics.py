@@ -1,10 +1,14 @@
 """The gateway's metrics and their names."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_adapter.counts import ProposerCounts, StepKind, StepReport
 from server.control.types import SelectedBy
+from server.telemetry import http_metrics
 from server.telemetry import metrics as module
 from server.telemetry.metrics import Metrics
 
@@ -89,15 +93,33 @@ def test_a_proposer_that_has_not_drafted_has_no_ratios(metrics: Metrics) -> None
     assert (figures.drafts, figures.acceptance_rate, figures.system_efficiency) == (0, None, None)
 
 
-def test_requests_and_exchanges_are_counted(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_admitted_requests_are_counted(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.count_request("ngram", SelectedBy.REQUEST)
-    metrics.observe_http("/v1/completions", "POST", 200, 0.3)
     labels = {"proposer": "ngram", "selected_by": "request"}
     assert registry.get_sample_value("specgate_requests_total", labels) == 1
-    labels = {"route": "/v1/completions", "method": "POST", "status": "200"}
-    assert registry.get_sample_value("specgate_http_requests_total", labels) == 1
-    route = {"route": "/v1/completions"}
-    assert registry.get_sample_value("specgate_http_request_seconds_sum", route) == 0.3
+
+
+def test_a_quarantine_is_shown_until_a_load_an_unload_or_a_new_process_ends_it(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    def quarantined(name: str) -> float | None:
+        return registry.get_sample_value("specgate_proposer_quarantined", {"proposer": name})
+
+    fault = replace(STEP, faults={"draft": "boom"}, quarantined=("draft",))
+    ends: list[Callable[[], None]] = [
+        lambda: metrics.declare_proposers(["draft"]),
+        lambda: metrics.forget_proposer("draft"),
+        lambda: metrics.on_restart(True),
+    ]
+    for end in ends:
+        metrics.declare_proposers(["draft"])
+        metrics.on_step(fault)
+        metrics.on_step(STEP)
+        metrics.on_restart(False)
+        assert (quarantined("draft"), quarantined("ngram")) == (1, 0)
+        end()
+        assert quarantined("draft") == 0
+    assert quarantined("none") is None
 
 
 def test_the_info_metric_shows_one_active_method(
@@ -123,6 +145,6 @@ def test_two_servers_in_one_process_share_nothing() -> None:
 
 
 def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: Metrics) -> None:
-    documentation = module.__doc__ or ""
+    documentation = f"{module.__doc__} {http_metrics.__doc__}"
     for family in registry.collect():
         assert family.name in documentation, family.name
