@@ -23,7 +23,8 @@ TILE_HEIGHT, PANEL_HEIGHT = 4, 8
 
 SHARE, SECONDS, COUNT = "percentunit", "s", "short"
 TOKENS_PER_SECOND, REQUESTS_PER_SECOND = "suffix: tok/s", "reqps"
-RATIO, TOKENS, ROWS_PER_SECOND = "suffix: x", "suffix: tok", "suffix: rows/s"
+RATIO, TOKENS = "suffix: x", "suffix: tok"
+ROWS_PER_SECOND, STEPS_PER_SECOND = "suffix: rows/s", "suffix: steps/s"
 NAME = "string"
 """The units in use; a `suffix:` is Grafana's way to name a unit that it lacks."""
 

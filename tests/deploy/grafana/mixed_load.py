@@ -37,6 +37,7 @@ class MixedLoad:
     statuses: Counter[int | str] = field(default_factory=Counter)
     outcomes: Counter[int] = field(default_factory=Counter)
     stopping: bool = False
+    _methods: Iterator[str | None] = field(default_factory=lambda: itertools.cycle(METHODS))
 
     async def run(self, seconds: float, events: Sequence[tuple[float, Event]] = ()) -> None:
         """Sends requests and switches for a time; each event begins at its second."""
@@ -67,7 +68,7 @@ class MixedLoad:
 
     def _bodies(self, choose: random.Random, i: int) -> Iterator[dict[str, Any]]:
         for number in itertools.count(i, CLIENTS):
-            method = choose.choice(METHODS)
+            method = next(self._methods)
             fields: dict[str, Any] = {"max_tokens": choose.choice((16, 64, 160))}
             if method is not None:
                 fields["spec_decode"] = {"proposer": method}
@@ -79,7 +80,7 @@ class MixedLoad:
         whole = response.status_code != 200 or not any('"error"' in line for line in lines)
         self.statuses[response.status_code if whole else "cut off"] += 1
         if response.status_code != 200:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1)
 
     async def _leave(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
         try:

@@ -15,9 +15,11 @@ from deploy.grafana import queries
 from deploy.grafana.__main__ import BUILDERS, FOLDER, main, render
 from engine_adapter.fake.metrics import FakeMetrics
 from server.telemetry.metrics import Metrics
+from tests import documentation
 from tests.deploy.grafana import schema
 
 NAMES = list(BUILDERS)
+ROOT = FOLDER.parents[2]
 PROVISIONING = FOLDER.parent / "provisioning"
 UNITS = {value for name, value in vars(units).items() if name[0].isupper()}
 GRAFANAS_OWN = {"__rate_interval", "__interval", "__range"}
@@ -218,3 +220,12 @@ def test_a_repeated_panel_is_laid_out_for_each_value() -> None:
     assert repeated[4].position[0] == 0
     assert repeated[4].position[1] == repeated[0].position[1] + 8
     assert 'proposer=~"e"' in repeated[4].queries[0].expr
+
+
+def test_the_page_of_the_dashboards_is_sound() -> None:
+    page = "deploy/grafana/README.md"
+    pages = {page: (ROOT / page).read_text("utf-8")}
+    assert documentation.broken_links(ROOT, pages) == []
+    assert documentation.wrong_paths(ROOT, pages) == []
+    assert documentation.private_places(pages) == []
+    assert [name for name in NAMES if f"docs/dashboards/{name}.png" not in pages[page]] == []
