@@ -105,7 +105,7 @@ _ROW_COSTS: list[PanelBuilder] = [
         "Seconds of drafting for each draft token that is verified.",
         p.SECONDS,
         Query(
-            f"{_rate(f'{_DRAFTING}_sum')} / ({_rate(f'{_PREFIX}_draft_tokens_total')} > 0)",
+            f"({_rate(f'{_DRAFTING}_sum')} > 0) / ({_rate(f'{_PREFIX}_draft_tokens_total')} > 0)",
             "{{proposer}}",
         ),
         log=True,

@@ -56,8 +56,8 @@ def draw(
         if axes is not None:
             _finish(axes, marks, between)
     figure.savefig(path)
-    # 64 colours are enough, and the file is a third as large.
-    Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
+    # 200 colours are enough, and the file is half as large.
+    Image.open(path).convert("RGB").quantize(200).save(path, optimize=True)
 
 
 def color_of(name: str) -> str:

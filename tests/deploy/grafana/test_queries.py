@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +88,15 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     folder = tmp_path_factory.mktemp("fakes")
     arguments = ("--engine", "fake", "--max-num-seqs", "4", "--engine-args", json.dumps(FAKE))
     with ExitStack() as stack:
-        servers = []
-        for i in range(2):
+
+        def start(i: int) -> Served:
             log = folder / f"server-{i}.log"
             served = Served.start_beside(log, *arguments, "--routing-rules", RULES)
             stack.callback(end, served)
-            servers.append(served)
+            return served
+
+        with ThreadPoolExecutor() as pool:
+            servers = list(pool.map(start, range(2)))
         prometheus = stack.enter_context(scraping(folder, [address(s) for s in servers]))
         yield asyncio.run(load_fakes(prometheus, servers))
 
@@ -112,8 +116,8 @@ async def load_fakes(prometheus: Prometheus, servers: list[Served]) -> Scraped:
         await asyncio.to_thread(end, servers[1])
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(loads[0].run(20, [(4, fail), (8, fail), (16, die)]))
-        group.create_task(loads[1].run(13))
+        group.create_task(loads[0].run(17, [(4, fail), (8, fail), (13, die)]))
+        group.create_task(loads[1].run(11))
     for load in loads:
         assert load.statuses[200] > 50, load.statuses
         assert load.outcomes[200] > 3, load.outcomes
