@@ -29,8 +29,8 @@ ACCEPTANCE = (
 TOKENS_PER_STEP = (
     f"1 + {_rate(f'{_PREFIX}_accepted_tokens_total')} / ({_rate(f'{_PREFIX}_drafts_total')} > 0)"
 )
-# While a proposer is active, plain steps are rare: the mean of the shown time then stands in.
-_PLAIN_STEP = f"({_mean_step('decode', '$__rate_interval')} or {_mean_step('decode', '$__range')})"
+# Plain steps are rare while a proposer is active: a mean of few of them would jump.
+_PLAIN_STEP = f"({_mean_step('decode', '$__range')})"
 _VERIFY_STEP = f"({_mean_step('verify', '$__rate_interval')})"
 SPEED_UP = f"({TOKENS_PER_STEP}) * on () group_left () ({_PLAIN_STEP} / {_VERIFY_STEP})"
 
@@ -161,9 +161,9 @@ _ROW_GAINS: list[PanelBuilder] = [
     ),
     p.graph(
         "Speed-up against none (estimate)",
-        "Tokens per step, times the mean plain step, divided by the mean verifying step;"
-        " below 1 the proposer costs time. Proposers that draft at the same time share the"
-        " step time, and plain steps may have had other batch sizes.",
+        "Tokens per step, times the mean plain step of the shown time, divided by the mean step"
+        " that verifies; below 1 the proposer costs time. Proposers that draft at the same time"
+        " share the step time, and plain steps may have had other batch sizes.",
         p.RATIO,
         Query(SPEED_UP, "{{proposer}}"),
     ),

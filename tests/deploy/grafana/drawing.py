@@ -6,7 +6,6 @@ Not Grafana's look: only the same queries, units, scales, colours by value and a
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from deploy.grafana.queries import Asked, Shown
 mpl.use("Agg")
 
 Series = Sequence[Mapping[str, Any]]
+Found = Sequence[tuple[Asked, Mapping[str, Any]]]
 Answer = Callable[[Asked], Series]
 
 COLUMN_IN, ROW_IN = 0.62, 0.32
@@ -38,21 +38,22 @@ def draw(
     values: Mapping[str, str],
     repeated: Mapping[str, Sequence[str]],
     between: tuple[float, float],
+    step_s: float,
     path: Path,
 ) -> None:
-    """Draws every panel at its place in the grid, for the time `between` two times."""
+    """Draws every panel at its place in the grid, for the time `between` two times, in steps."""
     shown = queries.layout(dashboard, values, repeated)
     height = max(s.position[1] + s.position[3] for s in shown) + 1
     figure = Figure(figsize=(24 * COLUMN_IN, height * ROW_IN), dpi=85, facecolor="#f4f5f5")
     figure.text(0.012, 1 - 0.6 / height, dashboard["title"], size=13, weight="bold", va="center")
     marks = [
-        (color_of(annotation["iconColor"]), _times(answer(asked)))
+        (color_of(annotation["iconColor"]), _times(answer(asked), step_s))
         for annotation, asked in zip(
             dashboard["annotations"]["list"], queries.annotations(dashboard, values), strict=True
         )
     ]
     for one in shown:
-        axes = _place(figure, one, height, answer)
+        axes = _place(figure, one, height, answer, step_s)
         if axes is not None:
             _finish(axes, marks, between)
     figure.savefig(path)
@@ -81,7 +82,7 @@ def amount(value: float, unit: str) -> str:
     return text + suffix
 
 
-def _place(figure: Figure, shown: Shown, height: int, answer: Answer) -> Axes | None:
+def _place(figure: Figure, shown: Shown, height: int, answer: Answer, step_s: float) -> Axes | None:
     """Draws one panel; gives its axes, if it has some."""
     x, y, w, h = shown.position
     top = 1 - (y + 1) / height
@@ -110,7 +111,7 @@ def _place(figure: Figure, shown: Shown, height: int, answer: Answer) -> Axes | 
     place = (left + inset, top - (h - foot) / height)
     axes = figure.add_axes((*place, width - inset - 0.008, (h - foot - 1.1) / height))
     kinds = {"timeseries": _graph, "heatmap": _heat_map, "state-timeline": _timeline}
-    kinds[shown.kind](axes, shown, series)
+    kinds[shown.kind](axes, shown, series, step_s)
     return axes
 
 
@@ -142,22 +143,20 @@ def _points(one: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     return [float(t) for t, _ in pairs], [float(v) for _, v in pairs]
 
 
-def _times(series: Series) -> list[float]:
+def _times(series: Series, step_s: float) -> list[float]:
     """When an annotation begins; consecutive points are one annotation."""
     begun: list[float] = []
     for one in series:
         times, _ = _points(one)
-        step = min((b - a for a, b in pairwise(times)), default=0.0)
-        begun += [
-            t for t, before in zip(times, [-math.inf, *times], strict=False) if t - before > step
-        ]
+        before = [-math.inf, *times[:-1]]
+        begun += [t for t, last in zip(times, before, strict=True) if t - last > 1.5 * step_s]
     return begun
 
 
 def _stat(
     figure: Figure,
     shown: Shown,
-    series: Sequence[tuple[Asked, Mapping[str, Any]]],
+    series: Found,
     center: tuple[float, float],
 ) -> None:
     config = shown.raw["fieldConfig"]["defaults"]
@@ -173,16 +172,16 @@ def _stat(
     figure.text(*center, text, size=15, color=color, ha="center", va="center")
 
 
-def _graph(axes: Axes, shown: Shown, series: Sequence[tuple[Asked, Mapping[str, Any]]]) -> None:
+def _graph(axes: Axes, shown: Shown, series: Found, step_s: float) -> None:
     config = shown.raw["fieldConfig"]["defaults"]
     custom = config.get("custom", {})
     lines = [(_name(*pair), *_points(pair[1])) for pair in series]
     colors = [LINES[i % len(LINES)] for i in range(len(lines))]
     if custom.get("stacking", {}).get("mode") == "normal" and lines:
-        _stacked(axes, lines, colors, bars=custom.get("drawStyle") == "bars")
+        _stacked(axes, lines, colors, step_s, bars=custom.get("drawStyle") == "bars")
     else:
         for (_, times, numbers), color in zip(lines, colors, strict=True):
-            axes.plot(*_with_gaps(times, numbers), color=color, lw=1, marker=".", ms=1.5)
+            axes.plot(*_with_gaps(times, numbers, step_s), color=color, lw=1, marker=".", ms=1.5)
     if not lines:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color="gray")
     if custom.get("scaleDistribution", {}).get("type") == "log":
@@ -212,43 +211,45 @@ def _stacked(
     axes: Axes,
     lines: Sequence[tuple[str, list[float], list[float]]],
     colors: Sequence[str],
+    step_s: float,
     *,
     bars: bool,
 ) -> None:
     """Areas, or bars, on top of each other; a missing point counts as 0."""
     known = sorted({t for _, ts, _ in lines for t in ts})
-    step = min((b - a for a, b in pairwise(known)), default=1.0)
-    times = np.round(np.arange(known[0], known[-1] + step / 2, step), 3)
+    times = np.round(np.arange(known[0], known[-1] + step_s / 2, step_s), 3)
     below = np.zeros(len(times))
     for (_, own, numbers), color in zip(lines, colors, strict=True):
         row = dict(zip(np.round(own, 3), numbers, strict=True))
         above = below + np.nan_to_num([max(0.0, row.get(t, 0.0)) for t in times])
         if bars:
-            axes.bar(times, above - below, width=1.6, bottom=below, color=color)
+            axes.bar(times, above - below, width=0.5 * step_s, bottom=below, color=color)
         else:
             axes.fill_between(times, below, above, color=color, alpha=0.6, lw=0)
         below = above
 
 
-def _with_gaps(times: Sequence[float], numbers: Sequence[float]) -> tuple[list[float], list[float]]:
+def _with_gaps(
+    times: Sequence[float], numbers: Sequence[float], step_s: float
+) -> tuple[list[float], list[float]]:
     """A hole in the line where points are missing."""
-    step = min((b - a for a, b in pairwise(times)), default=0.0)
     xs: list[float] = []
     ys: list[float] = []
     for time_s, number in zip(times, numbers, strict=True):
-        if xs and time_s - xs[-1] > 1.5 * step:
-            xs.append(xs[-1] + step)
+        if xs and time_s - xs[-1] > 1.5 * step_s:
+            xs.append(xs[-1] + step_s)
             ys.append(math.nan)
         xs.append(time_s)
         ys.append(number)
     return xs, ys
 
 
-def _heat_map(axes: Axes, shown: Shown, series: Sequence[tuple[Asked, Mapping[str, Any]]]) -> None:
+def _heat_map(axes: Axes, shown: Shown, series: Found, step_s: float) -> None:
     """Observations per bucket: Prometheus' buckets are cumulative."""
-    buckets = sorted((float(one["metric"]["le"]), one) for _, one in series)
-    times = sorted({t for _, one in buckets for t in _points(one)[0]})
-    rows = [dict(zip(*_points(one), strict=True)) for _, one in buckets]
+    buckets = sorted(((float(one["metric"]["le"]), one) for _, one in series), key=lambda b: b[0])
+    known = [t for _, one in buckets for t in _points(one)[0]]
+    times = np.round(np.arange(min(known), max(known) + step_s / 2, step_s), 3).tolist()
+    rows = [{round(t, 3): v for t, v in zip(*_points(one), strict=True)} for _, one in buckets]
     cumulative = np.array([[row.get(t, 0.0) for t in times] for row in rows])
     counts = np.diff(cumulative, axis=0, prepend=0).clip(min=0)
     used = np.flatnonzero(counts.sum(axis=1))
@@ -263,11 +264,10 @@ def _heat_map(axes: Axes, shown: Shown, series: Sequence[tuple[Asked, Mapping[st
     axes.set_yticks(np.arange(low, high, every), names[low:high:every])
 
 
-def _timeline(axes: Axes, shown: Shown, series: Sequence[tuple[Asked, Mapping[str, Any]]]) -> None:
+def _timeline(axes: Axes, shown: Shown, series: Found, step_s: float) -> None:
     options = shown.raw["fieldConfig"]["defaults"]["mappings"][0]["options"]
-    for i, pair in enumerate(series):
-        times, numbers = _points(pair[1])
-        step = min((b - a for a, b in pairwise(times)), default=2.0)
+    for i, (_, one) in enumerate(series):
+        own, numbers = _points(one)
         colors = [color_of(options[f"{number:.0f}"]["color"]) for number in numbers]
-        axes.bar(times, 0.8, width=step, bottom=i - 0.4, color=colors, align="edge")
+        axes.bar(own, 0.8, width=step_s, bottom=i - 0.4, color=colors, align="edge")
     axes.set_yticks(range(len(series)), [_name(*pair) for pair in series])

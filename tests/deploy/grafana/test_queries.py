@@ -67,6 +67,7 @@ class Scraped:
                 values,
                 REPEATED,
                 (self.span.start_s, self.span.end_s),
+                self.span.step_s,
                 folder / f"{name}.png",
             )
 
