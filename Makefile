@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
-SOURCES := server engine_adapter demo benchmarks
+SOURCES := server engine_adapter demo benchmarks deploy
 
 # arctic-inference is built against the torch of .venv: an isolated build would fetch a torch of
 # its own, with several GB of CUDA libraries. These are what its build needs; its setup.py calls
@@ -25,13 +25,13 @@ serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `s
 # Two processes; tests that share an engine or a port stay in one of them (tests/markers.py).
 PARALLEL := -n 2 --dist loadgroup
 
-unit: $(VENV)/.test $(VENV)/.promtool  ## Runs the tests that start no engine; ARGS="..." goes to pytest.
+unit: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests that start no engine; ARGS="..." goes to pytest.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not engine and not prove" $(ARGS)
 
-test: $(VENV)/.test $(VENV)/.promtool  ## Runs the tests; ARGS="..." goes to pytest.
+test: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests; ARGS="..." goes to pytest.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(ARGS)
 
-prove: $(VENV)/.test  ## Runs what takes too long for `make test`.
+prove: $(VENV)/.test $(VENV)/.prometheus  ## Runs what takes too long for `make test`.
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
 
 check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
@@ -67,14 +67,14 @@ $(VENV)/.test: $(VENV)/.cpu
 	$(INSTALL) --no-build-isolation --editable '.[test]'
 	@touch $@
 
-# promtool checks Prometheus' rules. It is in Debian's package prometheus, which can be unpacked without
-# root. Where that fails the tests that need it are skipped, but in CI they fail.
-$(VENV)/.promtool: | $(BIN)/python
-	@command -v promtool >/dev/null || { \
+# The tests of rules and dashboards ask a real Prometheus and its promtool. Both are in Debian's package
+# prometheus, which can be unpacked without root. Without them these tests are skipped.
+$(VENV)/.prometheus: | $(BIN)/python
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { \
 		mkdir -p $(VENV)/debian && cd $(VENV)/debian && apt-get download prometheus \
-		&& dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x -O ./usr/bin/promtool > promtool \
-		&& chmod +x promtool && mv promtool ../bin/promtool && rm -r ../debian; \
-	} || echo "promtool cannot be had: install Debian's package prometheus" >&2
+		&& dpkg-deb --extract prometheus_*.deb . \
+		&& mv usr/bin/prometheus usr/bin/promtool ../bin/ && cd .. && rm -r debian; \
+	} || echo "Prometheus is missing: install Debian's package prometheus" >&2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("server", "engine_adapter", "demo", "benchmarks")
+PACKAGES = ("server", "engine_adapter", "demo", "benchmarks", "deploy")
 
 WEB = frozenset({"fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"})
 ENGINE_LIBRARIES = frozenset({"torch", "vllm"})

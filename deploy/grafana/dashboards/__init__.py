@@ -1,0 +1,1 @@
+"""One module per dashboard; `panels` and `frame` hold what they share."""

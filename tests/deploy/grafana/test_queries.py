@@ -1,0 +1,195 @@
+"""Every query of every dashboard returns data from a real Prometheus that scrapes live servers."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.grafana import queries
+from deploy.grafana.__main__ import BUILDERS, FOLDER
+from engine_adapter.policies.names import POLICY_NAMES
+from tests.deploy.grafana.answers import Report, Span, answer, check
+from tests.deploy.grafana.drawing import draw
+from tests.deploy.grafana.mixed_load import RULES, MixedLoad
+from tests.deploy.grafana.prometheus_process import Prometheus, need_prometheus, scraping
+from tests.e2e.served import PROPOSERS, Served, wait_until
+from tests.e2e.traffic import clients
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+REPEATED = {"proposer": list(PROPOSERS), "policy": list(POLICY_NAMES)}
+FAKE = {
+    "fake_step_ms": 6,
+    "fake_prefill_token_ms": 0.05,
+    "fake_draft_token_ms": 0.4,
+    "fake_verify_token_ms": 0.05,
+    "fake_acceptance": {"ngram": 0.5, "suffix": 0.6, "draft": 0.8, "medusa": 0.4, "eagle": 0.75},
+    "num_gpu_blocks_override": 128,
+    "fake_fail_prompt": "FAIL",
+}
+BEFORE_S, AFTER_S = 70, 40
+"""Seconds of load on the real engine before it is killed, and after it has been replaced."""
+
+PICTURES = "SPECGATE_TEST_PICTURES"
+"""Environment variable: a folder that gets a picture of each dashboard."""
+
+
+@dataclass(frozen=True)
+class Scraped:
+    """A Prometheus with the figures of a load, and the time that they cover."""
+
+    prometheus: Prometheus
+    span: Span
+
+    def report(self, name: str, reasons: Mapping[str, str]) -> Report:
+        """What the queries of a dashboard returned, as printed."""
+        dashboard = queries.load(FOLDER / f"{name}.json")
+        report = check(self.prometheus, name, dashboard, self.span, REPEATED, reasons)
+        print(report)
+        return report
+
+    def draw(self, folder: Path, *names: str) -> None:
+        """Draws these dashboards."""
+        for name in names:
+            dashboard = queries.load(FOLDER / f"{name}.json")
+            values = queries.defaults(dashboard) | self.span.values
+            draw(
+                dashboard,
+                lambda asked: answer(self.prometheus, asked, self.span),
+                values,
+                REPEATED,
+                (self.span.start_s, self.span.end_s),
+                self.span.step_s,
+                folder / f"{name}.png",
+            )
+
+
+def end(served: Served) -> None:
+    """Kills a server, if it still runs."""
+    served.process.kill()
+    served.process.wait()
+
+
+def address(served: Served) -> str:
+    return served.url.removeprefix("http://")
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """Two servers on the fake engine under load; the second one dies before the end."""
+    need_prometheus()
+    folder = tmp_path_factory.mktemp("fakes")
+    arguments = ("--engine", "fake", "--max-num-seqs", "4", "--engine-args", json.dumps(FAKE))
+    with ExitStack() as stack:
+
+        def start(i: int) -> Served:
+            log = folder / f"server-{i}.log"
+            served = Served.start_beside(log, *arguments, "--routing-rules", RULES)
+            stack.callback(end, served)
+            return served
+
+        with ThreadPoolExecutor() as pool:
+            servers = list(pool.map(start, range(2)))
+        prometheus = stack.enter_context(scraping(folder, [address(s) for s in servers]))
+        yield asyncio.run(load_fakes(prometheus, servers))
+
+
+async def load_fakes(prometheus: Prometheus, servers: list[Served]) -> Scraped:
+    began = time.time()
+    loads = [MixedLoad(served.url) for served in servers]
+
+    async def fail() -> None:
+        for served in servers:
+            async with clients(served.url) as client:
+                body = {"prompt": "FAIL", "max_tokens": 8}
+                response = await client.post("/v1/completions", json=body)
+                assert response.status_code == 500, response.text
+
+    async def die() -> None:
+        await asyncio.to_thread(end, servers[1])
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(loads[0].run(17, [(4, fail), (8, fail), (13, die)]))
+        group.create_task(loads[1].run(11))
+    for load in loads:
+        assert load.statuses[200] > 50, load.statuses
+        assert load.outcomes[200] > 3, load.outcomes
+    return Scraped(prometheus, Span(began, time.time()))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_query_returns_data(fakes: Scraped, name: str) -> None:
+    alone = "the fake engine is in the server's own process, so that nothing replaces it"
+    assert fakes.report(name, {"Dead engines/A": alone}).findings == []
+
+
+def test_a_query_of_a_metric_that_does_not_exist_is_found(fakes: Scraped) -> None:
+    dashboard = queries.load(FOLDER / "proposers.json")
+    text = json.dumps(dashboard).replace("specgate_proposer_draft_seconds", "specgate_no_such")
+    wrong = json.loads(text)
+    found = check(fakes.prometheus, "wrong", wrong, fakes.span, REPEATED, {}).findings
+    silent = [finding for finding in found if "specgate_no_such" in finding]
+    assert len(silent) == text.count("specgate_no_such")
+
+
+def test_a_query_that_is_listed_as_empty_and_is_not_is_found(fakes: Scraped) -> None:
+    reasons = {"Acceptance/A": "a wrong reason"}
+    found = fakes.report("proposers", reasons).findings
+    assert [finding for finding in found if finding.startswith("Acceptance/A has data")]
+
+
+def test_pictures_can_be_drawn(fakes: Scraped, tmp_path: Path) -> None:
+    fakes.draw(tmp_path, "fleet")
+    assert (tmp_path / "fleet.png").stat().st_size > 10_000
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """The demo on a real engine under load; the engine is killed and replaced."""
+    need_prometheus()
+    folder = tmp_path_factory.mktemp("real")
+    flags = ("--routing-rules", RULES, "--engine-restart-delay-s", "0.5")
+    served = Served.start_beside(folder / "server.log", *flags)
+    try:
+        with scraping(folder, [address(served)]) as prometheus:
+            yield asyncio.run(load_real(prometheus, served))
+    finally:
+        served.stop()
+
+
+async def load_real(prometheus: Prometheus, served: Served) -> Scraped:
+    began = time.time()
+    load = MixedLoad(served.url)
+
+    async def die() -> None:
+        served.engine.send_signal(signal.SIGKILL)
+
+    async def come_back() -> None:
+        await asyncio.to_thread(wait_until, served._ready, 120, "the engine is replaced")
+        await asyncio.sleep(AFTER_S)
+
+    await load.run(BEFORE_S, [(BEFORE_S, die), (BEFORE_S + 2, come_back)])
+    assert load.statuses[200] > 100, load.statuses
+    assert load.statuses[503] > 0, load.statuses
+    return Scraped(prometheus, Span(began, time.time(), step_s=5))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_query_returns_data_of_a_real_engine(real: Scraped, name: str) -> None:
+    assert real.report(name, {}).findings == []
+
+
+@pytest.mark.prove
+def test_pictures_of_a_real_engine_can_be_drawn(real: Scraped, tmp_path: Path) -> None:
+    folder = Path(os.environ.get(PICTURES) or tmp_path)
+    real.draw(folder, *BUILDERS)
+    assert {path.stem for path in folder.glob("*.png")} >= set(BUILDERS)
