@@ -117,7 +117,9 @@ async def rehearse(plan: Plan, folder: Path, log: Log) -> Report:
     return report
 
 
-async def _replace(name: str, servers: dict[str, Served], plan: Plan, folder: Path, say: Log) -> None:
+async def _replace(
+    name: str, servers: dict[str, Served], plan: Plan, folder: Path, say: Log
+) -> None:
     """Stops a server with SIGTERM and starts another process on its port."""
     old = servers[name]
     running = old.scrape()("vllm:num_requests_running")
