@@ -48,7 +48,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None and "CI" not in os.environ:
         pytest.skip("systemd-analyze is missing")
     unit = tmp_path / "specgate@one.service"
-    unit.write_text(UNIT.read_text().replace("/opt/specgate/bin/specgate", "/bin/sh"))
+    unit.write_text(UNIT.read_text().replace("/usr/local/lib/specgate/bin/specgate", "/bin/sh"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
     )
