@@ -26,7 +26,7 @@ from tests.e2e.served import ROOT, Served
 CONFIGURATION = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
 SETTLE_S = 3
 """Seconds of load before, between and after the restarts."""
-PRE_STOP_S = 3
+PRE_STOP_S = 2
 """Seconds between leaving the balancer and SIGTERM, as a pod's preStop hook waits."""
 
 Log = Callable[[str], None]
@@ -41,7 +41,7 @@ class Plan:
         leave_first: take a server out of the balancer before SIGTERM. If not, the balancer learns
             from refused connections.
         clients: that send at the same time.
-        max_tokens: of each request.
+        max_tokens: about the most of a request.
     """
 
     flags: tuple[str, ...]
@@ -140,6 +140,8 @@ def _summarize(report: Report, balancer: Balancer, say: Log) -> None:
         f"{report.answered} answers ({report.streams} streams), {len(report.lost)} lost; "
         f"median {seconds[len(seconds) // 2]:.2f} s, longest {seconds[-1]:.2f} s"
     )
+    for problem in report.lost:
+        say(f"lost: {problem}")
     for name in ("one", "two"):
         row = rows[name]
         say(
@@ -205,7 +207,6 @@ def main() -> int:
         plan = Plan((), leave_first)
         with tempfile.TemporaryDirectory() as folder:
             report = asyncio.run(rehearse(plan, Path(folder), print))
-        print(*report.lost, sep="\n")
         lost += len(report.lost)
     return min(lost, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.deploy.rehearsal import Plan, haproxy, rehearse
 
 FAKE = ("--engine", "fake", "--engine-args", json.dumps({"fake_step_ms": 40, "fake_length": 4000}))
-"""Answers of 300 tokens take longer than the wait before SIGTERM, so that it meets requests."""
+"""Answers of 500 tokens take longer than the wait before SIGTERM, so that it meets requests."""
 
 pytestmark = [
     pytest.mark.engine,
@@ -26,10 +26,10 @@ pytestmark = [
 )
 async def test_no_request_is_lost(leave_first: bool, tmp_path: Path) -> None:
     lines: list[str] = []
-    report = await rehearse(Plan(FAKE, leave_first, max_tokens=300), tmp_path, lines.append)
+    report = await rehearse(Plan(FAKE, leave_first, max_tokens=500), tmp_path, lines.append)
     print(*lines, sep="\n")
     assert report.lost == []
     assert report.streams > 20
     assert report.wholes > 20
     met = [line for line in lines if "SIGTERM" in line and " 0 requests" not in line]
-    assert len(met) == 2, "no request ran at SIGTERM, so none could be lost"
+    assert met, "no request ran at SIGTERM, so none could be lost"

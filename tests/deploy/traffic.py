@@ -34,7 +34,7 @@ class Report:
 
 
 class Traffic:
-    """Clients against one address; half of the requests are streams."""
+    """Clients against one address; half of the requests are streams, of up to 1.2 `max_tokens`."""
 
     def __init__(self, url: str, clients: int, max_tokens: int) -> None:
         self._url = url
@@ -80,7 +80,8 @@ class Traffic:
         return {
             "model": MODEL,
             "prompt": f"def client_{number}_{turn}(values):",
-            "max_tokens": self._max_tokens,
+            # Different lengths, so that the clients do not run in step.
+            "max_tokens": self._max_tokens // 6 + (number * 37 + turn * 61) % self._max_tokens,
             "ignore_eos": True,
             "temperature": 0,
             "stream": turn % 2 == 0,
