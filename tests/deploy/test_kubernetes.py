@@ -1,0 +1,201 @@
+"""The manifests are valid, agree with each other, and with docs/operations.md."""
+
+import copy
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.fake.metrics import FakeMetrics
+from server.http.auth import OPEN_PATHS
+from server.settings import Settings
+from tests.deploy import manifests
+from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Object, needs_kubectl
+
+KUBERNETES_VERSIONS = ("1.30", "1.37")
+"""The oldest and the newest that the manifests are checked against."""
+
+KUSTOMIZE = ("Kustomization", "Component")
+OPERATOR = ("ServiceMonitor",)
+ENGINE_STOP_S = 20
+"""Seconds for the engine's processes to end after the last request."""
+
+both_overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+def problems(item: Object) -> list[str]:
+    """What the schemas of Kubernetes, or of the Prometheus operator, find."""
+    if item["kind"] in OPERATOR:
+        # The model ignores unknown keys, so what it has read must be all that was given.
+        known = ServiceMonitor.model_validate(item).model_dump(by_alias=True, exclude_unset=True)
+        return [] if known == item else [f"{item} has keys that {known} has not"]
+    found = []
+    for version in KUBERNETES_VERSIONS:
+        try:
+            kubernetes_validate.validate(item, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            found.append(f"{version}: {item['kind']}: {error.message}")
+    return found
+
+
+@needs_kubectl
+@both_overlays
+def test_every_object_is_valid(overlay: str) -> None:
+    objects = manifests.rendered(overlay)
+    kinds = {item["kind"] for item in objects}
+    assert kinds == {
+        *("ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy"),
+        *("PodDisruptionBudget", "Service", "ServiceAccount", "ServiceMonitor"),
+    }
+    assert [line for item in objects for line in problems(item)] == []
+    assert {item["metadata"]["namespace"] for item in objects} == {"specgate"}
+
+
+def test_every_whole_object_is_valid_without_kubectl() -> None:
+    whole = [item for item in manifests.sources().values() if item["kind"] not in KUSTOMIZE]
+    assert len(whole) == 7
+    assert [line for item in whole for line in problems(item)] == []
+
+
+MISTAKES: list[tuple[str, Callable[[Object], object]]] = [
+    ("Deployment", lambda o: o["spec"]["template"]["spec"].update(terminationGracePeriod=60)),
+    ("Deployment", lambda o: o["spec"].update(replicas="two")),
+    ("HorizontalPodAutoscaler", lambda o: o["spec"].pop("maxReplicas")),
+    ("ServiceMonitor", lambda o: o["spec"]["endpoints"][0].update(scrapetimeout="10s")),
+    ("NetworkPolicy", lambda o: o["spec"].update(ingress={"from": []})),
+]
+
+
+@needs_kubectl
+@pytest.mark.parametrize(("kind", "mistake"), MISTAKES)
+def test_a_mistake_is_found(kind: str, mistake: Callable[[Object], object]) -> None:
+    item = copy.deepcopy(manifests.one(manifests.rendered("cpu"), kind))
+    mistake(item)
+    assert problems(item)
+
+
+@needs_kubectl
+@both_overlays
+def test_the_probes_are_those_of_the_operations_page(overlay: str) -> None:
+    container = manifests.server(manifests.rendered(overlay))
+    paths = {
+        probe: container[f"{probe}Probe"]["httpGet"]["path"]
+        for probe in ("startup", "readiness", "liveness")
+    }
+    assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    assert set(paths.values()) <= OPEN_PATHS
+
+    def budget_s(probe: str) -> int:
+        return int(container[probe]["periodSeconds"] * container[probe]["failureThreshold"])
+
+    # "set failureThreshold times periodSeconds above the duration of a start"
+    assert budget_s("livenessProbe") >= budget_s("startupProbe") >= 300
+    progress = manifests.one(manifests.rendered(overlay), "Deployment")["spec"]
+    assert progress["progressDeadlineSeconds"] > budget_s("startupProbe")
+
+
+@needs_kubectl
+@both_overlays
+def test_a_stop_fits_the_grace_period(overlay: str) -> None:
+    objects = manifests.rendered(overlay)
+    settings = yaml.safe_load(manifests.settings_text(objects))
+    default = Settings.model_fields["shutdown_timeout_s"].default
+    shutdown_s = settings.get("shutdown_timeout_s", default)
+    (program, seconds) = manifests.server(objects)["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    grace_s = manifests.pod(objects)["terminationGracePeriodSeconds"]
+    assert grace_s >= int(seconds) + shutdown_s + ENGINE_STOP_S
+
+
+@needs_kubectl
+@both_overlays
+def test_a_pod_can_do_little(overlay: str) -> None:
+    pod = manifests.pod(manifests.rendered(overlay))
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    assert f"USER {pod['securityContext']['runAsUser']}:" in dockerfile
+    for container in pod["containers"] + pod.get("initContainers", []):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/tmp", "/var/cache/specgate"} <= mounts, "what is written needs a volume"
+
+
+@needs_kubectl
+@both_overlays
+def test_the_objects_refer_to_each_other(overlay: str) -> None:
+    objects = manifests.rendered(overlay)
+    labels = manifests.one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    name = {"app.kubernetes.io/name": "specgate"}
+    assert name.items() <= labels.items()
+    service = manifests.one(objects, "Service")
+    assert service["spec"]["selector"].items() <= labels.items()
+    for kind, key in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        selector = manifests.one(objects, kind)["spec"][key]["matchLabels"]
+        assert selector.items() <= labels.items()
+    monitor = manifests.one(objects, "ServiceMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    (ingress,) = manifests.one(objects, "NetworkPolicy")["spec"]["ingress"]
+    ports = {port["name"] for port in manifests.server(objects)["ports"]}
+    assert {port["port"] for port in ingress["ports"]} <= ports
+    target = manifests.one(objects, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", "specgate")
+    assert "replicas" not in manifests.one(objects, "Deployment")["spec"]
+    mounted = {volume["name"] for volume in manifests.pod(objects)["volumes"]}
+    for container in manifests.pod(objects)["containers"]:
+        assert {mount["name"] for mount in container["volumeMounts"]} <= mounted
+
+
+@needs_kubectl
+@both_overlays
+def test_keys_come_from_the_secret_only(overlay: str) -> None:
+    objects = manifests.rendered(overlay)
+    variables = {item["name"]: item for item in manifests.server(objects)["env"]}
+    used = {
+        item["valueFrom"]["secretKeyRef"]["key"]
+        for item in variables.values()
+        if "valueFrom" in item
+    }
+    assert used == {"api-key", "admin-key", "metrics-key"}
+    assert variables["SPECGATE_NAMED_API_KEY"]["value"] == "metrics=$(METRICS_KEY)"
+    credentials = manifests.one(objects, "ServiceMonitor")["spec"]["endpoints"][0]["authorization"]
+    assert credentials == {"credentials": {"name": "specgate-keys", "key": "metrics-key"}}
+    assert not re.search(r"^\s*\w*_key\s*:", manifests.settings_text(objects), re.MULTILINE)
+    for name in variables:
+        setting = name.removeprefix("SPECGATE_").lower()
+        assert setting in Settings.model_fields or name == "METRICS_KEY"
+
+
+def test_the_autoscaler_reads_a_metric_that_the_server_has() -> None:
+    folder = KUBERNETES / "components" / "autoscaling"
+    (rule,) = manifests.read(folder / "prometheus-adapter.yaml")["rules"]["custom"]
+    autoscaler = manifests.read(folder / "horizontalpodautoscaler.yaml")
+    (metric,) = autoscaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+    registry = CollectorRegistry()
+    FakeMetrics(registry, "demo", 5)
+    series = rule["seriesQuery"].partition("{")[0]
+    assert series in {family.name for family in registry.collect()}
+
+
+@needs_kubectl
+def test_models_can_be_on_a_volume(tmp_path: Path) -> None:
+    up = os.path.relpath(KUBERNETES, tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{up}/base]\ncomponents: [{up}/components/model-volume]\n"
+    )
+    objects = manifests.render(tmp_path)
+    assert [line for item in objects for line in problems(item)] == []
+    mounts = {m["mountPath"]: m for m in manifests.server(objects)["volumeMounts"]}
+    assert mounts["/models"]["readOnly"] is True
