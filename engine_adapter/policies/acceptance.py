@@ -43,6 +43,11 @@ REFRESH_STEPS = 4
 PRIOR_ACCEPTED, PRIOR_FOUND = 0.6, 0.5
 """Of a proposer that has no evidence yet."""
 
+FADING = 0.97
+"""Per draft: what is left of the weight of the prior of lengths. Counts decay, so a prior that did
+not fade would always have its share: 1 % of long drafts that never come promise more than they
+cost."""
+
 _LOW, _HIGH = 0.01, 0.99
 
 
@@ -162,7 +167,9 @@ class AcceptanceModel:
         prior[0], prior[-1] = 1 - PRIOR_FOUND, PRIOR_FOUND
         all_classes = self._found.sum(axis=1, keepdims=True)
         pooled = _share(all_classes, all_classes.sum(axis=2, keepdims=True), prior, 1.0)
-        self._length = _share(self._found, self._found.sum(axis=2, keepdims=True), pooled)
+        weight = (CLASS_WEIGHT * FADING**self.drafts)[:, :, None]
+        total = self._found.sum(axis=2, keepdims=True)
+        self._length = _share(self._found, total, pooled, weight)
 
         by_class = self._accepted.sum(axis=2), self._verified.sum(axis=2)
         hits, trials = by_class[0].sum(axis=1), by_class[1].sum(axis=1)
@@ -185,8 +192,7 @@ class AcceptanceModel:
         seen = self._row_found[slots[:, None], proposer, cases.length]
         total = self._row_found.sum(axis=2)[slots[:, None], proposer]
         usual = self._length[proposer, kinds[:, None], cases.length]
-        chances: Floats = (seen + LENGTHS_WEIGHT * usual) / (total + LENGTHS_WEIGHT)
-        return chances
+        return _share(seen, total, usual, LENGTHS_WEIGHT * FADING**total)
 
     def survivals(self, slots: Ints, kinds: Ints, cases: Cases) -> Floats:
         """The chance that the target accepts each case up to each position: [B, Q, K]."""
@@ -231,7 +237,9 @@ class AcceptanceModel:
             self._refresh()
 
 
-def _share(hits: Floats, trials: Floats, prior: Floats, weight: float = CLASS_WEIGHT) -> Floats:
+def _share(
+    hits: Floats, trials: Floats, prior: Floats, weight: float | Floats = CLASS_WEIGHT
+) -> Floats:
     """Hits over trials, with a prior that counts as `weight` trials."""
     share: Floats = (hits + weight * prior) / (trials + weight)
     return share
