@@ -35,3 +35,17 @@ async def test_it_shows_our_series_and_the_engines_by_their_names(
     ours = sum(s.value for s in samples if s.name == "specgate_spec_decode_draft_tokens_total")
     engines = sum(s.value for s in samples if s.name == "vllm:spec_decode_num_draft_tokens_total")
     assert ours == engines > 0
+
+
+@pytest.mark.parametrize(("accept", "parse"), [("*/*", plain_text), (PROMETHEUS_3, openmetrics)])
+async def test_it_shows_only_the_series_that_are_asked_for(
+    gateway: Gateway, accept: str, parse: Parse
+) -> None:
+    await gateway.complete(max_tokens=30)
+    names = ["specgate_spec_decode_draft_tokens_total", "vllm:num_requests_running", "no_such"]
+    response = await gateway.client.get(
+        "/metrics", params={"name[]": names}, headers={"Accept": accept}
+    )
+    samples = [sample for family in parse(response.text) for sample in family.samples]
+    assert {sample.name for sample in samples} == set(names[:2])
+    assert sum(sample.value for sample in samples) > 0
