@@ -6,6 +6,7 @@ import pytest
 
 import server.commands.console as command
 from server.commands import BAD_SETTING, FAILED
+from server.console import pages
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://127.0.0.1", "http://"])
@@ -26,6 +27,6 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_the_extra_it_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command.pages, "installed", lambda: False)
+    monkeypatch.setattr(pages, "installed", lambda: False)
     assert command.console([]) == FAILED
     assert "pip install 'specgate[console]'" in capsys.readouterr().err
