@@ -32,7 +32,7 @@ def demo(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_the_console_on_a_real_engine(page: Page, demo: Served, images: Path) -> None:  # noqa: F811
-    page.set_viewport_size({"width": 1100, "height": 700})
+    page.set_viewport_size({"width": 1100, "height": 900})
     page.goto(f"{demo.url}/console")
     expect(page.locator("#state")).to_have_text("Connected")
     switch = page.locator("#switch")
@@ -53,7 +53,7 @@ def test_the_console_on_a_real_engine(page: Page, demo: Served, images: Path) ->
         page.screenshot(path=images / "console-phone.png")
     assert set(load.statuses) == {200}
     page.emulate_media(color_scheme="light")
-    page.set_viewport_size({"width": 1100, "height": 700})
+    page.set_viewport_size({"width": 1100, "height": 900})
     check_comparison(page)
     page.locator("section", has=page.locator("#compare")).screenshot(
         path=images / "console-compare.png"

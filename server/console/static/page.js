@@ -9,7 +9,7 @@ export const number = (value, digits = 1) => (value === null || value === undefi
 
 /** A method as `name (k 4)`. */
 export const methodText = (method) =>
-  method.num_speculative_tokens ? `${method.spec_method} (k ${method.num_speculative_tokens})` : method.spec_method;
+  method.num_speculative_tokens ? `${method.spec_method} (k\u00a0${method.num_speculative_tokens})` : method.spec_method;
 
 /** Shows the outcome of an action where the person looks; screen readers say it. */
 export function say(element, text, bad = false) {

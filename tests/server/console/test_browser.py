@@ -125,7 +125,7 @@ def test_rules_are_changed_and_explained(page: Page, serve: StartServer) -> None
     expect(form.locator(".result")).to_have_text("The rules are in force.")
     explain = page.locator("#explain")
     explain.get_by_role("button", name="Explain").click()
-    expect(explain.locator(".result")).to_contain_text("draft (k 4): ")
+    expect(explain.locator(".result")).to_contain_text("draft (k\u00a04): ")
     expect(explain.locator("tr")).to_contain_text("does not match")
 
 
