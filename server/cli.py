@@ -13,6 +13,7 @@ COMMANDS = {
     "switch": "switch a running server to another method",
     "status": "show the proposers of a running server, and how well they draft",
     "explain": "say which method a request would get from a running server, and why",
+    "console": "show and steer a running server in a browser",
     "batch": "answer a file of requests, without a server; `specgate batch --help`",
     "bench": "measure speed: servers under load, beside stock vLLM, each proposer",
     "version": "print the versions of Specgate and of its engine",

@@ -29,6 +29,7 @@ PLAIN_PARTS = (
 )
 ROUTES_MAY_IMPORT = (
     "server.__version__",
+    "server.console.pages",
     "server.http.auth",
     "server.control",
     "server.state",

@@ -47,6 +47,7 @@ METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 NOT_SETTINGS = (
     *("--concurrency", "--help", "--config", "--url", "--watch", "--json"),
     *("--noise", "--outliers"),
+    "--no-console",
 )
 """Flags that are no settings: of `specgate serve`, of the commands that ask a server, and of
 `specgate bench replay`."""

@@ -63,13 +63,15 @@ def declared(project: dict[str, Any], *extras: str) -> list[Requirement]:
 def test_the_pins_satisfy_the_declared_ranges(
     project: dict[str, Any], pins: dict[str, Version]
 ) -> None:
-    for requirement in declared(project, "cpu", "bench", "dashboards", "test", "dev"):
+    for requirement in declared(project, "cpu", "bench", "console", "dashboards", "test", "dev"):
         pin = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin), f"{requirement} excludes the pin {pin}"
 
 
 def test_every_dependency_has_a_lower_bound(project: dict[str, Any]) -> None:
-    for requirement in declared(project, "cpu", "vllm", "bench", "dashboards", "test", "dev"):
+    for requirement in declared(
+        project, "cpu", "vllm", "bench", "console", "dashboards", "test", "dev"
+    ):
         operators = {clause.operator for clause in requirement.specifier}
         assert operators & {">=", "=="}, f"{requirement}: which is the oldest that works?"
 
@@ -104,6 +106,8 @@ def test_the_wheel_has_the_packages_and_the_demo(
     assert {
         "server/cli.py",
         "server/routes/chat.py",
+        "server/console/static/index.html",
+        "server/console/static/main.js",
         "demo/prompts.json",
         "demo/more-prompts.json",
     } <= names

@@ -84,7 +84,7 @@ def to_extra_args(params: SpecDecodeParams) -> dict[str, Any]:
     """A request's spec method, for `SamplingParams.extra_args`."""
     method = params.spec_method
     fields = [method.proposer, method.num_speculative_tokens, params.pinned, params.switch_epoch]
-    return {KEY: [*fields, list(params.prediction)]}
+    return {KEY: [*fields, list(params.prediction), params.streams_stats]}
 
 
 def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
@@ -92,8 +92,9 @@ def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
     fields = (sampling_params.extra_args or {}).get(KEY) if sampling_params else None
     if fields is None:
         return SpecDecodeParams()
-    proposer, k, pinned, epoch, prediction = fields
-    return SpecDecodeParams(SpecMethod(proposer, k), pinned, epoch, tuple(prediction))
+    proposer, k, pinned, epoch, prediction, streams_stats = fields
+    method = SpecMethod(proposer, k)
+    return SpecDecodeParams(method, pinned, epoch, tuple(prediction), streams_stats)
 
 
 def switch_to_wire(switch: Switch) -> tuple[str, int, int]:

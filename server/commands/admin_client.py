@@ -38,13 +38,17 @@ class Parser(argparse.ArgumentParser):
         print_error(message.removeprefix("argument "))
         sys.exit(BAD_SETTING)
 
-    def add_connection(self) -> None:
-        """Adds `--url` and `--admin-key`."""
+    def add_url(self) -> None:
+        """Adds `--url`."""
         self.add_argument(
             "--url",
             default=os.environ.get(URL_VARIABLE) or DEFAULT_URL,
             help=f"address of the server (variable {URL_VARIABLE}; default: {DEFAULT_URL})",
         )
+
+    def add_connection(self) -> None:
+        """Adds `--url` and `--admin-key`."""
+        self.add_url()
         self.add_argument(
             "--admin-key",
             default=os.environ.get(KEY_VARIABLE),

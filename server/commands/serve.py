@@ -26,7 +26,7 @@ def serve(argv: Sequence[str]) -> int:
     try:
         settings = load_settings(argv, os.environ)
         audit = open_audit(settings)
-        listener = bind(settings)
+        listener = bind(settings.host, settings.port)
     except SettingsError as error:
         for line in error.lines:
             print_error(line)
@@ -52,9 +52,8 @@ def open_audit(settings: Settings) -> Audit:
         raise SettingsError(f"--audit-log: cannot write {path}: {error.strerror}") from None
 
 
-def bind(settings: Settings) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """Binds the port before anything loads. Raises `SettingsError`."""
-    host, port = settings.host, settings.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

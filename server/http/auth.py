@@ -1,8 +1,8 @@
 """Authorization by bearer keys. Pure ASGI, before a body is read; every path is closed by default.
 
-If API keys are set, every path needs one (or an admin key), except `OPEN_PATHS`. Admin paths need
-an admin key. If none is set, they answer only direct requests from this machine, and only if the
-server listens on a loopback address.
+If API keys are set, every path needs one (or an admin key), except `OPEN_PATHS` and the console's
+files. Admin paths need an admin key. If none is set, they answer only direct requests from this
+machine, and only if the server listens on a loopback address.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from starlette.datastructures import Address, Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.console.pages import is_console_path
 from server.control.types import Caller
 from server.errors import ApiError, error_response
 from server.settings import Settings
@@ -41,10 +42,15 @@ _FORWARDING = ("forwarded", "via", "x-real-ip")
 
 
 class AuthMiddleware:
-    """Passes a request on, or answers 401 or 403."""
+    """Passes a request on, or answers 401 or 403.
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    Args:
+        has_console: the console is served; a browser loads its files before it has a key.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, has_console: bool = False) -> None:
         self._app = app
+        self._has_console = has_console
         self._api_keys = _hashes((*settings.api_key, *settings.named_api_key.values()))
         self._admin_keys = _hashes(settings.admin_key)
         self._bound_to_loopback = is_loopback(settings.host)
@@ -61,7 +67,7 @@ class AuthMiddleware:
     def _refusal(
         self, path: str, headers: Headers, client: tuple[str, int] | None
     ) -> ApiError | None:
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or (self._has_console and is_console_path(path)):
             return None
         if path in ADMIN_PATHS:
             return self._admin_refusal(headers, client)

@@ -175,7 +175,11 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
     selection, routing = choose(runtime, prepared, origin)
     request_id = f"{prepared.id_prefix}-{uuid.uuid4().hex}"
     n = prepared.n
-    params = replace(selection.params, prediction=prepared.prediction)
+    params = replace(
+        selection.params,
+        prediction=prepared.prediction,
+        streams_stats=prepared.body.continuous_spec_stats,
+    )
     adapter = prepared.checked.adapter
     engine_requests = tuple(
         GenerationRequest(

@@ -26,6 +26,7 @@ class ResponseBuilder:
         self._shape = request.prepared.shape
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
+        self._continuous_spec = body.continuous_spec_stats
         indices = range(len(request.engine_requests))
         self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
         self._frames = [self._frame(i) for i in indices] if body.stream else []
@@ -79,11 +80,14 @@ class ResponseBuilder:
         if delta.finish_reason is None and delta.logprobs is None and not echo:
             if not delta.text:
                 return ()
-            if not self._continuous_usage:
+            if not self._continuous_usage and not self._continuous_spec:
                 before, after = self._frames[index]
                 return (before + json_text(delta.text).encode() + after,)
         choice = self._shape.chunk_choice(index, delta, echo=echo)
         if delta.finish_reason is None:
+            if self._continuous_spec:
+                state = self._choices[index]
+                choice["speculative_decoding"] = choice_statistics(self._request, state)
             return (event(self._chunk([choice])),)
         chunk = self._chunk([choice | self._finish_fields(self._choices[index])])
         is_last = all(choice.finish_reason is not None for choice in self._choices)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -23,16 +23,22 @@ async def with_engine(state: AnyState) -> AppState:
 
 
 @router.get("/metrics")
-def metrics(request: Request, state: Annotated[AppState, Depends(with_engine)]) -> Response:
-    """Every series. Not a coroutine: encoding a large registry would delay streams.
+def metrics(
+    request: Request,
+    state: Annotated[AppState, Depends(with_engine)],
+    names: Annotated[list[str] | None, Query(alias="name[]")] = None,
+) -> Response:
+    """Every series, or those with the given names.
 
-    The library's own negotiation writes `vllm_` instead of `vllm:` in OpenMetrics unless the
-    scraper accepts UTF-8 names. The names here need no escaping.
+    Not a coroutine: encoding a large registry would delay streams. The library's own negotiation
+    writes `vllm_` instead of `vllm:` in OpenMetrics unless the scraper accepts UTF-8 names. The
+    names here need no escaping.
     """
+    registry = state.registry.restricted_registry(names) if names else state.registry
     if OPENMETRICS in request.headers.get("accept", ""):
         body = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
-            state.registry, openmetrics.ALLOWUTF8
+            registry, openmetrics.ALLOWUTF8
         )
         return Response(body, media_type=openmetrics.CONTENT_TYPE_LATEST)
-    body = exposition.generate_latest(state.registry)
+    body = exposition.generate_latest(registry)
     return Response(body, media_type=exposition.CONTENT_TYPE_PLAIN_0_0_4)

@@ -101,6 +101,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    continuous_spec_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -144,6 +145,12 @@ class GenerationBody(Body):
         """Whether every chunk of the stream contains the usage so far."""
         options = self.stream_options
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    @property
+    def continuous_spec_stats(self) -> bool:
+        """Whether every chunk of the stream contains its choice's statistics so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_spec_stats)
 
     def check_stream_options(self) -> None:
         """Raises `InvalidField` if `stream_options` is set and cannot be honoured."""

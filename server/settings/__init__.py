@@ -139,6 +139,7 @@ class Settings(EngineArguments):
     audit_log: str | None = Field(
         None, description="file to which every admin change is appended as a line of JSON"
     )
+    console: bool = Field(True, description="serve /console if the extra `console` is installed")
     strict_fields: bool = Field(False, description="refuse unknown fields of request bodies")
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"

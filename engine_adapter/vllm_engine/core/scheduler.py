@@ -29,11 +29,10 @@ class SchedulerHooks:
     def add_request(self, request: Any) -> None:
         """Gives the request a row with its spec method."""
         params = request.sampling_params
+        spec = from_extra_args(params)
         # vLLM's front end finds stop strings: any output may be the last that it reads.
-        streams_stats = bool(params.stop)
-        self.row_table.admit(
-            request.request_id, from_extra_args(params), streams_stats, request_class(params)
-        )
+        streams_stats = bool(params.stop) or spec.streams_stats
+        self.row_table.admit(request.request_id, spec, streams_stats, request_class(params))
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:

@@ -66,6 +66,7 @@ def test_draft_kv_is_needed_by_proposers_that_write_some(fields: list[Any], need
         SpecDecodeParams(SpecMethod("small", 4), pinned=True, switch_epoch=7),
         SpecDecodeParams(PLAIN, pinned=True, switch_epoch=1),
         SpecDecodeParams(SpecMethod("goodput", 8), pinned=True, prediction=(1, 2)),
+        SpecDecodeParams(SpecMethod("ngram", 2), streams_stats=True),
     ],
 )
 def test_a_requests_choice_reaches_the_scheduler(params: SpecDecodeParams) -> None:

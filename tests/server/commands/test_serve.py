@@ -5,33 +5,30 @@ import socket
 import pytest
 
 from server.commands.serve import bind
-from server.settings import Settings
 from server.settings.sources import SettingsError
 
-
-def settings(host: str = "127.0.0.1", port: int = 0) -> Settings:
-    return Settings(model="org/m", host=host, port=port)
+HOST = "127.0.0.1"
 
 
 def test_a_bound_port_accepts_connections() -> None:
-    with bind(settings()) as listener, socket.create_connection(listener.getsockname()) as client:
+    with bind(HOST, 0) as listener, socket.create_connection(listener.getsockname()) as client:
         assert client.getpeername() == listener.getsockname()
 
 
 def test_a_bound_port_is_not_bound_again() -> None:
-    with bind(settings()) as listener:
+    with bind(HOST, 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"^--port: {port} on 127.0.0.1: .* in use"):
-            bind(settings(port=port))
+            bind(HOST, port)
 
 
 def test_a_port_that_was_just_closed_can_be_bound() -> None:
-    with bind(settings()) as listener:
+    with bind(HOST, 0) as listener:
         address = listener.getsockname()
         client = socket.create_connection(address)
         listener.accept()[0].close()
         client.close()
-    with bind(settings(port=address[1])) as again:
+    with bind(HOST, address[1]) as again:
         assert again.getsockname() == address
 
 
@@ -41,4 +38,4 @@ def test_an_unknown_host_name_is_an_invalid_host(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(SettingsError, match=r"^--host: cannot resolve 'here': .*not known"):
-        bind(settings(host="here"))
+        bind("here", 0)

@@ -52,7 +52,7 @@ async def test_every_route_but_the_probes_needs_a_key() -> None:
     for method, path in routes(app):
         response = await ask(app, method, path)
         seen.add(path)
-        if path in ("/health", "/ready"):
+        if path in ("/health", "/ready") or path.startswith("/console"):
             assert response.status_code != 401, path
         else:
             assert response.status_code == 401, f"{method} {path} needs no key"
@@ -62,6 +62,20 @@ async def test_every_route_but_the_probes_needs_a_key() -> None:
                 assert (error["code"], error["param"]) == ("invalid_api_key", None)
     assert seen >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"}
     assert seen >= {"/health", "/ready"}
+
+
+async def test_without_the_console_its_paths_are_unknown_paths() -> None:
+    app = make_app(api_key=[INFERENCE], console=False)
+    for path in ("/console", "/console/main.js"):
+        assert (await ask(app, "GET", path)).status_code == 401
+        assert (await ask(app, "GET", path, **bearer(INFERENCE))).status_code == 404
+
+
+async def test_only_the_consoles_own_paths_need_no_key() -> None:
+    app = make_app(api_key=[INFERENCE])
+    assert (await ask(app, "GET", "/console")).status_code == 200
+    for path in ("/consoles", "/console.json", "/v1/console"):
+        assert (await ask(app, "GET", path)).status_code == 401
 
 
 async def test_an_unknown_path_needs_a_key() -> None:

@@ -119,6 +119,26 @@ async def test_continuous_usage_grows(gateway: Gateway) -> None:
     assert counts[0] < counts[-1] == 8
 
 
+async def test_continuous_statistics_say_who_drafted_the_tokens_of_a_chunk(
+    gateway: Gateway,
+) -> None:
+    spec = {"proposer": "ngram", "num_speculative_tokens": 4}
+    fields = {"max_tokens": 40, "temperature": 0, "logprobs": 0, "stream": True}
+    options = {"continuous_spec_stats": True}
+    chunks = events(await gateway.complete(**fields, spec_decode=spec, stream_options=options))
+    accepted = steps = 0
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        counts = choice["speculative_decoding"]["by_proposer"].get("ngram", {})
+        new = counts.get("accepted", 0) - accepted
+        steps += counts.get("drafts", 0) > 0
+        assert len(choice["logprobs"]["tokens"]) == new + 1
+        accepted += new
+    assert steps > 5
+    assert accepted > 0
+    assert "speculative_decoding" not in events(await gateway.complete(**fields))[0]["choices"][0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_prompts_times_n_are_numbered_prompt_by_prompt(
     gateway: Gateway, stream: bool

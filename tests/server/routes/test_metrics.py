@@ -69,3 +69,17 @@ async def test_a_failed_start_is_shown(start: StartGateway) -> None:
     gateway = await start(wait=False, engine_args={"fake_fail_start": "no memory"})
     await gateway.state.start_ended.wait()
     assert await engine_gauges(gateway) == (0, 1)
+
+
+@pytest.mark.parametrize(("accept", "parse"), [("*/*", plain_text), (PROMETHEUS_3, openmetrics)])
+async def test_it_shows_only_the_series_that_are_asked_for(
+    gateway: Gateway, accept: str, parse: Parse
+) -> None:
+    await gateway.complete(max_tokens=30)
+    names = ["specgate_spec_decode_draft_tokens_total", "vllm:num_requests_running", "no_such"]
+    response = await gateway.client.get(
+        "/metrics", params={"name[]": names}, headers={"Accept": accept}
+    )
+    samples = [sample for family in parse(response.text) for sample in family.samples]
+    assert {sample.name for sample in samples} == set(names[:2])
+    assert sum(sample.value for sample in samples) > 0

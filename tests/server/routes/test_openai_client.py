@@ -1,65 +1,30 @@
 """OpenAI's own Python client against a server on a loopback port."""
 
-import asyncio
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import openai
 import pytest
-import uvicorn
 
-from engine_adapter.fake.engine import FakeEngine
-from tests.server.gateway import MODEL, build
+from tests.server.gateway import MODEL
+from tests.server.threaded import ThreadedServer
 
 MESSAGES: Any = [{"role": "user", "content": "Write a function."}]
 BY_NGRAM = {"spec_decode": {"proposer": "ngram", "num_speculative_tokens": 3}}
 
 
-class Served:
-    """A server in a thread, its address, and its engine."""
-
-    def __init__(self) -> None:
-        app, engine, _ = build(engine_args={"fake_step_ms": 1})
-        self.engine = cast(FakeEngine, engine)
-        self._state = app.state.specgate
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="on")
-        )
-        self._listener = socket.socket()
-        self._listener.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        deadline = time.monotonic() + 30
-        while not self._state.ready:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(10)
-        self._listener.close()
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._listener]))
-
-
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    served = Served()
-    served.start()
+def served() -> Iterator[ThreadedServer]:
+    served = ThreadedServer(engine_args={"fake_step_ms": 1}).start()
     yield served
     served.stop()
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: ThreadedServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -164,7 +129,7 @@ def test_errors_are_the_clients_exceptions(client: openai.OpenAI) -> None:
     assert bad.value.request_id
 
 
-def test_closing_a_stream_aborts_it(client: openai.OpenAI, served: Served) -> None:
+def test_closing_a_stream_aborts_it(client: openai.OpenAI, served: ThreadedServer) -> None:
     stream = client.completions.create(
         model=MODEL, prompt="a", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
     )
@@ -177,7 +142,7 @@ def test_closing_a_stream_aborts_it(client: openai.OpenAI, served: Served) -> No
         time.sleep(0.005)
 
 
-def test_a_client_timeout_aborts_a_whole_response(served: Served) -> None:
+def test_a_client_timeout_aborts_a_whole_response(served: ThreadedServer) -> None:
     host, _, port = served.url.removeprefix("http://").partition(":")
     body = json.dumps({"prompt": "a", "max_tokens": 1500, "ignore_eos": True})
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

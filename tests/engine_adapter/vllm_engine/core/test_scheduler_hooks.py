@@ -96,11 +96,16 @@ def scheduler() -> Any:
     return hooked
 
 
-def arriving(request_id: str, method: SpecMethod = NGRAM, stop: tuple[str, ...] = ()) -> Any:
+def arriving(
+    request_id: str,
+    method: SpecMethod = NGRAM,
+    stop: tuple[str, ...] = (),
+    streams_stats: bool = False,
+) -> Any:
     """A request as vLLM's scheduler gets it."""
     made = request()
     made.request_id = request_id
-    params = to_extra_args(SpecDecodeParams(method))
+    params = to_extra_args(SpecDecodeParams(method, streams_stats=streams_stats))
     made.sampling_params = SimpleNamespace(
         extra_args=params, stop=list(stop), temperature=0.0, structured_outputs=None
     )
@@ -195,14 +200,17 @@ def test_the_class_of_a_request_comes_from_its_sampling(
     assert request_class(params).name == expected
 
 
-def test_requests_with_stop_strings_stream_their_statistics(scheduler: Any) -> None:
+def test_requests_with_stop_strings_and_those_that_ask_stream_their_statistics(
+    scheduler: Any,
+) -> None:
     """The front end finds a stop string itself: any output may be the last that it reads."""
     scheduler.add_request(arriving("plain"))
     scheduler.add_request(arriving("stops", stop=("END",)))
-    results = {"plain": (0, 0), "stops": (0, 0)}
-    sent = run_step(scheduler, scheduled({}, "plain", "stops"), results, None)
+    scheduler.add_request(arriving("asks", streams_stats=True))
+    results = {"plain": (0, 0), "stops": (0, 0), "asks": (0, 0)}
+    sent = run_step(scheduler, scheduled({}, "plain", "stops", "asks"), results, None)
     attached = {o.request_id for o in sent.outputs if o.kv_transfer_params is not None}
-    assert attached == {"stops"}
+    assert attached == {"stops", "asks"}
 
 
 def test_statistics_before_the_first_step_have_no_report(scheduler: Any) -> None:

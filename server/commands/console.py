@@ -1,0 +1,67 @@
+"""`specgate console`: the console for a running server, on this machine."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from server.commands import BAD_SETTING, FAILED, print_error
+from server.commands.admin_client import Parser
+from server.commands.serve import bind
+from server.console import pages
+from server.http.auth import is_loopback
+from server.settings.sources import SettingsError
+
+DEFAULT_PORT = 8001
+CLOSE_S = 5
+"""Seconds that streams get when the console stops."""
+
+
+def console(argv: Sequence[str]) -> int:
+    """Serves the console until Ctrl-C. Returns the exit status."""
+    options = _parser().parse_args(argv)
+    if not pages.installed():
+        print_error("the console needs its extra: pip install 'specgate[console]'")
+        return FAILED
+    url = options.url.rstrip("/")
+    try:
+        address = urlsplit(url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ValueError("it must begin with http:// or https:// and name a host")
+        listener = bind(options.host, options.port)
+    except ValueError as error:
+        print_error(f"--url: {options.url!r} cannot be used: {error}")
+        return BAD_SETTING
+    except SettingsError as error:
+        print_error(error.lines[0])
+        return BAD_SETTING
+    # Imports the routes, which takes a second: a wrong argument is reported before.
+    from server.console.proxy import create_console
+
+    app = create_console(url, on_loopback=is_loopback(options.host))
+    with listener:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        port = listener.getsockname()[1]
+        print(f"The console of {url} is at http://{host}:{port}{pages.PATH}", flush=True)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_S
+        )
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "specgate console",
+        "Serves a page that shows and steers a running server. The page asks for the key.",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="port to listen on (default: 8001)"
+    )
+    parser.add_url()
+    return parser

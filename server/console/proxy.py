@@ -1,0 +1,114 @@
+"""The console of a server elsewhere: its page on this machine, and its calls passed on.
+
+A page may call only the server that it came from, so this one passes the API's calls on. It keeps
+no key: the browser sends its own with every call.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import httpx
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+from server.errors import ApiError, install_error_handlers
+from server.http.auth import is_loopback
+from server.routes import console
+
+CONNECT_TIMEOUT_S = 5.0
+
+_PASSED_ON = ("accept", "authorization", "content-type")
+_PASSED_BACK = ("content-type", "retry-after", "x-request-id", "x-specgate-spec-method")
+
+
+def create_console(
+    url: str, *, on_loopback: bool, transport: httpx.AsyncBaseTransport | None = None
+) -> FastAPI:
+    """The application.
+
+    Args:
+        url: the address of the server.
+        on_loopback: only this machine can reach the console.
+        transport: used instead of the network.
+    """
+    client = httpx.AsyncClient(
+        base_url=url,
+        # A drain may take as long as its own limit says.
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        transport=transport,
+        # Admin routes without a key answer direct requests only: no proxy to loopback.
+        trust_env=not is_loopback(urlsplit(url).hostname or ""),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with client:
+            yield
+
+    async def refuse_foreign(request: Request) -> None:
+        if _is_foreign(request, on_loopback):
+            message = "Only the console's own page may call it, by the address it was started on."
+            raise ApiError(403, message, type="permission_error")
+
+    app = FastAPI(
+        lifespan=lifespan,
+        dependencies=[Depends(refuse_foreign)],
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    install_error_handlers(app)
+
+    async def pass_on(request: Request) -> Response:
+        return await _pass_on(client, request, on_loopback)
+
+    for path in ("/v1/{rest:path}", "/metrics", "/health", "/ready", "/version"):
+        app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
+    app.include_router(console.router)
+    return app
+
+
+def _is_foreign(request: Request, on_loopback: bool) -> bool:
+    """Whether another web page sends it, or a name of another's that leads to this machine.
+
+    The server trusts this process as a direct caller from its machine, so what it checks of a
+    browser's requests is checked here.
+    """
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    try:
+        named = urlsplit(f"//{host}").hostname or ""
+        other_page = origin is not None and urlsplit(origin).netloc != host
+    except ValueError:
+        return True
+    return other_page or (on_loopback and not is_loopback(named))
+
+
+async def _pass_on(client: httpx.AsyncClient, request: Request, on_loopback: bool) -> Response:
+    headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+    if not on_loopback:
+        # The server then sees that the request may come from another machine, and wants a key.
+        headers["x-forwarded-for"] = request.client.host if request.client else "unknown"
+    target = httpx.URL(path=request.url.path, query=request.url.query.encode())
+    content = await request.body()
+    try:
+        answer = await client.send(
+            client.build_request(request.method, target, headers=headers, content=content),
+            stream=True,
+        )
+    except httpx.HTTPError as error:
+        message = f"The server at {client.base_url} does not answer: {error}"
+        raise ApiError(502, message, type="server_error", code="server_unreachable") from None
+    back = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+    return StreamingResponse(_body(answer), answer.status_code, back)
+
+
+async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The body as it comes. A browser that leaves a stream ends it at the server too."""
+    try:
+        async for part in answer.aiter_bytes():
+            yield part
+    finally:
+        await answer.aclose()

@@ -1,0 +1,270 @@
+"""The console in Chromium: charts, loads, policies, keys, comparison, accessibility.
+
+One test in Chromium is in `make test`: see `test_browser_switch.py`.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.server.console.conftest import Load, StartServer, ask, open_console
+
+pytestmark = pytest.mark.prove
+
+CHARTS = ("chart-acceptance", "chart-step", "chart-throughput", "chart-queue")
+PHONE = {"width": 390, "height": 844}
+
+
+def enter_key(page: Page, key: str) -> None:
+    page.get_by_label("Key", exact=True).fill(key)
+    page.get_by_role("button", name="Use this key").click()
+
+
+def test_it_loads_and_draws_the_load(page: Page, serve: StartServer, tmp_path: Path) -> None:
+    server = serve()
+    open_console(page, server)
+    with Load(server.url):
+        for chart in CHARTS:
+            drawn = page.locator(f"#{chart} .scatterlayer .trace path.js-line").first
+            expect(drawn).to_have_attribute("d", re.compile(r"[LVH]"))
+            label = page.locator(f"#{chart}")
+            expect(label).to_have_attribute("aria-label", re.compile(r"Now: .*\d"))
+        expect(page.locator("#tile-throughput")).to_have_text(re.compile(r"[1-9]\d*\.\d"))
+        expect(page.locator("#tile-acceptance")).to_have_text(re.compile(r"\d+\.\d %"))
+        expect(page.locator("#tile-running")).to_have_text(re.compile(r"[1-9]"))
+    rows = page.locator("#proposers tbody tr")
+    names = [proposer["name"] for proposer in ask(server, "/v1/proposers")["data"]]
+    assert rows.locator("th").all_text_contents() == names
+    assert "%" in rows.filter(has_text="eagle3").inner_text()
+    page.screenshot(path=tmp_path / "console.png", full_page=True)
+
+
+def test_a_refused_switch_says_why(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    form = page.locator("#switch")
+    form.get_by_label("Method").select_option("ngram")
+    form.get_by_label("Most draft tokens").fill("99")
+    form.get_by_role("button", name="Switch").click()
+    expect(form.locator(".result.bad")).to_contain_text("num_speculative_tokens")
+    assert ask(server, "/v1/spec_method")["spec_method"] == "draft"
+
+
+def test_a_proposer_is_loaded_refused_and_unloaded(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    form = page.locator("#load")
+    result = form.locator(".result")
+
+    def load(options: str) -> None:
+        form.get_by_label("Name").fill("lookup")
+        form.get_by_label("Method").fill("ngram")
+        form.get_by_label("Other options").fill(options)
+        form.get_by_role("button", name="Load").click()
+
+    load("{")
+    expect(result).to_contain_text("The other options are not JSON")
+    load('{"depth": 3}')
+    expect(result).to_contain_text("depth")
+    load('{"prompt_lookup_min": 2}')
+    expect(result).to_have_text("lookup is loaded and can be chosen.")
+    load("")
+    expect(result).to_contain_text("lookup")
+    expect(result).to_have_class(re.compile("bad"))
+    expect(
+        page.locator("#switch select[name=speculative_model] option[value=lookup]")
+    ).to_have_count(1)
+    page.get_by_role("button", name="Unload lookup").click()
+    expect(page.locator("#unload-result")).to_have_text("lookup is unloaded.")
+    page.get_by_role("button", name="Unload draft", exact=True).click()
+    expect(page.locator("#unload-result.bad")).to_contain_text("draft")
+    outcomes = [change["outcome"] for change in ask(server, "/v1/proposers")["changes"]]
+    assert outcomes[0] == "refused"
+    assert "unloaded" in outcomes
+
+
+def test_a_policy_is_changed_as_a_whole_or_not_at_all(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    form = page.locator("#policy")
+    text, result = form.get_by_label("Parameters"), form.locator(".result")
+    before = ask(server, "/v1/spec_policy")["policies"]
+
+    def change(parameters: str) -> None:
+        text.fill(parameters)
+        form.get_by_label("Reason").fill("measured")
+        form.get_by_role("button", name="Change the parameters").click()
+
+    form.get_by_label("Policy").select_option("goodput")
+    expect(text).to_have_value(re.compile("min_gain"))
+    change('{"min_gain": ')
+    expect(result).to_contain_text("The parameters are not JSON")
+    change('{"min_gain": 0.05, "nonsense": 1}')
+    expect(result).to_contain_text("policies.goodput.nonsense")
+    assert ask(server, "/v1/spec_policy")["policies"] == before
+    page.wait_for_timeout(7000)  # the page reads policies every six seconds: an edit stays
+    expect(text).to_have_value(re.compile("nonsense"))
+    change('{"min_gain": 0.05}')
+    expect(result).to_have_text("The parameters of goodput are in force.")
+    expect(text).to_have_value(re.compile(r'"hysteresis"'))
+    policies = {p["name"]: p["parameters"] for p in ask(server, "/v1/spec_policy")["policies"]}
+    assert policies["goodput"]["min_gain"] == 0.05
+    expect(page.locator("#audit")).to_contain_text("parameters of goodput")
+
+
+def test_rules_are_changed_and_explained(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    form = page.locator("#rules")
+    form.get_by_label("Routing rules").fill(
+        '[{"name": "cold", "match": {"temperature": {"max": 0}}, "use": {"proposer": "ngram"}}]'
+    )
+    form.get_by_role("button", name="Change the rules").click()
+    expect(form.locator(".result")).to_have_text("The rules are in force.")
+    explain = page.locator("#explain")
+    explain.get_by_role("button", name="Explain").click()
+    expect(explain.locator(".result")).to_contain_text("draft (k\u00a04): ")
+    expect(explain.locator("tr")).to_contain_text("does not match")
+
+
+def test_two_methods_are_compared_token_by_token(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    form = page.locator("#compare")
+    form.get_by_label("Left").select_option("none")
+    form.get_by_label("Right").select_option("eagle3")
+    form.get_by_label("Tokens").fill("80")
+    form.get_by_role("button", name="Compare").click()
+    result = page.locator("#compare-result")
+    expect(result).to_contain_text("Both wrote the same text.")
+    assert re.search(r"eagle3 is \d+\.\d\d times as fast as none", result.inner_text())
+    assert page.locator("#left .drafted, #left .rejected").count() == 0
+    drafted = page.locator("#right .drafted").all()
+    assert {token.get_attribute("data-who") for token in drafted} == {"eagle3"}
+    figures = page.locator("#right-figures").inner_text()
+    accepted, asked = map(int, re.search(r"eagle3 (\d+) of (\d+)", figures).groups())  # type: ignore[union-attr]
+    rejected = [int(mark.inner_text()[1:]) for mark in page.locator("#right .rejected").all()]
+    assert sum(rejected) == asked - accepted
+    mixed = page.locator("#right .mixed").count()
+    assert len(drafted) == accepted if not mixed else 0 < len(drafted) < accepted
+
+
+def test_a_comparison_can_be_stopped(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    form = page.locator("#compare")
+    form.get_by_label("Tokens").fill("1500")
+    form.get_by_role("button", name="Compare").click()
+    expect(page.locator("#left .token").nth(5)).to_be_visible()
+    form.get_by_role("button", name="Stop").click()
+    expect(page.locator("#compare-result")).to_have_text("Stopped.")
+    for _ in range(50):
+        if ask(server, "/v1/spec_method")["in_flight"] == {}:
+            break
+        page.wait_for_timeout(50)
+    assert ask(server, "/v1/spec_method")["in_flight"] == {}
+
+
+def test_a_wrong_key_is_refused_where_it_is_entered(page: Page, serve: StartServer) -> None:
+    server = serve(api_key=["reader"], admin_key=["root"])
+    page.goto(f"{server.url}/console")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    enter_key(page, "wrong")
+    expect(page.locator("#key-problem")).to_contain_text("The given key is not valid")
+    assert page.evaluate("sessionStorage.length") == 0
+    enter_key(page, "reader")
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#state")).to_have_text("Connected, read only")
+    expect(page.locator("#problem")).to_contain_text("admin key")
+    assert page.locator("#switch").evaluate("form => form.inert")
+    with Load(server.url, "reader"):
+        expect(page.locator("#tile-throughput")).to_have_text(re.compile(r"[1-9]\d*\.\d"))
+    page.get_by_role("button", name="Key", exact=True).click()
+    enter_key(page, "root")
+    expect(page.locator("#state")).to_have_text("Connected")
+    assert not page.locator("#switch").evaluate("form => form.inert")
+    page.reload()
+    expect(page.locator("#state")).to_have_text("Connected")
+
+
+def test_where_only_admin_routes_need_a_key_another_key_is_wrong(
+    page: Page, serve: StartServer
+) -> None:
+    server = serve(admin_key=["root"])
+    page.goto(f"{server.url}/console")
+    expect(page.locator("#state")).to_have_text("Connected, read only")
+    page.get_by_role("button", name="Key", exact=True).click()
+    enter_key(page, "wrong")
+    expect(page.locator("#key-problem")).to_contain_text("The given key is not valid")
+
+
+def test_the_server_goes_and_comes_back(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    server.stop()
+    expect(page.locator("#state")).to_have_text("No answer")
+    expect(page.locator("#problem")).to_contain_text("The server does not answer.")
+    assert page.locator("#switch").evaluate("form => form.inert")
+    serve(port=server.port)
+    expect(page.locator("#state")).to_have_text("Connected")
+    expect(page.locator("#problem")).to_be_hidden()
+    assert not page.locator("#switch").evaluate("form => form.inert")
+
+
+def test_a_dead_engine_is_shown(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    server.engine.die("the GPU fell off the bus")
+    expect(page.locator("#state")).to_have_text("Engine dead")
+    expect(page.locator("#problem")).to_contain_text("the GPU fell off the bus")
+
+
+def test_the_keyboard_alone_switches(page: Page, serve: StartServer) -> None:
+    server = serve()
+    open_console(page, server)
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.name") == "speculative_model":
+            break
+    page.keyboard.type("ngram")
+    page.keyboard.press("Enter")
+    for _ in range(10):
+        if page.evaluate("document.activeElement.type") == "submit":
+            break
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#switch .result")).to_contain_text("→ ngram")
+    assert ask(server, "/v1/spec_method")["spec_method"] == "ngram"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, PHONE["width"]])
+def test_axe_finds_no_barrier(
+    page: Page, serve: StartServer, tmp_path: Path, scheme: str, width: int
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    server = serve()
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_viewport_size({"width": width, "height": 844})
+    open_console(page, server)
+    with Load(server.url):
+        expect(page.locator("#tile-acceptance")).to_have_text(re.compile(r"\d+\.\d %"))
+        page.locator("#compare").get_by_label("Tokens").fill("40")
+        page.locator("#compare").get_by_role("button", name="Compare").click()
+        expect(page.locator("#compare-result")).to_contain_text("times as fast")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.screenshot(path=tmp_path / f"{scheme}-{width}.png", full_page=True)
+    axe = Axe()
+    found = axe.run(page)
+    assert found.violations_count == 0, found.generate_report()
+    page.get_by_role("button", name="Key", exact=True).click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    found = axe.run(page)
+    assert found.violations_count == 0, found.generate_report()
