@@ -1,11 +1,12 @@
 """How many drafts the target accepts: by proposer, class of request, length and position.
 
 Two things are counted of each proposer. `lengths`: how long the drafts are that it finds; a lookup
-finds a long draft where it is sure, so the length tells how good the draft is. `hazards`, strictly
-their complement: how often the target accepts position i of a draft of length n, after all before
-it. Means of accepted lengths would depend on the k that was asked for; hazards do not. A proposer
-with a model always drafts what it is asked for, so all its drafts have the longest length. Every
-count decays with the steps in which it changes, so old traffic is forgotten.
+finds a long draft where it is sure, so the length tells how good the draft is. `hazards`: how often
+the target accepts position i of a draft of length n, after all before it; statistics calls the
+chance of the contrary a hazard. Means of accepted lengths would depend on the k that was asked for,
+these figures do not. A proposer with a model always drafts what it is asked for, so all its drafts
+have the longest length. Every count decays with the steps in which it changes, so old traffic is
+forgotten.
 
 What is not known yet is taken from what is near: a length's hazards from all lengths', a class's
 from all classes', and a position's from the position before it.
@@ -28,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 CLASS_DECAY = 0.99
-"""Per step in which a proposer's drafts of the class are verified: half is forgotten in 69."""
+"""Per step in which drafts of a proposer and class are observed: half is forgotten in 69."""
 
 ROW_DECAY = 0.98
 """The same for one request."""
@@ -45,8 +46,8 @@ PRIOR_ACCEPTED, PRIOR_FOUND = 0.6, 0.5
 
 FADING = 0.97
 """Per draft: what is left of the weight of the prior of lengths. Counts decay, so a prior that did
-not fade would always have its share: 1 % of long drafts that never come promise more than they
-cost."""
+not fade would always have its share: even 1 % for long drafts that never come would promise more
+than a draft costs."""
 
 _LOW, _HIGH = 0.01, 0.99
 
@@ -102,6 +103,8 @@ class AcceptanceModel:
             )
             self._refresh()
         size = max(num_slots, len(self._row_hits)), num_proposers
+        if size == self._row_hits.shape[:2]:
+            return
         self._row_found = _enlarged(self._row_found, size)
         self._row_hits = _enlarged(self._row_hits, size)
 
@@ -190,7 +193,7 @@ class AcceptanceModel:
         self._freshen()
         proposer = cases.proposer
         seen = self._row_found[slots[:, None], proposer, cases.length]
-        total = self._row_found.sum(axis=2)[slots[:, None], proposer]
+        total = self._row_found[slots].sum(axis=2)[:, proposer]
         usual = self._length[proposer, kinds[:, None], cases.length]
         return _share(seen, total, usual, LENGTHS_WEIGHT * FADING**total)
 

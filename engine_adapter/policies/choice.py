@@ -1,13 +1,13 @@
 """The choice that maximizes tokens per second: proposers and draft lengths for all rows of a step.
 
-Maximized is, over all choices of proposer and length for each row,
+It maximizes, over all choices of proposer and length for each row,
 
     rate = (B + sum of expected accepted tokens) / (target's time + proposers' times)
 
 with B rows. Source: goodput from TurboSpec (arXiv 2406.14066), there for one proposer and one
 length; the ratio is maximized as by Dinkelbach (1967): with the rate of the plan before, `rate`, a
-second is worth `rate` tokens, and a verified token that costs `price` tokens' worth of time is
-drafted only if it is accepted with a higher chance.
+second is worth `rate` tokens. Verifying one more token takes time that is worth `price` tokens, so
+it is drafted only if its chance of acceptance is higher.
 
 1. Each row has its best lookup proposer, at the price.
 2. A proposer with a model drafts for a row by itself, or where the lookup that goes best before it
@@ -53,11 +53,11 @@ class Chooser:
         self._models = np.flatnonzero(np.logical_not(lookup))
         shown = [int(i) in prices.shown for i in outlook.proposers]
         self._bonus = np.where(shown, prices.bonus, 1.0)
-        self._row = np.arange(len(outlook.limit))
+        self._row = np.arange(len(outlook.remaining))
         times = [evidence.draft_times[int(i)].fit.weights for i in outlook.proposers]
         self._times = np.array(times).reshape(len(times), 5)
         # A catch-up pays for the rest of the request, as far as that can be seen.
-        self._catchup = outlook.lag / np.clip(outlook.limit / 2, 1, HORIZON)[:, None]
+        self._catchup = outlook.lag / np.clip(outlook.remaining / 2, 1, HORIZON)[:, None]
         self._of = outlook.cases.proposer
         self._starts = np.searchsorted(self._of, np.arange(len(times)))
         over = outlook.survival - self._token_prices()[self._of, None]
@@ -110,8 +110,9 @@ class Chooser:
         return costs
 
     def at_price(self, first: Ints) -> Choice:
-        """Each row's proposer, with as many tokens as pay at the price of the plan before."""
-        counts = (self._outlook.survival > self._prices.token).sum(axis=2)
+        """Each row's proposer, with as many tokens as pay at the prices of the plan before."""
+        prices = self._token_prices()[self._of, None]
+        counts = (self._outlook.survival > prices).sum(axis=2)
         nothing = np.full_like(first, NOTHING)
         return self._chosen(first, nothing, counts, np.full(len(first), -np.inf))
 
@@ -236,7 +237,6 @@ class Chooser:
         drafted = float((weights * counts).sum())
         gained = float((weights[:, :, None] * self._outlook.survival * positions).sum())
         seconds = float(self._target_seconds(np.array([drafted]))[0])
-        rate = (self._load.rows + gained) / (seconds + self._draft_seconds(first, second, missed))
         first_k = np.where(kept, counts, 0).max(axis=1, initial=0)
         second_k = np.where(self._of == second[:, None], counts, 0).max(axis=1, initial=0)
         keeps = np.zeros((len(first), positions.shape[2] + 1), np.intp)
@@ -247,6 +247,7 @@ class Chooser:
         first, first_k = np.where(empty, second, first), np.where(empty, second_k, first_k)
         second = np.where(empty | (second_k == 0), NOTHING, second)
         first = np.where(first_k == 0, NOTHING, first)
+        rate = (self._load.rows + gained) / (seconds + self._draft_seconds(first, second, missed))
         price = self._marginal_price(rate, drafted)
         return Choice(first, first_k, keeps, second, second_k, rate, price)
 

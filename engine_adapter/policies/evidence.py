@@ -27,12 +27,12 @@ class Outlook:
     Attributes:
         proposers: their indices, [J].
         cases: the drafts that can come, Q of them, ordered by proposer; `cases.proposer` counts
-            among the J. Of a lookup each length is a case; a model has one case.
+            among the J. Each length of a lookup's draft is a case; a model has one case.
         chance: the chance of each case, if its proposer is asked, [B, Q].
         survival: the chance that the target accepts each case up to each position, [B, Q, K]; 0
             beyond the length and beyond a row's or a proposer's limit.
         lag: tokens that each has not read of each row, [B, J].
-        limit: the most tokens of each row, [B].
+        remaining: the tokens that can still be drafted for each row until it ends, [B].
     """
 
     proposers: Ints
@@ -40,7 +40,7 @@ class Outlook:
     chance: Floats
     survival: Floats
     lag: Floats
-    limit: Ints
+    remaining: Ints
 
 
 class Evidence:
@@ -52,6 +52,8 @@ class Evidence:
 
     Attributes:
         requests: the live requests.
+        keep_all: for `StepPlan.keeps`: a lookup is asked for its whole k, so that its length is
+            known, and only the plan's k limits what is verified.
         step_time: the target's part of a step.
         draft_times: each proposer's part, by index.
         unavailable: names of proposers that must not be chosen now: quarantined ones.
@@ -60,6 +62,7 @@ class Evidence:
 
     def __init__(self, proposers: Sequence[ProposerTraits], max_k: int) -> None:
         self._max_k = max_k
+        self.keep_all = tuple(range(max_k + 1))
         self._traits: list[ProposerTraits | None] = []
         self._index: dict[str, int] = {}
         self.acceptance = AcceptanceModel(0, max_k)
@@ -198,10 +201,9 @@ class Evidence:
         """
         for name, one in work:
             proposer = self._index.get(name)
-            if proposer is not None:
-                traits = self._traits[proposer]
-                reads = traits is not None and traits.keeps_kv
-                lag = int(self._planned_lag[proposer]) if reads else 0
+            traits = None if proposer is None else self._traits[proposer]
+            if proposer is not None and traits is not None:
+                lag = int(self._planned_lag[proposer]) if traits.keeps_kv else 0
                 self.draft_times[proposer].add(one.rows, one.longest, one.tokens, lag, one.seconds)
         self._planned_lag[:] = 0
 
@@ -225,7 +227,8 @@ class Evidence:
         survival = self.acceptance.survivals(slots, kinds, known)
         survival *= np.arange(self._max_k) < np.minimum(limit[:, None], length)[:, :, None]
         chance = self.acceptance.chances(slots, kinds, known)
-        return Outlook(index, cases, chance, survival, lag, limit)
+        remaining = np.array([row.draft_budget for row in rows], np.intp)
+        return Outlook(index, cases, chance, survival, lag, remaining)
 
     def _cases(self, proposers: Sequence[int]) -> tuple[Cases, Ints]:
         """The cases of these proposers, and the tokens of each, [Q].

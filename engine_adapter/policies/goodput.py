@@ -81,10 +81,10 @@ class GoodputPolicy:
         elif self._steps >= self._choose_at or self._rows_changed(rows):
             self._choose(rows, view)
         chosen = self._chosen
-        if len(rows) < len(self._known) or any(r.draft_budget < self._longest for r in rows):
-            chosen = _within_budgets(chosen, rows)
+        if len(rows) < len(self._known) or any(row.limit < self._longest for row in rows):
+            chosen = self._within_limits(chosen, rows)
         self._drafting = bool(chosen.drafts)
-        probe = self._explorer.probe(rows, self._prices.shown)
+        probe = self._explorer.probe(rows, self._prices.shown if chosen else frozenset())
         if probe is not None:
             chosen = self._with_probe(chosen, probe)
         return replace(chosen, shadows=self._explorer.shadows(rows, chosen.drafts))
@@ -93,9 +93,12 @@ class GoodputPolicy:
         """The plan with a probe in place of what was chosen for its rows."""
         probed = {r: self._method(probe.proposer, k) for r, k in probe.lengths.items()}
         fallbacks, keeps = dict(chosen.fallbacks), dict(chosen.keeps)
+        lookup = self._evidence.traits(probe.proposer).lookup
         for request_id in probed:
             keeps.pop(request_id, None)
             fallbacks.pop(request_id, None)
+            if lookup:
+                keeps[request_id] = self._evidence.keep_all
         return StepPlan({**chosen.drafts, **probed}, fallbacks, keeps=keeps)
 
     def observe(self, step: StepResult) -> None:
@@ -191,22 +194,23 @@ class GoodputPolicy:
         self._chosen = StepPlan(drafts, fallbacks, keeps=keeps)
         self._longest = int(max(choice.first_k.max(), choice.second_k.max()))
 
+    def _within_limits(self, chosen: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+        """What was chosen for these rows, with at most the tokens that each may have now."""
+        drafts: dict[str, SpecMethod] = {}
+        fallbacks: dict[str, SpecMethod] = {}
+        for row in rows:
+            for methods, limited in ((chosen.drafts, drafts), (chosen.fallbacks, fallbacks)):
+                if method := methods.get(row.request_id):
+                    k = min(method.num_speculative_tokens, row.limit)
+                    limited[row.request_id] = self._named(method.proposer, k)
+        keeps = {r: kept for r, kept in chosen.keeps.items() if r in drafts}
+        return StepPlan(drafts, fallbacks, keeps=keeps)
+
     def _method(self, proposer: int, k: int) -> SpecMethod:
-        key = self._evidence.traits(proposer).name, k
-        method = self._methods.get(key)
+        return self._named(self._evidence.traits(proposer).name, k)
+
+    def _named(self, name: str, k: int) -> SpecMethod:
+        method = self._methods.get((name, k))
         if method is None:
-            method = self._methods[key] = SpecMethod(*key)
+            method = self._methods[name, k] = SpecMethod(name, k)
         return method
-
-
-def _within_budgets(chosen: StepPlan, rows: Sequence[RowView]) -> StepPlan:
-    """What was chosen for these rows, within their budgets."""
-    drafts: dict[str, SpecMethod] = {}
-    fallbacks: dict[str, SpecMethod] = {}
-    for row in rows:
-        for methods, limited in ((chosen.drafts, drafts), (chosen.fallbacks, fallbacks)):
-            if method := methods.get(row.request_id):
-                k = min(method.num_speculative_tokens, row.draft_budget)
-                limited[row.request_id] = replace(method, num_speculative_tokens=k)
-    keeps = {r: kept for r, kept in chosen.keeps.items() if r in drafts}
-    return StepPlan(drafts, fallbacks, keeps=keeps)

@@ -71,7 +71,9 @@ class RankingPolicy(ABC):
         if probe is not None:
             name = evidence.traits(probe.proposer).name
             drafts |= {request: SpecMethod(name, k) for request, k in probe.lengths.items()}
-        return StepPlan(drafts, shadows=self._explorer.shadows(rows, drafts))
+        lookups = {t.name for t in map(evidence.traits, evidence.candidates()) if t.lookup}
+        keeps = {r: evidence.keep_all for r, method in drafts.items() if method.proposer in lookups}
+        return StepPlan(drafts, shadows=self._explorer.shadows(rows, drafts), keeps=keeps)
 
     def observe(self, step: StepResult) -> None:
         """Takes a step: the budgets of probes and shadows grow."""

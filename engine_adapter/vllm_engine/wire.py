@@ -112,13 +112,13 @@ class DraftReport:
 
     Attributes:
         seconds: proposer -> time spent in it.
-        proposed: proposer -> tokens that it drafted in this step, not verified yet.
+        proposed: proposer -> tokens that it drafted in this step; a plan may drop some of them.
         catchup: proposer -> tokens of lag that it removed.
         faults: proposer that failed -> cause.
         work: each call of a proposer, in the shadow too, for the policies.
         fallbacks: requests for which the plan's second proposer was called.
-        found: request id -> tokens of its draft before the plan cut it; without an entry the draft
-            is whole.
+        found: request id -> tokens of its draft before the plan cut it.
+        dropped: requests whose first draft the plan dropped.
         fates: drafts whose fate the step decided without verification: shadows and dropped ones.
     """
 
@@ -129,6 +129,7 @@ class DraftReport:
     work: list[tuple[str, DraftTime]] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     found: dict[str, int] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
     fates: list[DraftFate] = field(default_factory=list)
 
     def add_work(

@@ -29,6 +29,8 @@ def console(argv: Sequence[str]) -> int:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ValueError("it must begin with http:// or https:// and name a host")
+        if address.username or address.password:
+            raise ValueError("it must not have a user or a password: errors show the address")
         listener = bind(options.host, options.port)
     except ValueError as error:
         print_error(f"--url: {options.url!r} cannot be used: {error}")

@@ -13,10 +13,13 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.errors import ApiError, install_error_handlers
-from server.http.auth import is_loopback
+from server.http.auth import is_forwarded, is_loopback
+from server.http.middleware import BodyLimit
 from server.routes import console
 
 CONNECT_TIMEOUT_S = 5.0
+MAX_BODY_BYTES = 32 * 2**20
+"""The largest body that is passed on; the server's own limit may be lower."""
 
 _PASSED_ON = ("accept", "authorization", "content-type")
 _PASSED_BACK = ("content-type", "retry-after", "x-request-id", "x-specgate-spec-method")
@@ -60,6 +63,7 @@ def create_console(
         redirect_slashes=False,
     )
     install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
 
     async def pass_on(request: Request) -> Response:
         return await _pass_on(client, request, on_loopback)
@@ -88,16 +92,20 @@ def _is_foreign(request: Request, on_loopback: bool) -> bool:
 
 async def _pass_on(client: httpx.AsyncClient, request: Request, on_loopback: bool) -> Response:
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-    if not on_loopback:
+    if not on_loopback or is_forwarded(request.headers):
         # The server then sees that the request may come from another machine, and wants a key.
         headers["x-forwarded-for"] = request.client.host if request.client else "unknown"
-    target = httpx.URL(path=request.url.path, query=request.url.query.encode())
+    if ".." in request.url.path.split("/"):
+        raise ApiError(400, "The path must not contain '..'.")
     content = await request.body()
     try:
+        target = httpx.URL(path=request.url.path, query=request.url.query.encode())
         answer = await client.send(
             client.build_request(request.method, target, headers=headers, content=content),
             stream=True,
         )
+    except httpx.InvalidURL as error:
+        raise ApiError(400, f"The path cannot be passed on: {error}") from None
     except httpx.HTTPError as error:
         message = f"The server at {client.base_url} does not answer: {error}"
         raise ApiError(502, message, type="server_error", code="server_unreachable") from None

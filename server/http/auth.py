@@ -147,12 +147,17 @@ def _is_direct(headers: Headers, client: tuple[str, int] | None) -> bool:
     """Whether the request comes from this machine without a proxy or a foreign web page."""
     if client is None or not is_loopback(client[0]):
         return False
-    if any(name in _FORWARDING or name.startswith("x-forwarded-") for name in headers):
+    if is_forwarded(headers):
         return False
     origin = headers.get("origin")
     return _names_loopback(f"//{headers.get('host', '')}") and (
         origin is None or _names_loopback(origin)
     )
+
+
+def is_forwarded(headers: Headers) -> bool:
+    """Whether a proxy passed the request on, by its headers."""
+    return any(name in _FORWARDING or name.startswith("x-forwarded-") for name in headers)
 
 
 def _names_loopback(url: str) -> bool:

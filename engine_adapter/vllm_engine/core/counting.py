@@ -54,7 +54,7 @@ class RowState:
         request_class: which requests' drafts are accepted alike; for the policies.
         drafted_by: the proposer of the drafts that wait for verification.
         asked: the k that was asked for with them; 0 if none was.
-        found: tokens that were drafted, if the plan cut or dropped some of them.
+        found: tokens that were drafted before the plan cut them, if it may cut them.
         fallback: the method that drafts where nothing of `drafted_by` is kept.
         verified_by, verified_asked, verified_found: the same of the drafts that the current step
             verifies; `NONE` and 0 without drafts.

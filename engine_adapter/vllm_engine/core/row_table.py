@@ -158,7 +158,7 @@ class RowTable:
             if request_id in verified:
                 row.verified_by, row.verified_asked = row.drafted_by, row.asked
                 row.verified_found = row.found
-            elif row.asked and row.found is None:
+            elif row.asked:
                 self._seen.append(DraftFate(request_id, row.drafted_by, row.asked, 0, 0, 0))
             row.asked, row.found, row.fallback = 0, None, None
 
@@ -198,6 +198,9 @@ class RowTable:
         for request_id, found in drafting.found.items():
             if request_id in self._rows:
                 self._rows[request_id].found = found
+        for request_id in drafting.dropped:
+            if request_id in self._rows:  # its fate comes with those of the shadows
+                self._rows[request_id].asked = 0
         for request_id in drafting.fallbacks:
             self._fall_back(request_id)
 
@@ -206,7 +209,7 @@ class RowTable:
         row = self._rows.get(request_id)
         if row is None or row.fallback is None:
             return
-        if row.found is None:
+        if row.asked:
             self._seen.append(DraftFate(request_id, row.drafted_by, row.asked, 0, 0, 0))
         row.drafted_by, row.asked = row.fallback.proposer, row.fallback.num_speculative_tokens
         row.found = None

@@ -18,9 +18,9 @@ def cut_drafts(
 ) -> Drafts:
     """The drafts of a proposer as far as `plan.keeps` keeps them.
 
-    A draft that is dropped waits like a shadow, so that its fate is known too. The length of a
-    draft that was sampled may tell of its tokens, and dropping it for them would change the
-    output's distribution; such a draft is only cut to its k.
+    A draft that is dropped waits like a shadow, so that its fate is known too. A draft that was
+    sampled is only cut to its k: its length may tell of its tokens, and if it were dropped because
+    of its tokens, the output's distribution would change.
 
     Args:
         name: the proposer.
@@ -34,12 +34,11 @@ def cut_drafts(
         kept = min(length, plan.drafts[request_id].num_speculative_tokens)
         if drafts.probabilities is None:
             kept = min(kept, keeps[length])
-        if kept == length:
-            continue
-        report.found[request_id] = length
         if kept:
+            report.found[request_id] = length
             tokens[i] = tokens[i][:kept]
             continue
+        report.dropped.append(request_id)
         if shadows.waits(request_id, name):
             report.fates.append(DraftFate(request_id, name, int(batch.k[i]), length, 0, 0))
         else:

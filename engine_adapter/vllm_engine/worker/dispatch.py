@@ -74,6 +74,7 @@ class ProposerDispatch:
     def remove(self, name: str) -> None:
         """Removes a proposer without KV of its own. Does nothing if it is not loaded."""
         self.host.remove(name)
+        self._shadows.forget_proposer(name)
         self._last_fault.pop(name, None)
 
     # -- following the batch -----------------------------------------------------------------
@@ -177,7 +178,7 @@ class ProposerDispatch:
             self._report.fallbacks.extend(batch.request_ids)
 
     def _measured(self, name: str, batch: DraftBatch) -> Drafts:
-        """A proposer's drafts that the next step verifies; the report counts them."""
+        """A proposer's drafts for the next step; the report counts them."""
         report = self._report
         drafts, seconds = self._timed(name, batch)
         tokens, catchup = sum(map(len, drafts.tokens)), drafts.catchup_tokens

@@ -1,4 +1,4 @@
-"""Shadow drafts: made beside a row's own drafts, and compared with what the target then writes.
+"""Shadow drafts: made beside a row's own, or dropped, and compared with what the target writes.
 
 They are never verified and never emitted. A draft waits until the row has written as many tokens,
 or one that differs; the tokens before the difference are what verification would have accepted.
@@ -77,6 +77,11 @@ class ShadowDrafts:
                 fates.append(DraftFate(*key, draft.asked, length, length, agreed))
                 del self._waiting[key]
         return fates
+
+    def forget_proposer(self, name: str) -> None:
+        """Drops the drafts of a proposer that is unloaded."""
+        for key in [key for key in self._waiting if key[1] == name]:
+            del self._waiting[key]
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drops the drafts of requests that ended or were preempted."""

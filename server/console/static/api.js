@@ -29,9 +29,14 @@ export function currentKey() {
 /** The JSON answer. Throws `CallError`. */
 export async function call(method, path, body, { timeoutMs = TIMEOUT_MS, withKey = key } = {}) {
   const answer = await send(method, path, body, AbortSignal.timeout(timeoutMs), withKey);
-  return (answer.headers.get("content-type") ?? "").startsWith("application/json")
-    ? answer.json()
-    : answer.text();
+  try {
+    return (answer.headers.get("content-type") ?? "").startsWith("application/json")
+      ? await answer.json()
+      : await answer.text();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new CallError("The server's answer ended early.");
+  }
 }
 
 /** Yields the events of a stream. Throws `CallError`, also for an error within the stream. */

@@ -28,17 +28,20 @@ async function refresh() {
 async function read() {
   clearTimeout(timer);
   busy = true;
-  do {
-    again = false;
-    try {
-      await readOnce();
-    } catch (error) {
-      if (!(error instanceof CallError)) throw error;
-      failed(error);
-    }
-  } while (again);
-  busy = false;
-  if (!document.hidden) timer = setTimeout(read, INTERVAL_MS);
+  try {
+    do {
+      again = false;
+      try {
+        await readOnce();
+      } catch (error) {
+        failed(error);
+        if (!(error instanceof CallError)) console.error(error);
+      }
+    } while (again);
+  } finally {
+    busy = false;
+    if (!document.hidden) timer = setTimeout(read, INTERVAL_MS);
+  }
 }
 
 async function readOnce() {
@@ -86,7 +89,7 @@ function show(status) {
   if (status) proposers.setMethods(methods, status.spec_method);
   compare.setMethods(methods);
   if (known.policies) policy.show(known.policies);
-  if (status) audit.show(status.switches, known.infos.changes, known.policies.changes);
+  if (status) audit.show(status.switches, known.infos?.changes ?? [], known.policies?.changes ?? []);
   allowActions(status !== null);
   connected(status);
 }

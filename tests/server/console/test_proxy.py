@@ -117,6 +117,20 @@ async def test_a_console_that_others_reach_opens_no_admin_route_without_a_key(
         assert (await client.get("/health", headers={"host": "lab:8001"})).status_code == 200
 
 
+async def test_behind_a_proxy_it_opens_no_admin_route_without_a_key(gateway: Gateway) -> None:
+    """A proxy on this machine calls it by a loopback name, for clients anywhere."""
+    async with console(gateway) as client:
+        for header in ("x-forwarded-for", "forwarded", "via", "x-real-ip"):
+            answer = await client.get("/v1/spec_method", headers={header: "203.0.113.9"})
+            assert answer.status_code == 403, header
+
+
+async def test_a_path_that_climbs_is_refused(gateway: Gateway) -> None:
+    async with console(gateway) as client:
+        answer = await client.get("/v1/%2e%2e/admin")
+    assert answer.status_code in {400, 404}
+
+
 class Endless(httpx.AsyncByteStream):
     """A stream that never ends, and says when it is closed."""
 

@@ -26,7 +26,7 @@ def test_a_draft_that_is_kept_whole_was_asked_for_the_whole_k() -> None:
 
 def test_a_dropped_draft_is_no_miss_and_the_fallback_owns_what_is_verified() -> None:
     rows, used = scripted(CUT)
-    rows.reported(DraftReport(found={"r": 1}, fallbacks=["r"]), r=(0, 0))
+    rows.reported(DraftReport(dropped=["r"], fallbacks=["r"]), r=(0, 0))
     assert used.seen() == []
     rows.step(r=(4, 3))
     assert used.seen() == [DraftFate("r", "small", 4, 4, 4, 3)]
@@ -34,9 +34,17 @@ def test_a_dropped_draft_is_no_miss_and_the_fallback_owns_what_is_verified() -> 
 
 def test_a_dropped_draft_without_a_fallback_is_no_miss_either() -> None:
     rows, used = scripted(CUT)
-    rows.reported(DraftReport(found={"r": 1}), r=(0, 0))
+    rows.reported(DraftReport(dropped=["r"]), r=(0, 0))
     rows.step(r=(0, 0))
     assert used.seen() == []
+
+
+def test_a_draft_that_is_kept_and_not_scheduled_is_a_miss() -> None:
+    """A grammar refuses such drafts: they are of no use."""
+    rows, used = scripted(CUT)
+    rows.reported(DraftReport(found={"r": 5}), r=(0, 0))
+    rows.step(r=(0, 0))
+    assert used.seen() == [DraftFate("r", "ngram", 5, 0, 0, 0)]
 
 
 def test_the_length_of_one_draft_is_not_taken_for_the_next() -> None:
@@ -58,4 +66,4 @@ def test_the_drafts_of_a_preempted_row_are_forgotten() -> None:
 
 def test_a_length_of_a_request_that_ended_is_ignored() -> None:
     rows, _ = scripted(CUT)
-    rows.reported(DraftReport(found={"gone": 5}), r=(0, 0))
+    rows.reported(DraftReport(found={"gone": 5}, dropped=["gone"]), r=(0, 0))

@@ -137,5 +137,5 @@ class RandomPlanScheduler(SpecgateScheduler):
         if report := getattr(model_runner_output, "specgate_report", None):
             self._planner.fallbacks += len(report.fallbacks)
             self._planner.fates += len(report.fates)
-            self._planner.cuts += len(report.found)
+            self._planner.cuts += len(report.dropped)
         return super().update_from_output(scheduler_output, model_runner_output)

@@ -250,9 +250,10 @@ def test_k_limits_what_is_kept(harness: DispatchHarness) -> None:
     assert harness.propose(ONE, {"r": ("a", 1)}, keeps={"r": (0, 1, 2, 3, 4)}) == {"r": [109]}
 
 
-def test_a_draft_that_is_kept_whole_is_not_reported(harness: DispatchHarness) -> None:
+def test_the_length_of_a_draft_that_is_kept_whole_is_reported(harness: DispatchHarness) -> None:
+    """A grammar may shorten it before it is verified."""
     harness.propose(ONE, {"r": ("a", 4)}, keeps={"r": (0, 0, 0, 0, 4)})
-    assert harness.report.found == {}
+    assert harness.report.found == {"r": 4}
 
 
 def test_a_draft_that_is_dropped_gives_way_to_the_fallback_and_its_fate_is_told_later(
@@ -262,7 +263,8 @@ def test_a_draft_that_is_dropped_gives_way_to_the_fallback_and_its_fate_is_told_
     plan, second = dict.fromkeys(rows, ("a", 4)), dict.fromkeys(rows, ("b", 1))
     drafts = harness.propose(rows, plan, second, keeps={"r": (0, 1, 2, 3, 0)})
     assert drafts == {"r": [209], "s": [109] * 4}
-    assert harness.report.found == {"r": 4}
+    assert harness.report.found == {}
+    assert harness.report.dropped == ["r"]
     assert harness.report.fallbacks == ["r"]
     assert harness.report.fates == []
     harness.propose({"r": row(10), "s": row(10)}, {})
