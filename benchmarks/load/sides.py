@@ -143,7 +143,7 @@ async def prepare(side: Side, time_limit_s: float, *, ignore_eos: bool) -> Targe
     Args:
         side: the side.
         time_limit_s: of each completion that is tried.
-        ignore_eos: whether answers should go on after their end-of-text token.
+        ignore_eos: whether answers should continue after their end-of-text token.
 
     Raises:
         RuntimeError: the server cannot be used; the message has its answer.
@@ -207,7 +207,7 @@ async def _first_model(side: Side, endpoint: Endpoint) -> str:
 
 
 def describe(reply: Reply) -> str:
-    """Why a reply is no answer, on one line."""
+    """Why a reply does not count as an answer, on one line."""
     if reply.problem is not None:
         return f"{reply.problem}: {reply.detail}"
     body = _json(reply)

@@ -59,7 +59,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def fill(text: str, values: Values) -> str:
-    """Replaces the variables; what is no variable, as the `$1` of label_replace, stays."""
+    """Replaces the variables. Other text with a `$` stays, as the `$1` of label_replace."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]

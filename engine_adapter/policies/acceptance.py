@@ -34,7 +34,7 @@ CLASS_DECAY = 0.99
 ROW_DECAY = 0.98
 """The same for one request."""
 
-CLASS_WEIGHT, LENGTHS_WEIGHT, HITS_WEIGHT = 4.0, 8.0, 64.0
+CLASS_WEIGHT, LENGTHS_WEIGHT, HITS_WEIGHT = 4.0, 8.0, 24.0
 """Trials that a prior counts as: the next wider evidence, and, for a request, its class's lengths
 and its class's hazards. The length of a draft says most of what is particular to a request."""
 

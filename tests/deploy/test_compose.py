@@ -33,6 +33,7 @@ def services() -> dict[str, Any]:
 @pytest.mark.parametrize("name", FILES)
 def test_the_file_is_valid(name: str) -> None:
     PyCompose.from_yaml(text(name)).validate()
+    assert yaml.safe_load(text(name))["services"], "an empty file is valid too"
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def _wrong_types(place: str, value: Any, wanted: Any) -> Iterator[str]:
             yield f"{place}: {value!r} is none of {inner}"
     elif origin in (list, dict):
         if not isinstance(value, origin):
-            yield f"{place}: {value!r} is no {origin.__name__}"
+            yield f"{place}: {value!r} is not {origin.__name__}"
             return
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for name, one in parts:
@@ -71,12 +71,12 @@ def _wrong_types(place: str, value: Any, wanted: Any) -> Iterator[str]:
 def _wrong_class(place: str, value: Any, wanted: type) -> Iterator[str]:
     if issubclass(wanted, enum.Enum):
         if value not in list(wanted):
-            yield f"{place}: {value!r} is no {wanted.__name__}"
+            yield f"{place}: {value!r} is not {wanted.__name__}"
     elif wanted is float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"{place}: {value!r} is no number"
+            yield f"{place}: {value!r} is not a number"
     elif not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        yield f"{place}: {value!r} is no {wanted.__name__}"
+        yield f"{place}: {value!r} is not {wanted.__name__}"
     elif hasattr(value, "to_json"):
         for name, kind in typing.get_type_hints(type(value)).items():
             if not name.startswith("_"):

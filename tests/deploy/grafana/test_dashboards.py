@@ -63,8 +63,8 @@ def test_it_fits_grafanas_schema(dashboard: Json) -> None:
     ("fields", "wanted"),
     [
         ({"colour": "red"}, "/colour is unknown"),
-        ({"gridPos": {"x": 0, "y": 0, "w": "wide", "h": 4}}, "'wide' is no int"),
-        ({"title": 3}, "3 is no str"),
+        ({"gridPos": {"x": 0, "y": 0, "w": "wide", "h": 4}}, "'wide' is not int"),
+        ({"title": 3}, "3 is not str"),
         ({"repeatDirection": "diagonal"}, "'diagonal' is none of"),
         ({"targets": [{"refId": "A", "expr": "up", "formatt": "table"}]}, "formatt is unknown"),
     ],
@@ -85,7 +85,7 @@ def incomplete(dashboard: Json) -> list[str]:
         if len(panel.get("description", "").split()) < 4:
             found.append(f"{title} has no description")
         if unit not in UNITS and not unit.startswith("suffix:"):
-            found.append(f"{title}: {unit!r} is no unit")
+            found.append(f"{title}: {unit!r} is not a unit")
         for place in (panel, *panel["targets"]):
             if place.get("datasource") != {"type": "prometheus", "uid": "${datasource}"}:
                 found.append(f"{title} has a data source of its own")
@@ -119,7 +119,7 @@ def test_every_panel_is_complete(dashboard: Json) -> None:
     [
         ({"title": ""}, "no title"),
         ({"description": "Errors."}, "no description"),
-        ({"fieldConfig": {"defaults": {"unit": "furlongs"}}}, "'furlongs' is no unit"),
+        ({"fieldConfig": {"defaults": {"unit": "furlongs"}}}, "'furlongs' is not a unit"),
         ({"datasource": {"type": "prometheus", "uid": "mine"}}, "data source of its own"),
     ],
 )

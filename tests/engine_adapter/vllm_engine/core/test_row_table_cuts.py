@@ -65,5 +65,7 @@ def test_the_drafts_of_a_preempted_row_are_forgotten() -> None:
 
 
 def test_a_length_of_a_request_that_ended_is_ignored() -> None:
-    rows, _ = scripted(CUT)
+    rows, used = scripted(CUT)
     rows.reported(DraftReport(found={"gone": 5}, dropped=["gone"]), r=(0, 0))
+    rows.step(r=(2, 2))
+    assert used.seen() == [DraftFate("r", "ngram", 5, 2, 2, 2)]
