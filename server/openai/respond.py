@@ -1,8 +1,8 @@
 """From a prepared request to the bytes of its response: admit, generate, shape, send."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, Response
@@ -25,9 +25,10 @@ T = TypeVar("T")
 class GenerationResponse(Response):
     """The response to a prepared request: one JSON body, or a stream of events.
 
-    Everything happens while it is sent, so that the request is in flight until its stream has
-    ended, or until its body is complete. An error before the first byte is an ordinary error
-    response. A client that disconnects aborts the generation.
+    Everything happens while it is sent, so that the request is in flight until its last token is
+    sent, or until its body is complete: a client that has seen the end is no longer counted. An
+    error before the first byte is an ordinary error response. A client that disconnects aborts
+    the generation.
     """
 
     def __init__(self, runtime: Runtime, prepared: PreparedRequest) -> None:
@@ -40,11 +41,14 @@ class GenerationResponse(Response):
         engine = self._runtime.engine
         headers = Headers(scope=scope)
         origin = Origin(headers, api_key_name(headers, self._runtime.settings))
-        async with admitted(self._runtime, receive, self._prepared, origin) as request:
+        async with AsyncExitStack() as in_flight:
+            request = await in_flight.enter_async_context(
+                admitted(self._runtime, receive, self._prepared, origin)
+            )
             response_headers = request.headers()
             if self._prepared.body.stream:
                 keepalive_s = self._runtime.settings.keepalive_s
-                events = stream_events(engine, request)
+                events = stream_events(engine, request, in_flight.aclose)
                 stream = EventStream(events, keepalive_s=keepalive_s, headers=response_headers)
                 await stream(scope, receive, send)
                 return
@@ -61,13 +65,19 @@ async def whole_body(engine: Engine, request: AdmittedRequest) -> dict[str, Any]
     return builder.body()
 
 
-async def stream_events(engine: Engine, request: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Generates, and yields encoded events. Closing it aborts the generation."""
+async def stream_events(
+    engine: Engine, request: AdmittedRequest, generated: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[bytes, None]:
+    """Generates, and yields encoded events. Closing it aborts the generation.
+
+    `generated` is called when the engine has finished, before the events that end the stream.
+    """
     builder = ResponseBuilder(request)
     async with aclosing(_deltas(engine, request)) as deltas:
         async for index, delta in deltas:
             for event in builder.events(index, delta):
                 yield event
+    await generated()
     for event in builder.last_events():
         yield event
 

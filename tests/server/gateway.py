@@ -60,9 +60,9 @@ class Gateway:
         messages = [{"role": "user", "content": content}]
         return await self.post("/v1/chat/completions", {"messages": messages, **fields})
 
-    def exchange(self, path: str, body: Any) -> "Exchange":
+    def exchange(self, path: str, body: Any, **more: Any) -> "Exchange":
         """A POST whose client can disconnect."""
-        return Exchange(self.app, path, json.dumps(body).encode())
+        return Exchange(self.app, path, json.dumps(body).encode(), **more)
 
     def sample(self, name: str, **labels: str) -> float | None:
         """A metric's value."""
@@ -104,11 +104,15 @@ async def eventually(condition: Callable[[], bool], seconds: float = 2.0) -> Non
 
 @dataclass
 class Exchange:
-    """One raw ASGI exchange: the messages sent so far, and a client that can disconnect."""
+    """One raw ASGI exchange: the messages sent so far, and a client that can disconnect.
+
+    `on_send` is called with each message when it is sent.
+    """
 
     app: FastAPI
     path: str
     body: bytes
+    on_send: Callable[[MutableMapping[str, Any]], None] = lambda message: None
     sent: list[MutableMapping[str, Any]] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     _body_sent: bool = False
@@ -157,3 +161,4 @@ class Exchange:
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         self.sent.append(message)
+        self.on_send(message)

@@ -1,11 +1,13 @@
 """The proposer that a request selects, and the statistics in its response."""
 
 import asyncio
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 
 from engine_adapter.policies.names import POLICY_NAMES
+from server.http.event_stream import DONE
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events
 
@@ -175,6 +177,25 @@ async def test_request_is_in_flight_until_it_ends(start: StartGateway) -> None:
     exchange.leave()
     await task
     assert dict(gateway.runtime.switcher.in_flight.by_proposer) == {}
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+async def test_a_client_that_has_seen_the_end_is_not_in_flight(
+    gateway: Gateway, with_usage: bool
+) -> None:
+    body = {"prompt": "a", "max_tokens": 4, "stream": True}
+    options = {"stream_options": {"include_usage": with_usage}}
+    counts: list[tuple[bytes, int]] = []
+
+    def count(message: MutableMapping[str, Any]) -> None:
+        in_flight = len(gateway.runtime.switcher.in_flight)
+        counts.append((message.get("body", b"start"), in_flight))
+
+    await gateway.exchange("/v1/completions", body | options, on_send=count).begin()
+    ends = 3 if with_usage else 2
+    assert [sent for sent, _ in counts[-2:]] == [DONE, b""]
+    assert [in_flight for _, in_flight in counts[-ends:]] == [0] * ends
+    assert {in_flight for _, in_flight in counts[:-ends]} == {1}
 
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
