@@ -22,6 +22,10 @@ from server.telemetry.metric_maker import MetricMaker
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are polled every few seconds; they are logged at level debug."""
 
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+"""Routes whose server errors are counted from 0: Prometheus' `increase` misses the first value of
+a series, so an alert would miss the first error."""
+
 UNMATCHED = "unmatched"
 """The route of requests that match no route; a path as sent is never a label."""
 
@@ -62,6 +66,10 @@ class HttpMetrics:
             "Time to the last byte of an API request, in many buckets",
             _FINE_BUCKETS,
         )
+        for route in GENERATING:
+            for status in ("500", "503"):
+                self._requests.labels(route, "POST", status)
+            self._common_requests.labels("POST", "5xx", route)
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
         """Counts an exchange.

@@ -64,6 +64,14 @@ def test_what_is_mounted_exists() -> None:
                 assert source in volumes, f"{name}: {source} is not declared"
 
 
+def test_the_build_gets_pips_configuration_as_a_secret() -> None:
+    content = yaml.safe_load(text("compose.yaml"))
+    (name,) = content["services"]["server"]["build"]["secrets"]
+    assert (COMPOSE / content["secrets"][name]["file"]).read_text().startswith("#")
+    for dockerfile in ("Dockerfile", "Dockerfile.cpu"):
+        assert f"type=secret,id={name}," in (DEPLOY / dockerfile).read_text()
+
+
 def test_every_service_is_closed_and_says_when_it_is_healthy() -> None:
     for name, service in services().items():
         assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name

@@ -74,7 +74,18 @@ _ROW_STATE: list[PanelBuilder] = [
         "Whether each server answered Prometheus.",
         Query(_UP, _LEGEND),
         {"0": ("down", p.RED), "1": ("up", p.GREEN)},
-        width=8,
+        width=6,
+    ),
+    p.timeline(
+        "Engine",
+        "Whether each engine serves. Loading: at the start, or in place of one that died.",
+        Query(
+            f"min by (instance) (specgate_engine_up{{{SELECTOR}}})"
+            f" - max by (instance) (specgate_engine_given_up{{{SELECTOR}}})",
+            _LEGEND,
+        ),
+        {"-1": ("given up", p.RED), "0": ("loading", p.ORANGE), "1": ("serving", p.GREEN)},
+        width=6,
     ),
     p.timeline(
         "Active method",
@@ -84,13 +95,14 @@ _ROW_STATE: list[PanelBuilder] = [
             "{{instance}}: {{spec_method}}",
         ),
         {"1": ("active", p.BLUE)},
-        width=8,
+        width=6,
     ),
     p.graph(
         "Instances by active method",
         "How many instances have each method as their active one.",
         p.COUNT,
         Query(f"count by (spec_method) ({NAMED}{{{SELECTOR}}})", "{{spec_method}}"),
+        width=6,
         stacked=True,
     ),
 ]

@@ -134,6 +134,13 @@ _ROW_COSTS: list[PanelBuilder] = [
         p.STEPS_PER_SECOND,
         Query(_rate("specgate_proposer_errors_total"), "{{proposer}}"),
     ),
+    p.timeline(
+        "State",
+        "A proposer that fails repeatedly is quarantined: it drafts nothing until it is"
+        " unloaded and loaded again.",
+        Query(f"max by (proposer) (specgate_proposer_quarantined{{{_CHOSEN}}})", "{{proposer}}"),
+        {"0": ("drafts", p.GREEN), "1": ("quarantined", p.RED)},
+    ),
 ]
 
 

@@ -13,7 +13,7 @@ const INTERVAL_MS = 2000;
 const SLOW_EVERY = 3; // Proposers and policies change seldom: every third time.
 
 const history = new History();
-const known = { active: null, infos: null, policies: null, turn: 0, admin: null };
+const known = { version: null, infos: null, policies: null, turn: 0, admin: null };
 let timer = 0;
 let busy = false;
 let again = false;
@@ -52,10 +52,17 @@ async function readOnce() {
     known.policies = await admin("v1/spec_policy");
   }
   known.turn += 1;
-  known.active = status;
   const inFlight = status && Object.values(status.in_flight).reduce((sum, count) => sum + count, status.drain?.held ?? 0);
   history.add(scrape, Date.now(), { inFlight });
   show(status);
+  // Without a key, or while the engine loads, the next reading tries again.
+  known.version ??= await versionText().catch(() => null);
+  byId("server").textContent = known.version ?? "";
+}
+
+async function versionText() {
+  const [models, version] = [await call("GET", "v1/models"), await call("GET", "version")];
+  return `${models.data[0].id} · Specgate ${version.version} · ${version.engine} ${version.engine_version}`;
 }
 
 /** The answer of an admin route; null if the key does not open it. */
@@ -184,16 +191,6 @@ async function tryKey(event) {
   await refresh();
 }
 
-async function showVersion() {
-  try {
-    const [models, version] = [await call("GET", "v1/models"), await call("GET", "version")];
-    byId("server").textContent = `${models.data[0].id} · Specgate ${version.version} · ${version.engine} ${version.engine_version}`;
-  } catch (error) {
-    // Without a key or while the engine loads it is tried again with the next reading.
-    setTimeout(showVersion, INTERVAL_MS);
-  }
-}
-
 byId("key-form").addEventListener("submit", tryKey);
 byId("open-key").addEventListener("click", () => openDialog(true));
 byId("close-key").addEventListener("click", () => byId("key-dialog").close());
@@ -204,5 +201,4 @@ document.addEventListener("visibilitychange", () => {
 proposers.connect(refresh);
 policy.connect(refresh);
 compare.connect();
-showVersion();
 read();

@@ -71,7 +71,7 @@ function rates(before, after, seconds) {
   for (const [name, now] of Object.entries(after.proposers)) {
     const then = before.proposers[name] ?? { drafts: 0, drafted: 0, accepted: 0, emitted: 0 };
     const grown = {};
-    // A counter that fell was started anew.
+    // A counter that fell has restarted.
     for (const field of Object.keys(now)) grown[field] = now[field] < then[field] ? now[field] : now[field] - then[field];
     proposers[name] = figures(grown, seconds, name === "none");
     if (name !== "none") for (const field of ["drafts", "drafted", "accepted", "emitted"]) sum[field] += grown[field];

@@ -5,7 +5,7 @@ import { byId, filled, methodText, onSubmit, readJson, row, setOptions } from ".
 
 let latest = null;
 
-/** Connects the forms; `refresh` reads the server's state anew. */
+/** Connects the forms; `refresh` reads the server's state again. */
 export function connect(refresh) {
   const form = byId("policy");
   const rules = byId("rules");

@@ -7,7 +7,7 @@ import { byId, filled, methodText, number, onSubmit, percent, readJson, row, say
 const METHODS = ["ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "cascade"];
 const LOAD_TIMEOUT_MS = 600000;
 
-/** Connects the forms; `refresh` reads the server's state anew. */
+/** Connects the forms; `refresh` reads the server's state again. */
 export function connect(refresh) {
   const form = byId("switch");
   const limit = form.elements.timeout_s;
@@ -41,6 +41,7 @@ export function connect(refresh) {
       say(result, `${button.dataset.unload} is unloaded.`);
     } catch (error) {
       say(result, error.message, true);
+    } finally {
       button.disabled = false;
     }
     refresh();
@@ -50,9 +51,17 @@ export function connect(refresh) {
 /** Shows the table. Without an admin key, `infos` is null and the names come from the metrics. */
 export function show(infos, rates, isAdmin) {
   const known = infos ?? Object.keys(rates).filter((name) => name !== "none").map((name) => ({ name }));
-  const focused = document.activeElement?.dataset?.unload;
-  byId("proposers").tBodies[0].replaceChildren(...known.map((info) => proposerRow(info, rates[info.name] ?? {}, isAdmin)));
-  if (focused) document.querySelector(`button[data-unload="${CSS.escape(focused)}"]`)?.focus();
+  const rows = known.map((info) => proposerRow(info, rates[info.name] ?? {}, isAdmin));
+  const body = byId("proposers").tBodies[0];
+  const shape = JSON.stringify([isAdmin, known.map((info) => info.name)]);
+  if (body.dataset.shape !== shape) {
+    body.dataset.shape = shape;
+    body.replaceChildren(...rows);
+    return;
+  }
+  // The last cell has the button. It stays: a click on a button that is replaced meanwhile is lost.
+  rows.forEach((fresh, i) =>
+    [...fresh.cells].slice(0, -1).forEach((cell, j) => body.rows[i].cells[j].replaceWith(cell)));
 }
 
 function proposerRow(info, rate, isAdmin) {

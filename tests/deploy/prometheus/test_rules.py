@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from engine_adapter.fake.metrics import FakeMetrics
+from server.telemetry.http_metrics import GENERATING
 from server.telemetry.metrics import Metrics
 from tests import documentation
 from tests.deploy.prometheus.promtool import promtool
@@ -57,7 +58,7 @@ def test_each_alert_has_a_firing_and_a_silent_unit_test() -> None:
         for case in test["alert_rule_test"]:
             (firing if case.get("exp_alerts") else silent).add(case["alertname"])
     assert firing == silent == set(ALERTS)
-    assert len(ALERTS) == 13
+    assert len(ALERTS) == 14
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -113,10 +114,7 @@ def test_the_objectives_cover_every_route_that_generates() -> None:
         if label == "route"
     }
     (pattern,) = patterns
-    assert {path for path in paths if re.fullmatch(pattern, path)} == {
-        "/v1/completions",
-        "/v1/chat/completions",
-    }
+    assert {path for path in paths if re.fullmatch(pattern, path)} == set(GENERATING)
 
 
 def test_each_recorded_figure_is_documented_and_no_other() -> None:

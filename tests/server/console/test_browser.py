@@ -76,7 +76,13 @@ def test_a_proposer_is_loaded_refused_and_unloaded(page: Page, serve: StartServe
     expect(
         page.locator("#switch select[name=speculative_model] option[value=lookup]")
     ).to_have_count(1)
-    page.get_by_role("button", name="Unload lookup").click()
+    button = page.get_by_role("button", name="Unload lookup")
+    shown = button.element_handle()
+    # The table is read every 2 s. A button that it replaces between press and release has no click.
+    page.wait_for_timeout(5000)
+    assert shown is not None
+    assert shown.evaluate("button => button.isConnected")
+    button.click()
     expect(page.locator("#unload-result")).to_have_text("lookup is unloaded.")
     page.get_by_role("button", name="Unload draft", exact=True).click()
     expect(page.locator("#unload-result.bad")).to_contain_text("draft")

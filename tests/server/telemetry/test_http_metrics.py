@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 from prometheus_fastapi_instrumentator.metrics import default as instrumentator_metrics
 
-from server.telemetry.http_metrics import PROBES, UNMATCHED, HttpMetrics
+from server.telemetry.http_metrics import GENERATING, PROBES, UNMATCHED, HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 
 LEFT_OUT = {"http_request_size_bytes", "http_response_size_bytes"}
@@ -49,6 +49,17 @@ def test_an_exchange_is_counted_in_both_families() -> None:
     assert value("http_requests_total", handler="none", method="GET", status="4xx") == 1
     assert value("http_request_duration_seconds_bucket", **handler, le="0.5") == 2
     assert value("http_request_duration_highr_seconds_count") == 3
+
+
+def test_server_errors_of_generating_routes_are_counted_from_zero() -> None:
+    registry = CollectorRegistry()
+    HttpMetrics(MetricMaker(registry))
+    for route in GENERATING:
+        for status in ("500", "503"):
+            labels = {"route": route, "method": "POST", "status": status}
+            assert registry.get_sample_value("specgate_http_requests_total", labels) == 0
+        common = {"handler": route, "method": "POST", "status": "5xx"}
+        assert registry.get_sample_value("http_requests_total", common) == 0
 
 
 def test_probes_are_no_api_requests() -> None:
