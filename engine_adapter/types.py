@@ -68,12 +68,14 @@ class StructuredOutput:
         value: the JSON schema as JSON text, the regular expression, or the EBNF grammar.
         choices: for `CHOICE`, the allowed texts.
         param: the request's field that holds the constraint, for errors.
+        unenforced: keywords of the request's schema that `value` leaves out.
     """
 
     kind: ConstraintKind
     value: str = ""
     choices: tuple[str, ...] = ()
     param: str = "structured_outputs"
+    unenforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ class GenerationRequest:
         prompt_token_ids: at least one token, and fewer than `EngineInfo.max_model_len`.
         lora_adapter: the adapter that the target runs with; `None` is the base model. Proposers
             always draft with the base model.
+        cache_salt: only requests with the same salt share blocks of the prefix cache.
+        priority: a lower one is scheduled earlier, if the engine schedules by priority.
     """
 
     request_id: str
@@ -168,6 +172,8 @@ class GenerationRequest:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     spec_decode: SpecDecodeParams = SpecDecodeParams()
     lora_adapter: LoraAdapter | None = None
+    cache_salt: str | None = None
+    priority: int = 0
 
 
 class FinishReason(StrEnum):
@@ -179,11 +185,16 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One candidate token. Its text may be a part of a character."""
+    """One candidate token. Its text may be a part of a character.
+
+    Attributes:
+        rank: its place among all tokens by probability, from 1; `None` if it is not known.
+    """
 
     token_id: int
     token: str
     logprob: float
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

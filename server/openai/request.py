@@ -20,12 +20,15 @@ from server.errors import InvalidField, Stopping
 from server.http.event_stream import until_disconnect
 from server.openai.choices import ChoiceShape
 from server.openai.models import find_adapter
+from server.openai.prompts import ignored_effort
 from server.schema.base import Body
+from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, SpecDecode
 from server.state import Runtime
+from server.text import cut
 
-MAX_IGNORED_CHARS = 1024
-"""The maximum length of the header that lists the ignored fields."""
+MAX_LIST_CHARS = 1024
+"""The maximum length of a header that lists fields or keywords."""
 
 _INT64 = 2**63
 
@@ -126,17 +129,38 @@ class AdmittedRequest:
 
     def headers(self) -> dict[str, str]:
         """The response's own headers."""
-        return {"x-specgate-spec-method": self.selection.name, **self.prepared.checked.headers()}
+        prepared = self.prepared
+        headers = {"x-specgate-spec-method": self.selection.name, **prepared.checked.headers()}
+        constraint = prepared.options[0].structured_output
+        if constraint is not None and constraint.unenforced:
+            headers["x-specgate-unenforced-keywords"] = _header_list(constraint.unenforced, ":-")
+        return headers
 
 
 def check_body(runtime: Runtime, body: Body) -> CheckedBody:
     """Checks what needs no tokenizer. Raises `NotFound`, `InvalidField`."""
     name = runtime.settings.served_model_name[0] if body.model is None else body.model
     adapter = find_adapter(runtime, name)
+    strict = runtime.settings.strict_fields
+    ignored = body.ignored_fields(strict=strict)
     if isinstance(body, GenerationBody):
-        body.check_stream_options()
-    ignored = body.ignored_fields(strict=runtime.settings.strict_fields)
+        _check_generation(runtime, body)
+    if isinstance(body, ChatPromptFields):
+        ignored += ignored_effort(runtime.renderer, body, strict=strict)
     return CheckedBody(name, ignored, adapter)
+
+
+def _check_generation(runtime: Runtime, body: GenerationBody) -> None:
+    body.check_stream_options()
+    settings = runtime.settings
+    if body.priority and settings.scheduling_policy != "priority":
+        message = "priority needs a server that was started with --scheduling-policy priority."
+        raise InvalidField("priority", message, "unsupported_parameter")
+    if settings.strict_fields and (constraint := body.structured_output()) is not None:
+        if constraint.unenforced:
+            names = cut(", ".join(constraint.unenforced))
+            message = f"{constraint.param} has keywords that cannot be enforced: {names}."
+            raise InvalidField(constraint.param, message)
 
 
 @asynccontextmanager
@@ -183,7 +207,13 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
     adapter = prepared.checked.adapter
     engine_requests = tuple(
         GenerationRequest(
-            f"{request_id}-{p * n + i}", tuple(prompt), _own_seed(i, options), params, adapter
+            f"{request_id}-{p * n + i}",
+            tuple(prompt),
+            _own_seed(i, options),
+            params,
+            adapter,
+            cache_salt=prepared.body.cache_salt,
+            priority=prepared.body.priority or 0,
         )
         for p, (prompt, options) in enumerate(zip(prepared.prompts, prepared.options, strict=True))
         for i in range(n)
@@ -265,7 +295,7 @@ def _own_seed(index: int, options: SamplingOptions) -> SamplingOptions:
     return replace(options, seed=seed)
 
 
-def _header_list(names: Sequence[str]) -> str:
+def _header_list(names: Sequence[str], safe: str = "") -> str:
     """The names as a header can carry them: percent-encoded, and cut to a maximum length."""
-    text = ", ".join(quote(name[:64], safe="", errors="replace") for name in names)
-    return text if len(text) <= MAX_IGNORED_CHARS else text[: MAX_IGNORED_CHARS - 3] + "..."
+    text = ", ".join(quote(name[:64], safe=safe, errors="replace") for name in names)
+    return text if len(text) <= MAX_LIST_CHARS else text[: MAX_LIST_CHARS - 3] + "..."

@@ -28,9 +28,11 @@ def sampling_options(
     check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
     check_token_ids(info, bias, "logit_bias")
     check_token_ids(info, body.allowed_token_ids or (), "allowed_token_ids")
+    # OpenAI accepts 0: of all tokens only the likeliest is left, which is greedy decoding.
+    greedy = body.top_p == 0
     return SamplingOptions(
-        temperature=_or(body.temperature, _DEFAULTS.temperature),
-        top_p=_or(body.top_p, _DEFAULTS.top_p),
+        temperature=0.0 if greedy else _or(body.temperature, _DEFAULTS.temperature),
+        top_p=_DEFAULTS.top_p if greedy else _or(body.top_p, _DEFAULTS.top_p),
         # -1 is vLLM's older spelling of "all".
         top_k=max(body.top_k or 0, 0),
         min_p=_or(body.min_p, _DEFAULTS.min_p),

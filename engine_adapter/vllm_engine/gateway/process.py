@@ -97,14 +97,19 @@ class EngineProcess:
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
     def generate(
-        self, prompt: Any, params: Any, request_id: str, lora_request: Any = None
+        self,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        lora_request: Any = None,
+        priority: int = 0,
     ) -> AsyncGenerator[Any, None]:
         """vLLM's own generator of a request's outputs. Closing it aborts the request.
 
         It raises vLLM's exceptions; `is_death` finds those that report the death of the process.
         """
         generator: AsyncGenerator[Any, None] = self._llm.generate(
-            prompt, params, request_id, lora_request=lora_request
+            prompt, params, request_id, lora_request=lora_request, priority=priority
         )
         return generator
 
