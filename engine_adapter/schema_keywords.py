@@ -1,4 +1,4 @@
-"""What llguidance, the grammar engine of vLLM's `guidance` backend, cannot enforce of a JSON schema.
+"""What the grammar engine of vLLM's `guidance` backend, llguidance, cannot enforce of a schema.
 
 llguidance refuses a schema for a single keyword that it does not implement. Ordinary classes have
 such keywords: a set has `uniqueItems`, a path has a `format` of its own. `relax` takes them out, so
@@ -12,8 +12,8 @@ from typing import Any
 
 UNENFORCED = frozenset(
     {
+        "$dynamicRef",
         "contains",
-        "contentSchema",
         "dependencies",
         "dependentRequired",
         "dependentSchemas",
@@ -45,8 +45,13 @@ _OF_SCHEMAS = (
 )
 """Keywords whose value is a schema or a list of schemas."""
 
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<|\\[bB]")
-"""Look-ahead, look-behind, back-references and word boundaries: not regular, or without width."""
+_TOKENS = re.compile(
+    r"\\(?P<escaped>.)|\[\^?\]?(?P<class>(?:\\.|[^\]\\])*)\]|(?P<around>\(\?<?[=!])"
+)
+"""An escape, a character class, or the beginning of a look-ahead or look-behind."""
+
+_WITHOUT_WIDTH = frozenset("123456789kbBZ")
+"""Escaped, they are back-references, word boundaries and the end of the text."""
 
 
 def relax(schema: dict[str, Any]) -> tuple[str, ...]:
@@ -54,7 +59,7 @@ def relax(schema: dict[str, Any]) -> tuple[str, ...]:
 
     Returns:
         The names of what was removed, each once: the keyword, and for a format also its value
-        (`format:password`).
+        (`format:password`). A keyword whose value asks for nothing is removed without a name.
     """
     removed: dict[str, None] = {}
     nodes: list[Any] = [schema]
@@ -64,8 +69,8 @@ def relax(schema: dict[str, Any]) -> tuple[str, ...]:
             nodes.extend(reversed(node))
         if isinstance(node, dict):
             for keyword, name in list(_unenforced(node)):
-                removed[name] = None
-                del node[keyword]
+                if node.pop(keyword) is not False:
+                    removed[name] = None
             nodes.extend(reversed(list(_subschemas(node))))
     return tuple(removed)
 
@@ -75,9 +80,11 @@ def _unenforced(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for keyword, value in node.items():
         if keyword in UNENFORCED:
             yield keyword, keyword
-        elif keyword == "format" and isinstance(value, str) and value not in FORMATS:
+        elif not isinstance(value, str) or not _allows_text(node):
+            continue
+        elif keyword == "format" and value not in FORMATS:
             yield keyword, f"format:{value}"
-        elif keyword == "pattern" and isinstance(value, str) and _looks_around(value):
+        elif keyword == "pattern" and _looks_around(value):
             yield keyword, keyword
 
 
@@ -90,13 +97,17 @@ def _subschemas(node: dict[str, Any]) -> Iterator[Any]:
             yield node[keyword]
 
 
+def _allows_text(node: dict[str, Any]) -> bool:
+    """Whether a schema allows a string, the only type that formats and patterns restrict."""
+    kind = node.get("type", "string")
+    return kind == "string" or (isinstance(kind, list) and "string" in kind)
+
+
 def _looks_around(pattern: str) -> bool:
-    """Whether a pattern has what `_LOOKS_AROUND` finds, outside of a character class."""
-    without_classes = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", _without_class, pattern)
-    return _LOOKS_AROUND.search(without_classes) is not None
-
-
-def _without_class(match: re.Match[str]) -> str:
-    """An escape stays if it can matter; another one, and a character class, become a letter."""
-    text = match.group()
-    return text if re.fullmatch(r"\\[1-9kbB]", text) else "x"
+    """Whether a pattern needs more than a regular expression can say, as llguidance reads it."""
+    return any(
+        token["around"] is not None
+        or (token["escaped"] or "-") in _WITHOUT_WIDTH
+        or re.search(r"(?<!\\)(?:\\\\)*\\[1-9kbBZ]", token["class"] or "") is not None
+        for token in _TOKENS.finditer(pattern)
+    )

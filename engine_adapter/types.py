@@ -88,9 +88,8 @@ class SamplingOptions:
         min_p: removes tokens whose probability is below this share of the likeliest token's.
         logit_bias: token id -> the number added to its logit.
         allowed_token_ids: the only tokens that may be generated; empty allows all.
-        bad_words: words that may not be generated.
         structured_output: the constraint on the text.
-        seed: makes the sequence repeatable; `None` draws from the engine's generator.
+        seed: makes the sequence repeatable.
         logprobs: alternatives per generated token; 0 returns only the sampled token's own.
         prompt_logprobs: the same for the prompt's tokens.
         stop: strings that end the text; the text ends before the matched string.
@@ -161,8 +160,7 @@ class GenerationRequest:
     Attributes:
         request_id: unique among the live requests.
         prompt_token_ids: at least one token, and fewer than `EngineInfo.max_model_len`.
-        lora_adapter: the adapter that the target runs with; `None` is the base model. Proposers
-            always draft with the base model.
+        lora_adapter: the target's. Proposers always draft with the base model.
         cache_salt: only requests with the same salt share blocks of the prefix cache.
         priority: a lower one is scheduled earlier, if the engine schedules by priority.
     """
@@ -185,11 +183,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One candidate token. Its text may be a part of a character.
-
-    Attributes:
-        rank: its place among all tokens by probability, from 1; `None` if it is not known.
-    """
+    """One candidate token. Its text may be a part of a character; `rank` 1 is the likeliest."""
 
     token_id: int
     token: str

@@ -16,8 +16,8 @@ class FakeOptions:
     """How the fake engine behaves; every `fake_*` name is a key of `--engine-args`.
 
     Of vLLM's arguments the fake engine uses `max_model_len`, `max_num_seqs`, `max_logprobs`,
-    `scheduling_policy`, `block_size` and `num_gpu_blocks_override`. It ignores the others, so that an unchanged
-    configuration can be tried on it. An unknown `fake_*` name is an error.
+    `scheduling_policy`, `block_size` and `num_gpu_blocks_override`. It ignores the others, so that
+    an unchanged configuration can be tried on it. An unknown `fake_*` name is an error.
 
     Attributes:
         max_model_len: context length in tokens; `None` is the model's own, or 2048.

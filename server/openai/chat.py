@@ -25,9 +25,9 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     check_logprobs(info, num_top, "top_logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
     max_tokens, param = _max_tokens(body)
-    prompt = await chat_prompt(runtime.renderer, body.messages, body)
+    whole = await chat_prompt(runtime.renderer, body.messages, body)
     expected = max_tokens or runtime.settings.default_max_tokens
-    prompt = truncated(body, info, prompt, expected)
+    prompt = truncated(body, info, whole, expected)
     check_prompt(info, prompt, "messages")
     max_tokens = output_limit(runtime, len(prompt), max_tokens, param)
     options = sampling_options(

@@ -6,7 +6,6 @@ from typing import Any
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
-from server.schema.base import refused_when_strict
 from server.schema.chat import ChatPromptFields, Message
 from server.schema.generation_body import GenerationBody, Prediction
 from server.text import clip
@@ -40,21 +39,6 @@ def _template_variables(fields: ChatPromptFields) -> dict[str, Any]:
         message = "reasoning_effort and chat_template_kwargs.reasoning_effort differ; send one."
         raise InvalidField("reasoning_effort", message)
     return {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
-
-
-def ignored_effort(
-    renderer: Renderer, fields: ChatPromptFields, *, strict: bool
-) -> tuple[str, ...]:
-    """`reasoning_effort`, if it asks for reasoning and the chat template does not know it.
-
-    Raises `InvalidField` then, with `strict`.
-    """
-    effort = fields.reasoning_effort
-    if effort in (None, "none") or renderer.mentions("reasoning_effort", "enable_thinking"):
-        return ()
-    if strict:
-        raise refused_when_strict("reasoning_effort")
-    return ("reasoning_effort",)
 
 
 def truncated(

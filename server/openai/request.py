@@ -5,7 +5,6 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from urllib.parse import quote
 
 from starlette.types import Receive
 
@@ -18,17 +17,12 @@ from server.control.routing import Traits
 from server.control.selection import Selection, decides_itself, select
 from server.errors import InvalidField, Stopping
 from server.http.event_stream import until_disconnect
+from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
 from server.openai.models import find_adapter
-from server.openai.prompts import ignored_effort
 from server.schema.base import Body
-from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, SpecDecode
 from server.state import Runtime
-from server.text import cut
-
-MAX_LIST_CHARS = 1024
-"""The maximum length of a header that lists fields or keywords."""
 
 _INT64 = 2**63
 
@@ -62,7 +56,7 @@ class CheckedBody:
 
     def headers(self) -> dict[str, str]:
         """`x-specgate-ignored-fields`, if fields were ignored."""
-        return {"x-specgate-ignored-fields": _header_list(self.ignored)} if self.ignored else {}
+        return {"x-specgate-ignored-fields": header_list(self.ignored)} if self.ignored else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +127,7 @@ class AdmittedRequest:
         headers = {"x-specgate-spec-method": self.selection.name, **prepared.checked.headers()}
         constraint = prepared.options[0].structured_output
         if constraint is not None and constraint.unenforced:
-            headers["x-specgate-unenforced-keywords"] = _header_list(constraint.unenforced, ":-")
+            headers["x-specgate-unenforced-keywords"] = header_list(constraint.unenforced, ":-")
         return headers
 
 
@@ -144,23 +138,9 @@ def check_body(runtime: Runtime, body: Body) -> CheckedBody:
     strict = runtime.settings.strict_fields
     ignored = body.ignored_fields(strict=strict)
     if isinstance(body, GenerationBody):
-        _check_generation(runtime, body)
-    if isinstance(body, ChatPromptFields):
-        ignored += ignored_effort(runtime.renderer, body, strict=strict)
+        check_generation(runtime.settings, body)
+    ignored += ignored_effort(runtime.renderer, body, strict=strict)
     return CheckedBody(name, ignored, adapter)
-
-
-def _check_generation(runtime: Runtime, body: GenerationBody) -> None:
-    body.check_stream_options()
-    settings = runtime.settings
-    if body.priority and settings.scheduling_policy != "priority":
-        message = "priority needs a server that was started with --scheduling-policy priority."
-        raise InvalidField("priority", message, "unsupported_parameter")
-    if settings.strict_fields and (constraint := body.structured_output()) is not None:
-        if constraint.unenforced:
-            names = cut(", ".join(constraint.unenforced))
-            message = f"{constraint.param} has keywords that cannot be enforced: {names}."
-            raise InvalidField(constraint.param, message)
 
 
 @asynccontextmanager
@@ -293,9 +273,3 @@ def _own_seed(index: int, options: SamplingOptions) -> SamplingOptions:
         return options
     seed = (options.seed + index + _INT64) % (2 * _INT64) - _INT64
     return replace(options, seed=seed)
-
-
-def _header_list(names: Sequence[str], safe: str = "") -> str:
-    """The names as a header can carry them: percent-encoded, and cut to a maximum length."""
-    text = ", ".join(quote(name[:64], safe=safe, errors="replace") for name in names)
-    return text if len(text) <= MAX_LIST_CHARS else text[: MAX_LIST_CHARS - 3] + "..."

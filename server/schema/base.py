@@ -120,7 +120,6 @@ WITHOUT_EFFECT = frozenset(
         "parallel_tool_calls",
         "include_reasoning",
         "session_id",
-        "truncation_side",
         "mm_payload",
         "return_mm_kwargs",
     }

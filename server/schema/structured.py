@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, Field, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
 from engine_adapter.schema_keywords import relax
 from engine_adapter.types import ConstraintKind, StructuredOutput
@@ -52,18 +51,12 @@ class JsonObjectFormat(Strict):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-def _misplaced(value: Any) -> None:
-    if value is not None:
-        reason = "send the schema as response_format.json_schema.schema, with a name"
-        raise PydanticCustomError("misplaced", "{reason}", {"reason": reason})
-
-
 class JsonFormat(Strict):
-    """JSON that fits a schema."""
+    """JSON that fits a schema. One beside the wrapper is known in order to be refused."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaFormat
-    schema_: Annotated[None, PlainValidator(_misplaced)] = Field(None, alias="schema")
+    schema_: Any = Field(None, alias="schema")
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonFormat, Field(discriminator="type")]
@@ -88,6 +81,9 @@ def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
         if body.schema_ is not None:
             return schema_constraint(body.schema_, "response_format.schema")
         return StructuredOutput(ConstraintKind.JSON_OBJECT, param="response_format")
+    if body.schema_ is not None:
+        message = "response_format.schema: send it as response_format.json_schema.schema."
+        raise InvalidField("response_format.schema", message)
     wrapped = body.json_schema
     param = "response_format.json_schema.schema"
     constraint = schema_constraint(wrapped.schema_, param, strict=bool(wrapped.strict))
@@ -131,9 +127,7 @@ def schema_constraint(
         raise InvalidField(param, message)
     if unenforced:
         text = json.dumps(relaxed)
-    return StructuredOutput(
-        ConstraintKind.JSON_SCHEMA, text, param=param, unenforced=unenforced
-    )
+    return StructuredOutput(ConstraintKind.JSON_SCHEMA, text, param=param, unenforced=unenforced)
 
 
 def _json(schema: dict[str, Any] | str, param: str) -> tuple[str, dict[str, Any]]:

@@ -21,6 +21,10 @@ UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
             ("format:password",),
         ),
         ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}, ()),
+        ({"type": "integer", "format": "int32"}, {"type": "integer", "format": "int32"}, ()),
+        ({"type": ["null", "string"], "format": "x"}, {"type": ["null", "string"]}, ("format:x",)),
+        ({"format": 5, "pattern": {}}, {"format": 5, "pattern": {}}, ()),
+        ({"type": "array", "uniqueItems": False}, {"type": "array"}, ()),
         (
             {"if": {"minimum": 1}, "then": {"maximum": 2}, "else": {}},
             {},
@@ -76,10 +80,14 @@ PATTERNS = {
     r"(?:ab)+": True,
     r"[(?=]x": True,
     r"\(\?=x": True,
-    r"[\b]": True,
+    r"[\b]": False,
+    r"[\\b]": True,
+    r"ab\Z": False,
     r"\\b": True,
     r"^\d{3}-[a-z]+$": True,
-    r"[]\1]": True,
+    r"[]\1]": False,
+    r"[]x(?=]": True,
+    r"a*?(?i)b|c$": True,
     r"(?P<name>a)": True,
 }
 """Patterns, and whether they can be enforced."""
@@ -117,6 +125,7 @@ VALUES: dict[str, Any] = {
     "dependentRequired": {"a": ["b"]},
     "dependentSchemas": {"a": {"type": "object"}},
     "dependencies": {"a": ["b"]},
+    "$dynamicRef": "#a",
 }
 
 

@@ -35,9 +35,7 @@ async def test_salts_separate_the_prefix_cache_and_leave_the_text(
         await stock.check(prompt, first.tokens)
 
 
-async def test_preemption_by_priority_leaves_the_text(
-    stock: Stock, prompts: list[Prompt]
-) -> None:
+async def test_preemption_by_priority_leaves_the_text(stock: Stock, prompts: list[Prompt]) -> None:
     live = await start(
         [fields for fields in PROPOSERS if fields["name"] in NAMES],
         num_gpu_blocks_override=22,
@@ -57,7 +55,9 @@ async def test_preemption_by_priority_leaves_the_text(
         for (prompt, _, _), result in zip(jobs, results, strict=True):
             await stock.check(prompt, result.tokens)
         assert live.metric("vllm:num_preemptions_total") > 0
-        ends = [(priority, r.token_times[-1]) for (*_, priority), r in zip(jobs, results, strict=True)]
+        ends = [
+            (priority, r.token_times[-1]) for (*_, priority), r in zip(jobs, results, strict=True)
+        ]
         mean = {p: sum(t for q, t in ends if q == p) for p in (-3, 3)}
         count = {p: sum(q == p for q, _ in ends) for p in (-3, 3)}
         assert mean[-3] / count[-3] < mean[3] / count[3], "a lower priority ends earlier"

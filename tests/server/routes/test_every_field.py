@@ -12,6 +12,7 @@ from engine_adapter.types import GenerationRequest
 from server.schema.base import IGNORED, REFUSED, WITHOUT_EFFECT
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
+from server.schema.generation_body import GenerationBody
 from tests import documentation
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, record_requests
@@ -25,7 +26,10 @@ TABLE = {
 """Field -> what happens to it in a chat, and in a completion."""
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-MODELS = {CHAT: ChatCompletionRequest, COMPLETION: CompletionRequest}
+MODELS: dict[str, type[GenerationBody]] = {
+    CHAT: ChatCompletionRequest,
+    COMPLETION: CompletionRequest,
+}
 BASE: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
     COMPLETION: {"prompt": "a", "max_tokens": 4},
@@ -40,7 +44,7 @@ ASKING: dict[str, Any] = {
     "allowed_token_ids": [5, 6],
     "audio": {"voice": "alloy", "format": "wav"},
     "bad_words": ["a"],
-    "best_of": 1,
+    "best_of": {CHAT: 2, COMPLETION: 1},
     "cache_salt": "salt",
     "chat_template": "{{ messages }}",
     "chat_template_kwargs": {"colour": "red"},

@@ -23,7 +23,10 @@ ASKING: dict[str, Any] = {
 
 async def test_refused_fields_are_named_unless_neutral(gateway: Gateway) -> None:
     for name, neutral in REFUSED.items():
-        for body, ask in ((CompletionRequest, gateway.complete), (ChatCompletionRequest, gateway.chat)):
+        for body, ask in (
+            (CompletionRequest, gateway.complete),
+            (ChatCompletionRequest, gateway.chat),
+        ):
             if name in body.model_fields:
                 continue
             value = ASKING.get(name, "what it asks for")

@@ -19,9 +19,7 @@ async def cached(gateway: Gateway, **fields: Any) -> int:
     return number
 
 
-async def test_both_reach_the_engine(
-    start: StartGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_both_reach_the_engine(start: StartGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = await start(scheduling_policy="priority")
     seen: list[GenerationRequest] = record_requests(gateway, monkeypatch)
     await gateway.complete(["a", "b"], n=2, cache_salt="mine", priority=-5)

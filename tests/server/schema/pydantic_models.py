@@ -5,10 +5,10 @@ from decimal import Decimal
 from enum import Enum
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Annotated, Literal, Optional
 from uuid import UUID
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr, WithJsonSchema
 
 
 class Colour(Enum):
@@ -54,9 +54,18 @@ class Identified(BaseModel):
 
 
 class Price(BaseModel):
-    """Its pattern looks ahead."""
+    """A number."""
 
     amount: Decimal
+
+
+class OlderPrice(BaseModel):
+    """What older releases of pydantic write for a decimal: a pattern that looks ahead."""
+
+    amount: Annotated[
+        Decimal,
+        WithJsonSchema({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}),
+    ]
 
 
 class Painted(BaseModel):
@@ -88,7 +97,8 @@ MODELS: dict[type[BaseModel], tuple[str, ...]] = {
     Document: ("format:path", "format:binary"),
     Event: (),
     Identified: (),
-    Price: ("pattern",),
+    Price: (),
+    OlderPrice: ("pattern",),
     Painted: (),
     Order: ("uniqueItems",),
     Tree: (),

@@ -19,7 +19,9 @@ def asking(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": wrapper}}
 
 
-@pytest.mark.parametrize(("model", "names"), MODELS.items(), ids=lambda it: getattr(it, "__name__", ""))
+@pytest.mark.parametrize(
+    ("model", "names"), MODELS.items(), ids=lambda it: getattr(it, "__name__", "")
+)
 @pytest.mark.parametrize("strict", [None, False])
 async def test_a_class_is_accepted_and_the_header_names_what_is_not_enforced(
     gateway: Gateway,
@@ -40,7 +42,9 @@ async def test_a_class_is_accepted_and_the_header_names_what_is_not_enforced(
     assert (enforced == model.model_json_schema()) is (not names)
 
 
-@pytest.mark.parametrize(("model", "names"), MODELS.items(), ids=lambda it: getattr(it, "__name__", ""))
+@pytest.mark.parametrize(
+    ("model", "names"), MODELS.items(), ids=lambda it: getattr(it, "__name__", "")
+)
 async def test_strict_refuses_what_cannot_be_enforced(
     gateway: Gateway,
     seen: list[GenerationRequest],
