@@ -28,11 +28,9 @@ def sampling_options(
     check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
     check_token_ids(info, bias, "logit_bias")
     check_token_ids(info, body.allowed_token_ids or (), "allowed_token_ids")
-    # OpenAI accepts 0: of all tokens only the likeliest is left, which is greedy decoding.
-    greedy = body.top_p == 0
     return SamplingOptions(
-        temperature=0.0 if greedy else _or(body.temperature, _DEFAULTS.temperature),
-        top_p=_DEFAULTS.top_p if greedy else _or(body.top_p, _DEFAULTS.top_p),
+        temperature=_temperature(body),
+        top_p=_or(body.top_p or None, _DEFAULTS.top_p),
         # -1 is vLLM's older spelling of "all".
         top_k=max(body.top_k or 0, 0),
         min_p=_or(body.min_p, _DEFAULTS.min_p),
@@ -76,6 +74,11 @@ def _check_min_tokens(min_tokens: int, limit: int) -> None:
     if min_tokens > limit:
         message = f"min_tokens is {min_tokens}, but at most {limit} tokens can be generated."
         raise InvalidField("min_tokens", message)
+
+
+def _temperature(body: GenerationBody) -> float:
+    """0 for a `top_p` of 0, which OpenAI accepts: only the likeliest token is left."""
+    return 0.0 if body.top_p == 0 else _or(body.temperature, _DEFAULTS.temperature)
 
 
 def _or(value: float | None, default: float) -> float:

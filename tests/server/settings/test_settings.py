@@ -232,7 +232,8 @@ def test_every_setting_has_a_description() -> None:
 
 
 def test_a_default_of_output_tokens_above_the_ceiling_is_refused() -> None:
-    assert "default_max_tokens" in refusal(default_max_tokens=31, max_output_tokens=30)
+    message = refusal(default_max_tokens=31, max_output_tokens=30)
+    assert "31 is above --max-output-tokens 30" in message
     settings = Settings(default_max_tokens=30, max_output_tokens=30)
     assert (settings.default_max_tokens, settings.max_output_tokens) == (30, 30)
     for name in ("default_max_tokens", "max_output_tokens"):
