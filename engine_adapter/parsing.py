@@ -1,7 +1,8 @@
 """How an engine tells an answer, its reasoning and the calls that a model makes by itself apart.
 
 Each model marks them in its own way, so the parsers are the engine's. Calls that a request forces
-have a format of the gateway's, and need none. Nothing here imports torch, vLLM, FastAPI or pydantic.
+have the gateway's own format and need no parser. Nothing here imports torch, vLLM, FastAPI or
+pydantic.
 """
 
 from collections.abc import Mapping, Sequence

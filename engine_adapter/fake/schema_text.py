@@ -12,7 +12,7 @@ _MAX_DEPTH = 32
 _OPTIONAL_DEPTH = 4
 """Below this depth optional properties are left out, so that recursive schemas end."""
 
-_WORDS = ("alpha", "bravo", "a \"quoted\" word", "délta", "{echo}", "[fox]\n", "")
+_WORDS = ("alpha", "bravo", 'a "quoted" word', "délta", "{echo}", "[fox]\n", "")
 _FORMATS = {
     "date": "2026-01-31",
     "date-time": "2026-01-31T12:00:00Z",

@@ -8,7 +8,6 @@ from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import Prediction
 from server.schema.messages import Message
-from server.schema.tools import check_tools
 from server.text import clip
 
 
@@ -20,8 +19,6 @@ async def chat_prompt(
     if continues and fields.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise InvalidField("continue_final_message", message)
-    tools = fields.tools or ()
-    check_tools(tools)
     return await renderer.encode_chat(
         [message.for_template() for message in messages],
         # If the model continues the last message, the template must not open a new one.
@@ -29,7 +26,7 @@ async def chat_prompt(
         continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
         variables=fields.chat_template_kwargs,
-        tools=[tool.for_template() for tool in tools],
+        tools=[tool.for_template() for tool in fields.tools or ()],
     )
 
 

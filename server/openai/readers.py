@@ -97,7 +97,8 @@ class RequiredReader(ForcedReader):
 
     def finish_reason(self, reason: FinishReason) -> str:
         """`tool_calls` if every call is whole; a stop string may cut the last one."""
-        return "tool_calls" if self._array.is_complete else reason
+        is_whole = self._array.is_complete and reason is FinishReason.STOP
+        return "tool_calls" if is_whole else reason
 
 
 class NamedReader(ForcedReader):
@@ -112,5 +113,3 @@ class NamedReader(ForcedReader):
         begin = () if self._has_begun else (CallBegin(0, new_call_id(), self._name),)
         self._has_begun = True
         return (*begin, CallArguments(0, text))
-
-

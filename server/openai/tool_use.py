@@ -8,12 +8,14 @@ from server.errors import InvalidField
 from server.openai.message_parts import MessageReader, TextReader
 from server.openai.readers import NamedReader, ParsedReader, RequiredReader
 from server.schema.chat import ChatCompletionRequest
-from server.schema.tools import NamedTool
+from server.schema.tools import NamedTool, check_choice, check_tools
 from server.state import Runtime
 
 
 def check_tool_use(runtime: Runtime, body: ChatCompletionRequest) -> None:
-    """Raises `InvalidField` if the server cannot let the model choose, or cannot hide reasoning."""
+    """Raises `InvalidField` for tools that cannot work, or that the server is not set up for."""
+    check_tools(body.tools or ())
+    check_choice(body.tools or (), body.tool_choice)
     settings = runtime.settings
     if body.choice == "auto" and not settings.enable_auto_tool_choice:
         message = (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
@@ -70,7 +70,15 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+def _form(value: Any) -> str:
+    return "named" if isinstance(value, dict | NamedTool) else "word"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("named")],
+    Discriminator(_form),
+]
 """Whether the model may or must call tools, or the one that it must call."""
 
 

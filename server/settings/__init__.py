@@ -109,7 +109,8 @@ class Settings(EngineArguments):
         False, description="let the model choose to call tools; needs tool_call_parser"
     )
     tool_call_parser: str | None = Field(
-        None, description="vLLM's parser of the calls that the model makes by itself, such as hermes"
+        None,
+        description="vLLM's parser of the calls that the model makes by itself, such as hermes",
     )
     reasoning_parser: str | None = Field(
         None, description="vLLM's parser of the model's reasoning, such as deepseek_r1"

@@ -63,6 +63,7 @@ def test_required_calls_end_as_tool_calls_only_if_they_are_whole() -> None:
     message, reason = required('[{"name":"get","parameters":{"a":1}}]')
     assert [(call.name, call.arguments) for call in message.calls] == [("get", '{"a":1}')]
     assert (message.text, reason) == ("", "tool_calls")
+    assert required('[{"name":"get","parameters":{"a":1}}]', LENGTH)[1] == "length"
     message, reason = required('[{"name":"get","parameters":{"a":', LENGTH)
     assert [(call.name, call.arguments) for call in message.calls] == [("get", '{"a":')]
     assert reason == "length"
