@@ -64,8 +64,6 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     given["structured_outputs_config"] = _structured_outputs_config(
         given.get("structured_outputs_config", {})
     )
-    if config.reasoning_parser:
-        given["reasoning_parser"] = config.reasoning_parser
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -82,6 +80,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
             additional_config=SpecgateConfig(
                 tuple(config.proposers), progress_pipe, config.policies, config.primary
             ).to_additional_config(),
+            reasoning_parser=config.reasoning_parser or "",
             **given,
         )
     except TypeError as error:

@@ -438,7 +438,7 @@ async def test_wrong_input_is_a_400_that_names_its_field(
 
 
 async def test_a_schema_that_the_engine_refuses_names_the_tools(gateway: Gateway) -> None:
-    tools = [tool("a", {"properties": {"x": {"pattern": "a"}}})]
+    tools = [tool("a", {"properties": {"x": {"pattern": "a"}}, "required": ["x"]})]
     for choice, param in (("required", "tools"), (named("a"), "tools.0.function.parameters")):
         error = (await gateway.chat(tools=tools, tool_choice=choice)).json()["error"]
         assert error["param"] == param
