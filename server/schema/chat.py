@@ -40,6 +40,21 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
             return "none"
         return self.tool_choice or "auto"
 
+    def ignored_fields(self, *, strict: bool) -> tuple[str, ...]:
+        """See `Body.ignored_fields`. A call that the model chooses to make has no constraint."""
+        ignored = super().ignored_fields(strict=strict)
+        if self.choice != "auto":
+            return ignored
+        unmet = [
+            f"tools.{i}.function.strict"
+            for i, tool in enumerate(self.tools or ())
+            if tool.function.strict
+        ]
+        if unmet and strict:
+            message = f"{unmet[0]} is not enforced with tool_choice 'auto'; leave it out."
+            raise InvalidField(unmet[0], message, "unsupported_parameter")
+        return (*ignored, *unmet)
+
     def structured_output(self) -> StructuredOutput | None:
         """The constraint of a call that must be made, otherwise that of the text.
 
