@@ -113,7 +113,7 @@ TOOLS: Any = [
     },
     {"type": "function", "function": {"name": "cancel"}},
 ]
-NAMED = {"type": "function", "function": {"name": "set_alarm"}}
+NAMED: Any = {"type": "function", "function": {"name": "set_alarm"}}
 
 
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
@@ -132,8 +132,7 @@ def test_a_forced_call_does_not_depend_on_the_proposer(
             *_, last = [event.chunk for event in stream if event.type == "chunk"]
             final = stream.get_final_completion().choices[0]
         assert final.finish_reason == reason
-        (call,) = final.message.tool_calls or [None]
-        assert call is not None
+        (call,) = list(final.message.tool_calls or ())
         calls.add((call.function.name, call.function.arguments))
         told = statistics(last)
         assert told["proposer"] == name
@@ -147,15 +146,13 @@ def test_a_forced_call_does_not_depend_on_the_proposer(
 
 
 def test_a_turn_with_a_tools_result_is_answered(client: openai.OpenAI) -> None:
-    asked = {**GREEDY, "max_tokens": 80, "tools": TOOLS}
+    asked: dict[str, Any] = {**GREEDY, "max_tokens": 80, "tools": TOOLS}
     first = client.chat.completions.create(messages=MESSAGES, tool_choice=NAMED, **asked)
     message = first.choices[0].message
-    (call,) = message.tool_calls or [None]
-    assert call is not None
+    (call,) = list(message.tool_calls or ())
     result = {"role": "tool", "tool_call_id": call.id, "content": "It is set."}
-    answer = client.chat.completions.create(
-        messages=[*MESSAGES, message.model_dump(), result], tool_choice="none", **asked
-    )
+    history: Any = [*MESSAGES, message.model_dump(), result]
+    answer = client.chat.completions.create(messages=history, tool_choice="none", **asked)
     assert answer.choices[0].message.content
 
 
