@@ -294,7 +294,7 @@ async def test_the_model_chooses(
     assert rebuilt.get("reasoning_content") == reasoning
     assert reason == choice["finish_reason"]
     counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
-    assert (counted >= 0) if reasoning else (counted == 0)
+    assert 0 < counted < body["usage"]["completion_tokens"] if reasoning else counted == 0
 
 
 async def test_strict_is_met_by_forced_calls_only(choosing: Gateway, start: StartGateway) -> None:
