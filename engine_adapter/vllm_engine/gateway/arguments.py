@@ -15,6 +15,9 @@ _MUST_BE_ONE = ("pipeline_parallel_size", "data_parallel_size", "decode_context_
 CPU_KV_CACHE_BYTES = 512 << 20
 """The KV cache's default on CPU, in bytes; vLLM's own takes most of the machine's memory."""
 
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables that say how OpenMP's threads wait for each other."""
+
 
 def prepare_environment(config: EngineConfig) -> None:
     """Sets the environment variables that vLLM reads; must run before vLLM is imported.
@@ -29,6 +32,10 @@ def prepare_environment(config: EngineConfig) -> None:
     if config.log_level != "DEBUG":
         # The engine process inherits it: vLLM's imports there warn of things that users cannot fix.
         os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    if not any(name in os.environ for name in WAITING):
+        # By default these threads spin, and if another program has the core, a step waits for a
+        # thread that spins in vain: 5 to 8 times slower. Sleeping costs 14 % on an idle machine.
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if int(config.arguments.get("tensor_parallel_size") or 1) == 1:
         # The one worker then runs in the engine process, which starts faster and saves a hop per
         # step. The engine process itself stays.
