@@ -1,6 +1,6 @@
 """The body of `/v1/chat/completions`, and the chat that `/tokenize` also accepts."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -19,6 +19,9 @@ class ChatPromptFields(BaseModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
 
 
 class ChatCompletionRequest(GenerationBody, ChatPromptFields):
@@ -77,6 +80,6 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
         if self.choice == "auto":
             reason = "would make calls impossible; send another tool_choice, or leave it out"
             raise InvalidField(field, f"{field} beside tools with tool_choice 'auto' {reason}.")
-        if self.choice != "none" and field == "structured_outputs":
-            message = "structured_outputs and a tool_choice that forces a call exclude each other."
+        if self.choice != "none" and field != "response_format":
+            message = f"{field} and a tool_choice that forces a call exclude each other."
             raise InvalidField(field, message)

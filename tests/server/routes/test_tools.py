@@ -431,6 +431,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"tools": TOOLS, "tool_choice": NAMED, "structured_outputs": {"json": {}}},
         "structured_outputs",
     ),
+    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"include_reasoning": "no"}, "include_reasoning"),
@@ -449,6 +450,16 @@ async def test_wrong_input_is_a_400_that_names_its_field(
         assert len(error["message"]) < 500
 
 
+async def test_old_names_say_what_to_send_instead(gateway: Gateway) -> None:
+    for field, value, instead in (
+        ("functions", [{"name": "f"}], "send tools"),
+        ("function_call", {"name": "f"}, "send tool_choice"),
+    ):
+        error = (await gateway.chat(**{field: value})).json()["error"]
+        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+        assert instead in error["message"]
+
+
 async def test_a_schema_that_the_engine_refuses_names_the_tools(gateway: Gateway) -> None:
     tools = [tool("a", {"properties": {"x": {"pattern": "a"}}, "required": ["x"]})]
     for choice, param in (("required", "tools"), (named("a"), "tools.0.function.parameters")):
@@ -464,6 +475,20 @@ async def test_a_format_and_a_choice_of_tools_exclude_each_other(choosing: Gatew
         response = await choosing.chat("no call", tools=TOOLS, **{field: value})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == field
+
+
+async def test_keywords_that_are_not_enforced_are_named_or_refused_with_strict(
+    gateway: Gateway,
+) -> None:
+    header = "x-specgate-unenforced-keywords"
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for choice in ("required", named("a")):
+        response = await gateway.chat(tools=[tool("a", schema)], tool_choice=choice)
+        assert (response.status_code, response.headers[header]) == (200, "uniqueItems")
+        strict = [tool("a", schema, strict=True)]
+        error = (await gateway.chat(tools=strict, tool_choice=choice)).json()["error"]
+        assert error["param"] == "tools.0.function.parameters"
+        assert "uniqueItems" in error["message"]
 
 
 async def test_tools_are_not_for_completions(gateway: Gateway) -> None:

@@ -238,3 +238,19 @@ def test_every_setting_has_a_description() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
     assert set(EngineArguments.model_fields) < set(Settings.model_fields)
+
+
+def test_a_default_of_output_tokens_above_the_ceiling_is_refused() -> None:
+    message = refusal(default_max_tokens=31, max_output_tokens=30)
+    assert "31 is above --max-output-tokens 30" in message
+    settings = Settings(default_max_tokens=30, max_output_tokens=30)
+    assert (settings.default_max_tokens, settings.max_output_tokens) == (30, 30)
+    for name in ("default_max_tokens", "max_output_tokens"):
+        assert name in refusal(**{name: 0})
+
+
+def test_the_scheduling_policy_is_the_engines() -> None:
+    settings = Settings(scheduling_policy="priority")
+    assert settings.engine_config().arguments["scheduling_policy"] == "priority"
+    assert "scheduling_policy" in refusal(scheduling_policy="random")
+    assert "--scheduling-policy" in refusal(engine_args={"scheduling_policy": "priority"})
