@@ -6,8 +6,9 @@ from typing import Any
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
-from server.schema.chat import ChatPromptFields, Message
+from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, Prediction
+from server.schema.messages import Message
 from server.text import clip
 
 
@@ -25,11 +26,12 @@ async def chat_prompt(
         add_generation_prompt=not continues and fields.add_generation_prompt is not False,
         continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
-        variables=_template_variables(fields),
+        variables=template_variables(fields),
+        tools=[tool.for_template() for tool in fields.tools or ()],
     )
 
 
-def _template_variables(fields: ChatPromptFields) -> dict[str, Any]:
+def template_variables(fields: ChatPromptFields) -> dict[str, Any]:
     """The template's own variables. The effort of reasoning is one of them, as in vLLM."""
     given = dict(fields.chat_template_kwargs or {})
     effort = fields.reasoning_effort

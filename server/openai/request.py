@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from starlette.types import Receive
 
@@ -70,6 +71,7 @@ class PreparedRequest:
         prediction: the token ids that the client expects.
         shape: how the endpoint writes a choice.
         overlap: the retrieval-likeness of the chat's earlier answers, if a rule asks for it.
+        template_variables: those that the client has given to the chat template.
     """
 
     body: GenerationBody
@@ -80,6 +82,7 @@ class PreparedRequest:
     prediction: tuple[int, ...]
     shape: ChoiceShape
     overlap: float | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -192,6 +195,7 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
             _own_seed(i, options),
             params,
             adapter,
+            template_variables=prepared.template_variables,
             cache_salt=prepared.body.cache_salt,
             priority=prepared.body.priority or 0,
         )

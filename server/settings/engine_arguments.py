@@ -1,4 +1,4 @@
-"""The settings that go to vLLM unchanged."""
+"""The engine's arguments that are settings of their own, under vLLM's names."""
 
 from typing import Annotated, Literal
 

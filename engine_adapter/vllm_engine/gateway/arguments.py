@@ -69,7 +69,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
     given["structured_outputs_config"] = _structured_outputs_config(
-        given.get("structured_outputs_config", {})
+        given.get("structured_outputs_config", {}), config.reasoning_parser
     )
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
@@ -93,15 +93,21 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         raise EngineConfigError("engine_args", str(error)) from error
 
 
-def _structured_outputs_config(given: Mapping[str, Any]) -> dict[str, Any]:
+def _structured_outputs_config(
+    given: Mapping[str, Any], reasoning_parser: str | None
+) -> dict[str, Any]:
     """vLLM's configuration of structured output: one backend, and compact JSON.
 
     llguidance enforces a schema, or refuses it and names the keyword that it does not support;
     xgrammar silently ignores some keywords (`not`, keywords beside `anyOf`). Under `auto`, vLLM
     picks a backend for each request and then compiles every grammar with the first one picked.
-    Where white space is free, small models write nothing else.
+    Where white space is free, small models write nothing else. A constraint begins after the
+    reasoning, which the reasoning parser tells.
     """
-    config = {"backend": "guidance", **given}
+    if given.get("reasoning_parser"):
+        message = "reasoning_parser: has a setting of its own, --reasoning-parser"
+        raise EngineConfigError("structured_outputs_config", message)
+    config = {"backend": "guidance", **given, "reasoning_parser": reasoning_parser or ""}
     if config["backend"] == "auto":
         raise EngineConfigError(
             "structured_outputs_config", "backend: must name a backend; auto is not proven"

@@ -134,7 +134,7 @@ ASKING: dict[str, Any] = {
     "suffix": "b",
     "temperature": 0.5,
     "thinking_token_budget": 10,
-    "tool_choice": "required",
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
     "tools": [TOOL],
     "top_k": 5,
     "top_logprobs": 2,
@@ -153,6 +153,8 @@ ASKING: dict[str, Any] = {
 WITH: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
+    "tool_choice": {"tools": [TOOL]},
+    "tools": {"tool_choice": "none"},
     "truncation_side": {"truncate_prompt_tokens": 5},
 }
 """Fields that need another one."""

@@ -97,6 +97,13 @@ def test_policies_and_rules_are_read_as_text_and_as_structure() -> None:
         assert [rule.name for rule in settings.rules()] == ["a"]
 
 
+def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose() -> None:
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    for chooses, of_calls in ((True, "hermes"), (False, None)):
+        config = Settings(model="org/m", enable_auto_tool_choice=chooses, **parsers).engine_config()
+        assert (config.tool_call_parser, config.reasoning_parser) == (of_calls, "qwen3")
+
+
 def test_named_keys_are_not_shown() -> None:
     settings = Settings(model="org/m", named_api_key=["team-a=sk-one=="])
     assert settings.named_api_key["team-a"].get_secret_value() == "sk-one=="
@@ -203,6 +210,8 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"port": 65536}, "less than or equal to 65535"),
         ({"model": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
         ({"model": "./models/none"}, "there is no folder"),
+        ({"enable_auto_tool_choice": True}, "needs --tool-call-parser"),
+        ({"engine_args": {"reasoning_parser": "x"}}, "--reasoning-parser"),
         ({"chat_template": "/no/template"}, "there is no file '/no/template'"),
         ({"surprise": 1}, "Extra inputs"),
     ],

@@ -1,6 +1,7 @@
 """Settings become vLLM's engine arguments and environment."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -208,3 +209,13 @@ def test_structured_output_has_one_backend_and_compact_json(
 def test_a_backend_per_request_is_refused() -> None:
     error = refusal(structured_outputs_config={"backend": "auto"})
     assert error.setting == "structured_outputs_config"
+
+
+@pytest.mark.needs_vllm
+def test_the_reasoning_parser_is_that_of_structured_output_too() -> None:
+    given = replace(config(), reasoning_parser="deepseek_r1")
+    made = engine_args(given, 5, None).create_engine_config().structured_outputs_config
+    assert made.reasoning_parser == "deepseek_r1"
+    error = refusal(structured_outputs_config={"reasoning_parser": "deepseek_r1"})
+    assert error.setting == "structured_outputs_config"
+    assert "--reasoning-parser" in str(error)
