@@ -24,8 +24,12 @@ def check_tool_use(runtime: Runtime, body: ChatCompletionRequest) -> None:
             "set; tool_choice 'required', a named tool and 'none' do not."
         )
         raise InvalidField("tool_choice", message)
-    if body.include_reasoning is False and settings.reasoning_parser and body.logprobs:
-        message = "logprobs would show the reasoning that include_reasoning hides; leave one out."
+    shows_tokens = body.logprobs or body.return_token_ids
+    if body.include_reasoning is False and settings.reasoning_parser and shows_tokens:
+        message = (
+            "logprobs and return_token_ids would show the reasoning that include_reasoning hides; "
+            "leave one out."
+        )
         raise InvalidField("include_reasoning", message)
 
 
