@@ -47,7 +47,7 @@ def run(block: str, curl_home: Path) -> str:
 
 
 def test_the_pages_have_examples_to_run() -> None:
-    assert len(CURLS) == 13
+    assert len(CURLS) == 14
     assert len(PYTHON) == 1
     assert len(API_CURLS) == 8
 
