@@ -1,0 +1,92 @@
+"""The shapes of the answers of `/v1/chat/completions`."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from engine_adapter.types import FinishReason
+from server.schema.answers import AnswerMetrics, SpeculativeDecoding, Usage, absent
+
+
+class TopLogprob(BaseModel):
+    """A token that could have been written."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = Field(description="null for a part of a character")
+
+
+class TokenLogprob(TopLogprob):
+    """A written token, and the likeliest ones at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log probabilities of a message."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class AssistantMessage(BaseModel):
+    """The message that the model has written."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    """One choice."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None = Field(description="the stop string or token id that matched")
+    speculative_decoding: SpeculativeDecoding
+
+
+class ChatCompletion(BaseModel):
+    """A whole answer of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int = Field(description="Unix time in seconds")
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: AnswerMetrics
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] = absent("on the first chunk of a choice")
+    content: str = absent()
+
+
+class ChatChunkChoice(BaseModel):
+    """The new part of one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = absent("on the chunk that ends the choice")
+    speculative_decoding: SpeculativeDecoding = absent(
+        "on the chunk that ends the choice, or with `continuous_spec_stats`"
+    )
+
+
+class ChatCompletionChunk(BaseModel):
+    """The data of one event of a stream of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int = Field(description="Unix time in seconds")
+    model: str
+    choices: list[ChatChunkChoice] = Field(description="empty on the chunk with the usage")
+    usage: Usage | None = absent("with `include_usage`; null until the last chunk")
+    metrics: AnswerMetrics = absent("on the last chunk")
