@@ -32,7 +32,9 @@ def node_tool(config: pytest.Config, package: str, command: str) -> Path:
     folder = config.cache.mkdir(package.replace("@", "-"))  # type: ignore[union-attr]
     made = folder / "node_modules" / ".bin" / command
     if not made.exists():
-        _install([npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package], folder)
+        _install(
+            [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package], folder
+        )
     return made
 
 
@@ -43,9 +45,14 @@ def _install(command: list[str], folder: Path) -> None:
         pytest.skip(f"{command[-1]} cannot be installed: {(done.stderr or done.stdout)[-300:]}")
 
 
-def run(command: list[str | Path], seconds: float, **environ: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    command: list[str | Path], seconds: float, **environ: str
+) -> "subprocess.CompletedProcess[str]":
     """Runs a tool without this process's settings and proxies; prints what it says."""
-    clean = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent"}
+    clean = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/nonexistent",
+    }
     done = subprocess.run(
         list(map(str, command)),
         capture_output=True,

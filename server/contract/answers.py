@@ -45,8 +45,8 @@ def answers(
     if events is not None:
         content[EVENT_STREAM] = {"schema": _events(events)}
         success["description"] = (
-            f"The whole answer, or with `stream` its events. `data` of each is a {events.__name__}, "
-            "or an error if the stream fails; the last is `[DONE]`."
+            "The whole answer, or with `stream` its events. `data` of each is a "
+            f"{events.__name__}, or an error if the stream fails; the last is `[DONE]`."
         )
     if content:
         success["content"] = content
@@ -70,9 +70,7 @@ def code_list(codes: str) -> str:
 
 def _events(model: type[BaseModel]) -> dict[str, Any]:
     """The schema of an event; `$defs` has the schemas that the document does not have yet."""
-    references, definitions = models_json_schema(
-        [(model, "serialization")], ref_template=SCHEMAS
-    )
+    references, definitions = models_json_schema([(model, "serialization")], ref_template=SCHEMAS)
     error = {"$ref": SCHEMAS.format(model=ERROR)}
     found = {"anyOf": [references[model, "serialization"], error]}
     return found | {"$defs": definitions["$defs"]}

@@ -91,9 +91,10 @@ def _complete(operation: dict[str, Any], route: APIRoute) -> None:
     operation["security"] = _security(route.path)
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)
-    for status, text in _own_errors(route):
-        said = responses.setdefault(str(status), {}).get("description")
-        responses[str(status)]["description"] = f"{text}, {said}" if said else text
+    for error, text in _own_errors(route):
+        response = responses.setdefault(str(error.value), {})
+        said = response.get("description")
+        response["description"] = f"{text}, {said}" if said else text
     for status, response in responses.items():
         if int(status) >= HTTPStatus.BAD_REQUEST:
             _describe_error(int(status), response)

@@ -36,7 +36,7 @@ _MISSING: Mapping[str, str] = {
     "fine_tuning|fine-tunes": f"{_TEXT} and trains no models",
     "messages|complete": "this server speaks OpenAI's API, not Anthropic's",
     "api": "this server speaks OpenAI's API, not Ollama's",
-    "generate|generate_stream|completion|infill": "this server speaks OpenAI's API",
+    "generate|generate_stream|infill": "this server speaks OpenAI's API",
 }
 """The first part of a path after the version -> why another server's route is not here."""
 

@@ -18,7 +18,7 @@ router = APIRouter(tags=["Server"])
     responses=answers(Health, errors={503: "engine_start_failed, engine_dead"}),
 )
 async def health(state: AnyState) -> dict[str, str]:
-    """200 while the engine is alive or loads for the first time; else 503 with the reason.
+    """Says 200 while the engine is alive or loads for the first time; else 503 with the reason.
 
     With `Retry-After` the engine is being replaced; without it the process must be restarted.
     """
@@ -39,7 +39,7 @@ async def health(state: AnyState) -> dict[str, str]:
     ),
 )
 async def ready(state: AnyState) -> dict[str, str]:
-    """200 while requests are served; else 503 with the reason."""
+    """Says 200 while requests are served; else 503 with the reason."""
     await health(state)
     if state.stopping.is_set():
         raise Stopping

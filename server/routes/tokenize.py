@@ -18,9 +18,7 @@ router = APIRouter(tags=["Tokens"])
     "/tokenize",
     operation_id="tokenize",
     response_model=None,
-    responses=answers(
-        TokenizeResponse, headers=(IGNORED_FIELDS,), errors={404: "model_not_found"}
-    ),
+    responses=answers(TokenizeResponse, headers=(IGNORED_FIELDS,), errors={404: "model_not_found"}),
 )
 async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The token ids of a text or a chat."""

@@ -18,6 +18,10 @@ def _without_default(schema: dict[str, Any]) -> None:
     schema.pop("default", None)
 
 
+FinishReason = Literal["stop", "length"]
+"""Why a choice has ended."""
+
+
 class ErrorDetail(BaseModel):
     """What went wrong, in OpenAI's four fields."""
 

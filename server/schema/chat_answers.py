@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from engine_adapter.types import FinishReason
-from server.schema.answers import AnswerMetrics, SpeculativeDecoding, Usage, absent
+from server.schema.answers import AnswerMetrics, FinishReason, SpeculativeDecoding, Usage, absent
 
 
 class TopLogprob(BaseModel):

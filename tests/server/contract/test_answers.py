@@ -225,7 +225,9 @@ async def test_503_comes_where_it_is_documented(start: StartGateway) -> None:
 
 
 async def test_a_stream_that_fails_ends_with_a_documented_event(start: StartGateway) -> None:
-    gateway = await start(engine_args={"fake_fail_prompt": "broken", "fake_trouble_after_tokens": 2})
+    gateway = await start(
+        engine_args={"fake_fail_prompt": "broken", "fake_trouble_after_tokens": 2}
+    )
     body = {"prompt": "broken", "max_tokens": 9, "stream": True}
     response = await send(gateway.client, "create_completion", body)
     assert "error" in response.text

@@ -109,7 +109,10 @@ def test_keys_are_declared(document: dict[str, Any]) -> None:
 
 def test_a_prompt_and_a_stop_have_all_their_forms(document: dict[str, Any]) -> None:
     fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
-    forms = {json.dumps([form["type"], form.get("items", {}).get("type")]) for form in fields["prompt"]["anyOf"]}
+    forms = {
+        json.dumps([form["type"], form.get("items", {}).get("type")])
+        for form in fields["prompt"]["anyOf"]
+    }
     assert forms == {
         '["string", null]',
         '["array", "integer"]',

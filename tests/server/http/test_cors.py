@@ -16,6 +16,12 @@ ALLOW = "access-control-allow-origin"
 CHAT = "/v1/chat/completions"
 
 
+async def complete(gateway: Gateway, headers: dict[str, str], **fields: Any) -> httpx.Response:
+    """A completion that a page requests."""
+    body = {"prompt": "def f(x):", "max_tokens": 2, **fields}
+    return await gateway.post("/v1/completions", body, headers=headers)
+
+
 async def preflight(
     gateway: Gateway, origin: str, path: str = CHAT, method: str = "POST", **more: str
 ) -> httpx.Response:
@@ -67,7 +73,13 @@ async def test_a_preflight_allows_the_methods_of_routes(start: StartGateway, met
 
 async def test_another_origin_is_refused_in_the_format_of_errors(start: StartGateway) -> None:
     gateway = await start(allowed_origins=PAGE)
-    for origin in (OTHER, "null", PAGE.replace("http:", "https:"), f"{PAGE}.evil", "http://192.0.2.7"):
+    for origin in (
+        OTHER,
+        "null",
+        PAGE.replace("http:", "https:"),
+        f"{PAGE}.evil",
+        "http://192.0.2.7",
+    ):
         message = refused(await preflight(gateway, origin))
         assert origin in message
         assert "--allowed-origins" in message
@@ -86,7 +98,7 @@ async def test_an_unknown_method_is_refused(start: StartGateway) -> None:
 
 async def test_every_header_of_ours_can_be_read(start: StartGateway) -> None:
     gateway = await start(allowed_origins=[PAGE, OTHER])
-    response = await gateway.complete(max_tokens=1, x=1, headers={"origin": OTHER})
+    response = await complete(gateway, {"origin": OTHER}, x=1)
     assert response.headers[ALLOW] == OTHER
     exposed = response.headers["access-control-expose-headers"].lower().split(", ")
     assert {name.lower() for name in RESPONSE_HEADERS} == set(exposed)
@@ -97,7 +109,7 @@ async def test_every_header_of_ours_can_be_read(start: StartGateway) -> None:
 
 async def test_a_stream_can_be_read(start: StartGateway) -> None:
     gateway = await start(allowed_origins=PAGE)
-    response = await gateway.chat(max_tokens=3, stream=True, headers={"origin": PAGE})
+    response = await complete(gateway, {"origin": PAGE}, stream=True)
     assert response.headers[ALLOW] == PAGE
     assert events(response)
 
@@ -108,23 +120,23 @@ async def test_every_error_can_be_read(
     gateway = await start(allowed_origins=PAGE, max_body_bytes=1000, **KEYS)
     page = {"origin": PAGE}
     answers = [
-        await gateway.complete(headers=page),
-        await gateway.complete(n=0, headers=page | KEY),
-        await gateway.complete(model="none", headers=page | KEY),
+        await complete(gateway, page),
+        await complete(gateway, page | KEY, n=0),
+        await complete(gateway, page | KEY, model="none"),
         await gateway.client.get("/v1/embeddings", headers=page | KEY),
         await gateway.client.get(CHAT, headers=page | KEY),
-        await gateway.complete("x" * 2000, headers=page | KEY),
+        await complete(gateway, page | KEY, prompt="x" * 2000),
     ]
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError
 
     monkeypatch.setattr(gateway.state.metrics, "count_request", broken)
-    answers.append(await gateway.complete(headers=page | KEY))
+    answers.append(await complete(gateway, page | KEY))
     assert [a.status_code for a in answers] == [401, 400, 404, 404, 405, 413, 500]
     assert [a.headers.get(ALLOW) for a in answers] == [PAGE] * len(answers)
     loading = await start(wait=False, allowed_origins=PAGE, engine_args={"fake_start_s": 60})
-    response = await loading.complete(headers=page)
+    response = await complete(loading, page)
     assert response.status_code == 503
     assert response.headers[ALLOW] == PAGE
     assert response.headers["retry-after"]
@@ -134,7 +146,7 @@ async def test_every_error_can_be_read(
 async def test_a_star_allows_every_page_without_credentials(start: StartGateway) -> None:
     gateway = await start(allowed_origins="*")
     assert (await preflight(gateway, OTHER)).headers[ALLOW] == "*"
-    response = await gateway.complete(max_tokens=1, headers={"origin": "null"})
+    response = await complete(gateway, {"origin": "null"})
     assert response.headers[ALLOW] == "*"
     assert "access-control-allow-credentials" not in response.headers
 
