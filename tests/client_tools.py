@@ -46,7 +46,7 @@ def _install(command: list[str], folder: Path) -> None:
 
 
 def run(
-    command: list[str | Path], seconds: float, **environ: str
+    command: list[str | int | Path], seconds: float, **environ: str
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a tool without this process's settings and proxies; prints what it says."""
     clean = {
