@@ -22,6 +22,7 @@ from server.routes import (
     metrics,
     models,
     policy,
+    responses,
     tokenize,
 )
 from server.settings import Settings
@@ -31,6 +32,7 @@ from server.telemetry.metrics import Metrics
 ROUTERS = (
     chat.router,
     completions.router,
+    responses.router,
     models.router,
     tokenize.router,
     health.router,

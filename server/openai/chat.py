@@ -34,7 +34,7 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
         overlap = await earlier_overlap(runtime.renderer, body.messages)
     shape = ChatShape(num_top, [TextReader() for _ in range(body.n or 1)])
     return PreparedRequest(
-        body, checked, "chatcmpl", [prompt], [options], prediction, shape, overlap
+        body, checked, "chatcmpl-", [prompt], [options], prediction, shape, overlap
     )
 
 

@@ -33,6 +33,10 @@ class ChatShape(ChoiceShape):
         self._readers = readers
         self.is_plain = all(reader.is_plain for reader in readers)
 
+    def reader(self, index: int) -> MessageReader:
+        """The reader of choice `index`, for another format of the same message."""
+        return self._readers[index]
+
     def role_chunk(self, index: int) -> dict[str, Any]:
         """The chunk that opens the assistant's message."""
         content = "" if self._readers[index].has_text else None

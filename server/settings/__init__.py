@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from engine_adapter.config import (
     RESERVED_ARGUMENTS,
@@ -26,6 +26,7 @@ from server.control.routing import Rule
 from server.control.rule_reader import RuleError, read_rules
 from server.control.selection import resolve
 from server.settings.demo import demo_settings
+from server.settings.engine_arguments import EngineArguments
 from server.settings.types import (
     Count,
     JsonList,
@@ -40,46 +41,6 @@ from server.settings.types import (
 
 _RULES = "routing_rules"
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.:-]+)?")
-
-
-class EngineArguments(BaseModel):
-    """vLLM's common arguments under their own names. `None` leaves vLLM's default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    tokenizer: str | None = Field(None, description="path or id of the tokenizer, if not MODEL's")
-    revision: str | None = Field(None, description="branch, tag or commit of MODEL on the hub")
-    trust_remote_code: bool | None = Field(None, description="run code that comes with the model")
-    download_dir: str | None = Field(None, description="folder for downloaded weights")
-    load_format: str | None = Field(None, description="format of the weights")
-    quantization: str | None = Field(None, description="quantization method of the weights")
-    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = Field(
-        None, description="type of weights and activations (float32 for the demo model)"
-    )
-    seed: int | None = Field(None, description="seed of the engine's own generator")
-    tensor_parallel_size: Count | None = Field(None, description="GPUs that share each layer")
-    max_model_len: Count | None = Field(
-        None, description="context in tokens, prompt and generation together (2048 for the demo)"
-    )
-    max_num_seqs: Count | None = Field(None, description="most sequences in one step")
-    max_num_batched_tokens: Count | None = Field(None, description="most tokens in one step")
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="share of the device's memory to use, in (0, 1]"
-    )
-    kv_cache_memory_bytes: Annotated[ByteSize, Field(ge=1)] | None = Field(
-        None, description="KV cache in bytes, or as 2GiB (512MiB for the demo model)"
-    )
-    kv_cache_dtype: str | None = Field(None, description="type of the KV cache's entries")
-    block_size: Count | None = Field(None, description="tokens in a KV block")
-    enable_prefix_caching: bool | None = Field(None, description="reuse KV of equal prefixes")
-    enable_chunked_prefill: bool | None = Field(None, description="read long prompts in parts")
-    enforce_eager: bool | None = Field(None, description="no CUDA graphs, no compilation")
-    enable_lora: bool | None = Field(None, description="serve LoRA adapters of MODEL")
-    max_loras: Count | None = Field(None, description="most LoRA adapters in one step (1)")
-    max_lora_rank: Count | None = Field(None, description="largest rank of a LoRA adapter (16)")
-    max_cpu_loras: Count | None = Field(
-        None, description="most LoRA adapters that are loaded (max_loras, at least 16)"
-    )
 
 
 class Settings(EngineArguments):
@@ -146,6 +107,12 @@ class Settings(EngineArguments):
     )
     max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
         ByteSize(32 * 2**20), description="largest request body in bytes, or as 32MiB"
+    )
+    max_stored_responses: int = Field(
+        1000, ge=0, description="responses of /v1/responses kept in memory; 0 keeps none"
+    )
+    max_stored_response_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(256 * 2**20), description="most bytes of these responses together, or as 256MiB"
     )
     keepalive_s: float = Field(
         15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"

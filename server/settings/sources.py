@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from server.settings import EngineArguments, Settings, flag
+from server.settings import Settings, flag
+from server.settings.engine_arguments import EngineArguments
 from server.settings.types import SettingError
 
 PREFIX = "SPECGATE_"
