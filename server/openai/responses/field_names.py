@@ -24,7 +24,7 @@ _NAMES = {
 }
 """A chat's field, or the beginning of its path -> the field of a response."""
 
-_MESSAGE = re.compile(r"messages(?:\.(\d+))?")
+_MESSAGE = re.compile(r"messages\b(?:\.(\d+))?")
 _FUNCTION = re.compile(r"tools\.(\d+)\.function\b")
 
 
