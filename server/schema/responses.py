@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidField
@@ -58,12 +58,16 @@ def _function_only(value: Any) -> Any:
     return value
 
 
-def _choosable(value: Any) -> Any:
-    kinds = ("function", "allowed_tools")
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind is not None and kind not in kinds:
-        raise _unsupported(f"the type {clip(kind)} is not supported; use {' or '.join(kinds)}")
-    return value
+def _choice_kind(value: Any) -> str:
+    """The kind of a tool choice, so that an error is about that kind only."""
+    if isinstance(value, NamedFunction | AllowedTools):
+        return value.type
+    if not isinstance(value, dict):
+        return "word"
+    kind = value.get("type", "function")
+    if kind not in ("function", "allowed_tools"):
+        raise _unsupported(f"the type {clip(kind)} is not supported; use function or allowed_tools")
+    return str(kind)
 
 
 def _metadata(pairs: dict[str, str] | None) -> dict[str, str] | None:
@@ -73,7 +77,9 @@ def _metadata(pairs: dict[str, str] | None) -> dict[str, str] | None:
         if len(key) > MAX_METADATA_KEY:
             raise ValueError(f"a key has more than {MAX_METADATA_KEY} characters: {clip(key)}")
         if len(value) > MAX_METADATA_VALUE:
-            raise ValueError(f"the value of {clip(key)} has more than {MAX_METADATA_VALUE} characters")
+            raise ValueError(
+                f"the value of {clip(key)} has more than {MAX_METADATA_VALUE} characters"
+            )
     return pairs
 
 
@@ -133,9 +139,11 @@ class AllowedTools(Strict):
     tools: list[Annotated[NamedFunction, BeforeValidator(_function_only)]] = Field(min_length=1)
 
 
-ToolChoice = Literal["none", "auto", "required"] | Annotated[
-    Annotated[NamedFunction | AllowedTools, Field(discriminator="type")],
-    BeforeValidator(_choosable),
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedFunction, Tag("function")]
+    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Discriminator(_choice_kind),
 ]
 """Which functions may or must be called."""
 
@@ -143,9 +151,7 @@ ToolChoice = Literal["none", "auto", "required"] | Annotated[
 class ResponsesRequest(GenerationBody):
     """A response. It also takes the sampling fields of a chat, under the same names."""
 
-    input: Annotated[
-        str | Annotated[list[InputItem], Field(min_length=1)], BeforeValidator(_input)
-    ]
+    input: Annotated[str | Annotated[list[InputItem], Field(min_length=1)], BeforeValidator(_input)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

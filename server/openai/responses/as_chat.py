@@ -43,18 +43,18 @@ def chat_body(body: ResponsesRequest, messages: Sequence[Message]) -> ChatComple
         raise validation_error(error, fields) from None
 
 
-def _unknown(body: ResponsesRequest) -> dict[str, Any]:
-    """The fields that a response does not have. Raises `InvalidField` for fields of a chat only."""
-    unknown = body.model_extra or {}
-    for name, value in unknown.items():
+def check_own_fields(body: ResponsesRequest) -> None:
+    """Raises `InvalidField` for a field that a chat has and a response does not."""
+    for name, value in (body.model_extra or {}).items():
         if name in ChatCompletionRequest.model_fields and value is not None:
             message = f"{name} is a field of /v1/chat/completions; /v1/responses does not have it."
             raise InvalidField(name, message, "unsupported_parameter")
-    return {
-        name: value
-        for name, value in unknown.items()
-        if name not in ChatCompletionRequest.model_fields
-    }
+
+
+def _unknown(body: ResponsesRequest) -> dict[str, Any]:
+    """The fields that neither a response nor a chat has."""
+    unknown = (body.model_extra or {}).items()
+    return {k: v for k, v in unknown if k not in ChatCompletionRequest.model_fields}
 
 
 def _converted(body: ResponsesRequest) -> dict[str, Any]:

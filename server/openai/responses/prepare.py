@@ -10,7 +10,7 @@ from server.errors import ApiError, InvalidField
 from server.openai.chat import prepare_chat
 from server.openai.chat_shape import ChatShape
 from server.openai.request import PreparedRequest
-from server.openai.responses.as_chat import chat_body
+from server.openai.responses.as_chat import chat_body, check_own_fields
 from server.openai.responses.conversation import Source, Turn, turns
 from server.openai.responses.field_names import response_error, response_field
 from server.openai.responses.input_items import Item, input_items
@@ -49,6 +49,7 @@ async def prepare_response(
 ) -> PreparedResponse:
     """Checks and renders a response. Raises `ApiError`, in the terms of the response's fields."""
     body.check_stream_options()
+    check_own_fields(body)
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
     items = input_items(body.input)

@@ -59,4 +59,3 @@ def _text(response: PreparedResponse) -> dict[str, Any]:
         wanted = text.format.model_dump(by_alias=True, exclude_none=True)
     verbosity = text.verbosity if text is not None else None
     return {"format": wanted, "verbosity": verbosity or "medium"}
-

@@ -12,9 +12,7 @@ from server.schema.responses import LOGPROBS
 from server.text import clip
 
 
-def retrieve(
-    store: ResponseStore, response_id: str, owner: bytes, include: Sequence[str]
-) -> bytes:
+def retrieve(store: ResponseStore, response_id: str, owner: bytes, include: Sequence[str]) -> bytes:
     """A stored response as JSON.
 
     Raises:

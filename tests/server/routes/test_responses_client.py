@@ -81,9 +81,7 @@ def test_the_clients_own_output_items_are_input_again(client: openai.OpenAI) -> 
     given: Any = [{"role": "user", "content": ASKED["input"]}, *first.output]
     given.append({"role": "user", "content": "Again."})
     by_items = client.responses.create(**{**SHORT, "input": given}, store=False)
-    by_id = client.responses.create(
-        **{**SHORT, "input": "Again."}, previous_response_id=first.id
-    )
+    by_id = client.responses.create(**{**SHORT, "input": "Again."}, previous_response_id=first.id)
     assert by_items.output_text == by_id.output_text
 
 

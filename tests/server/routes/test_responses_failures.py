@@ -51,7 +51,9 @@ async def test_death_in_mid_stream_is_a_failed_response(start: StartGateway) -> 
 async def test_a_failed_response_is_stored_as_failed_and_not_continued(
     start: StartGateway,
 ) -> None:
-    gateway = await start(engine_args={"fake_fail_prompt": "broken", "fake_trouble_after_tokens": 3})
+    gateway = await start(
+        engine_args={"fake_fail_prompt": "broken", "fake_trouble_after_tokens": 3}
+    )
     response = await gateway.post(PATH, {**LONG, "input": "broken", "stream": True})
     failed = checked_events(response.text)[-1]["response"]
     assert failed["status"] == "failed"

@@ -43,9 +43,21 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
             "custom_tool_call",
         )
     ),
-    ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input.0.arguments", "missing_required_parameter"),
-    ({"input": [{"type": "function_call_output", "call_id": "a", "output": "1"}]}, "input.0.call_id", None),
-    ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input.0.encrypted_content", UNSUPPORTED),
+    (
+        {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]},
+        "input.0.arguments",
+        "missing_required_parameter",
+    ),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": "1"}]},
+        "input.0.call_id",
+        None,
+    ),
+    (
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
+        "input.0.encrypted_content",
+        UNSUPPORTED,
+    ),
     ({"input": "\ud800"}, "input", None),
     *(
         ({"tools": [{"type": kind}]}, "tools.0", UNSUPPORTED)
@@ -68,7 +80,13 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", UNSUPPORTED),
     ({"tool_choice": {"type": "function"}}, "tool_choice.name", "missing_required_parameter"),
     (
-        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
+        {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "f"}],
+            }
+        },
         "tool_choice.tools.0.name",
         None,
     ),
@@ -98,15 +116,31 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", UNSUPPORTED),
     ({"reasoning": {"depth": 1}}, "reasoning.depth", "unknown_parameter"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", None),
-    ({"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "text.format.name", "missing_required_parameter"),
-    ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": SCHEMA}}}, "text.format.name", None),
+    (
+        {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        "text.format.name",
+        "missing_required_parameter",
+    ),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "a b", "schema": SCHEMA}}},
+        "text.format.name",
+        None,
+    ),
     ({"metadata": {"a": 5}}, "metadata.a", None),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", None),
     ({"metadata": {"k" * 65: ""}}, "metadata", None),
     ({"metadata": {"k": "v" * 513}}, "metadata", None),
     ({"stream_options": {"include_usage": True}}, "stream_options", None),
-    ({"stream": True, "stream_options": {"continuous_usage_stats": True, "include_usage": True}}, "stream_options.continuous_usage_stats", UNSUPPORTED),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", UNSUPPORTED),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True, "include_usage": True}},
+        "stream_options.continuous_usage_stats",
+        UNSUPPORTED,
+    ),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        UNSUPPORTED,
+    ),
     ({"previous_response_id": "resp_x"}, "previous_response_id", "previous_response_not_found"),
     ({"previous_response_id": 5}, "previous_response_id", None),
     ({"spec_decode": {"proposer": "no"}}, "spec_decode.proposer", "proposer_not_found"),

@@ -259,7 +259,7 @@ async def test_without_keys_nobody_is_told_apart(gateway: Gateway) -> None:
 async def test_a_conversation_that_is_too_long_is_refused_or_truncated(
     start: StartGateway,
 ) -> None:
-    gateway = await start(engine_args={"max_model_len": 400})
+    gateway = await start(max_model_len=400)
     given: list[dict[str, str]] = []
     for i in range(30):
         given += [
@@ -289,7 +289,7 @@ async def test_a_conversation_that_is_too_long_is_refused_or_truncated(
 async def test_what_does_not_fit_by_itself_is_refused_with_truncation_too(
     start: StartGateway,
 ) -> None:
-    gateway = await start(engine_args={"max_model_len": 100})
+    gateway = await start(max_model_len=100)
     given = [{"role": "user", "content": "a"}, {"role": "user", "content": "word " * 200}]
     body = {**SHORT, "input": given, "truncation": "auto"}
     error = (await gateway.post(PATH, body)).json()["error"]

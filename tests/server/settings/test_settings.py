@@ -10,7 +10,8 @@ from pydantic import ValidationError
 import demo
 from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.proposers.contract import ProposerSpec
-from server.settings import EngineArguments, Settings
+from server.settings import Settings
+from server.settings.engine_arguments import EngineArguments
 
 NGRAM = {"name": "ngram", "num_speculative_tokens": 5}
 

@@ -26,7 +26,11 @@ def messages(given: Any) -> list[dict[str, Any]]:
 
 
 USER = {"role": "user", "content": "Add."}
-REASONING = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]}
+REASONING = {
+    "type": "reasoning",
+    "summary": [],
+    "content": [{"type": "reasoning_text", "text": "t"}],
+}
 ANSWER = {
     "type": "message",
     "role": "assistant",
@@ -66,7 +70,15 @@ def test_messages_of_every_role_and_part() -> None:
 
 
 def test_reasoning_text_and_calls_are_one_message() -> None:
-    given = [USER, REASONING, ANSWER, call("a"), call("b"), output("a"), output("b", [{"type": "input_text", "text": "3"}])]
+    given = [
+        USER,
+        REASONING,
+        ANSWER,
+        call("a"),
+        call("b"),
+        output("a"),
+        output("b", [{"type": "input_text", "text": "3"}]),
+    ]
     function = {"name": "add", "arguments": '{"x":1}'}
     calls = [{"id": name, "type": "function", "function": function} for name in "ab"]
     assert messages(given)[1:] == [
@@ -77,7 +89,17 @@ def test_reasoning_text_and_calls_are_one_message() -> None:
 
 
 def test_a_new_answer_begins_with_reasoning_or_a_second_text() -> None:
-    given = [USER, ANSWER, ANSWER, REASONING, ANSWER, call("a"), output("a"), call("b"), output("b")]
+    given = [
+        USER,
+        ANSWER,
+        ANSWER,
+        REASONING,
+        ANSWER,
+        call("a"),
+        output("a"),
+        call("b"),
+        output("b"),
+    ]
     found = messages(given)
     assert [message["role"] for message in found] == [
         *("user", "assistant", "assistant", "assistant", "tool", "assistant", "tool"),

@@ -78,9 +78,16 @@ def test_events_of_an_item_name_it_and_its_place() -> None:
 
 def test_the_deltas_make_the_text_that_done_has() -> None:
     events, items = streamed(*PIECES)
-    texts = ["".join(e["delta"] for e in events if e.get("delta") and e["output_index"] == i) for i in range(4)]
+    texts = [
+        "".join(e["delta"] for e in events if e.get("delta") and e["output_index"] == i)
+        for i in range(4)
+    ]
     assert texts == ["think more", "I call two.", '{"x":1}', ""]
-    done = [e.get("text", e.get("arguments")) for e in events if e["type"].endswith((".text.done", "_text.done", "arguments.done"))]
+    done = [
+        e.get("text", e.get("arguments"))
+        for e in events
+        if e["type"].endswith((".text.done", "_text.done", "arguments.done"))
+    ]
     assert done == texts
     assert [items[0]["content"][0]["text"], items[1]["content"][0]["text"]] == texts[:2]
     assert [items[2]["arguments"], items[3]["arguments"]] == texts[2:]
