@@ -3,7 +3,6 @@
 from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
 from server.openai.chat_shape import ChatShape
-from server.openai.message_parts import TextReader
 from server.openai.prompts import (
     chat_prompt,
     check_max_tokens,
@@ -12,6 +11,7 @@ from server.openai.prompts import (
 )
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
+from server.openai.tool_use import check_tool_use, for_parsing, new_reader, parsing_of
 from server.schema.chat import ChatCompletionRequest
 from server.state import Runtime
 
@@ -19,6 +19,7 @@ from server.state import Runtime
 async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> PreparedRequest:
     """Checks and renders a chat. Raises `ApiError`."""
     checked = check_body(runtime, body)
+    check_tool_use(runtime, body)
     info = runtime.info
     num_top = _num_top_logprobs(body)
     check_logprobs(info, num_top, "top_logprobs")
@@ -32,9 +33,19 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     overlap = None
     if runtime.router.uses_overlap:
         overlap = await earlier_overlap(runtime.renderer, body.messages)
-    shape = ChatShape(num_top, [TextReader() for _ in range(body.n or 1)])
+    parsing = parsing_of(runtime, body, prompt)
+    options = for_parsing(options, parsing)
+    shape = ChatShape(num_top, [new_reader(body, parsing) for _ in range(body.n or 1)])
     return PreparedRequest(
-        body, checked, "chatcmpl-", [prompt], [options], prediction, shape, overlap
+        body,
+        checked,
+        "chatcmpl-",
+        [prompt],
+        [options],
+        prediction,
+        shape,
+        overlap,
+        template_variables=body.chat_template_kwargs or {},
     )
 
 
