@@ -58,16 +58,21 @@ def _function_only(value: Any) -> Any:
     return value
 
 
-def _choice_kind(value: Any) -> str:
-    """The kind of a tool choice, so that an error is about that kind only."""
-    if isinstance(value, NamedFunction | AllowedTools):
-        return value.type
-    if not isinstance(value, dict):
-        return "word"
-    kind = value.get("type", "function")
-    if kind not in ("function", "allowed_tools"):
-        raise _unsupported(f"the type {clip(kind)} is not supported; use function or allowed_tools")
-    return str(kind)
+def _choosable(value: Any) -> Any:
+    kinds = ("function", "allowed_tools")
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind is not None and kind not in kinds:
+        raise _unsupported(f"the type {clip(kind)} is not supported; use {' or '.join(kinds)}")
+    return value
+
+
+def _choice_form(value: Any) -> str:
+    """The form of a tool choice, so that an error is about that form only."""
+    if isinstance(value, dict):
+        value = value.get("type", "function")
+    elif isinstance(value, NamedFunction | AllowedTools):
+        value = value.type
+    return value if value in ("function", "allowed_tools") else "word"
 
 
 def _metadata(pairs: dict[str, str] | None) -> dict[str, str] | None:
@@ -143,7 +148,8 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[NamedFunction, Tag("function")]
     | Annotated[AllowedTools, Tag("allowed_tools")],
-    Discriminator(_choice_kind),
+    Discriminator(_choice_form),
+    BeforeValidator(_choosable),
 ]
 """Which functions may or must be called."""
 

@@ -182,17 +182,9 @@ async def test_the_type_that_is_not_supported_is_in_the_message(gateway: Gateway
         assert name in error["message"]
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        {"type": "json_object"},
-        {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True},
-    ],
-)
-async def test_a_format_that_the_engine_refuses_is_named(
-    gateway: Gateway, wanted: dict[str, Any]
-) -> None:
-    # The fake engine enforces no format: the refusal shows that it was asked to.
+async def test_a_format_that_the_engine_refuses_is_named(gateway: Gateway) -> None:
+    # The fake engine cannot enforce this format: the refusal shows that it was asked to.
+    wanted = {"type": "json_object"}
     response = await gateway.post(PATH, {"input": "Hello", "text": {"format": wanted}})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "text.format")
