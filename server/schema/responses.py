@@ -18,6 +18,9 @@ MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log probabilities."""
 
+MAX_ITEMS = 10_000
+"""The most items of an input; each becomes a message or a part of one."""
+
 PAGE, MAX_PAGE = 20, 100
 """OpenAI's default and limit of the items of a page."""
 
@@ -157,7 +160,10 @@ ToolChoice = Annotated[
 class ResponsesRequest(GenerationBody):
     """A response. It also takes the sampling fields of a chat, under the same names."""
 
-    input: Annotated[str | Annotated[list[InputItem], Field(min_length=1)], BeforeValidator(_input)]
+    input: Annotated[
+        str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)],
+        BeforeValidator(_input),
+    ]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -1,5 +1,6 @@
 """The body of a response -> the body of the chat that generates it."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 from server.errors import InvalidField
 from server.openai.responses.conversation import Message
 from server.openai.responses.field_names import validation_error
+from server.openai.responses.input_items import Item
 from server.schema.chat import ChatCompletionRequest
 from server.schema.generation_body import GenerationBody
 from server.schema.responses import (
@@ -18,12 +20,41 @@ from server.schema.responses import (
     ResponsesRequest,
 )
 from server.schema.structured import JsonObjectFormat
-from server.text import clip
+from server.text import clip, is_unicode
 
-_SAME = frozenset({"chat_template_kwargs", "parallel_tool_calls"}).union(
-    set(GenerationBody.model_fields) - {"n", "response_format"}
-)
-"""The fields that a chat has too, with the same meaning."""
+_SAMPLING = """
+    temperature top_p top_k min_p min_tokens seed stop stop_token_ids ignore_eos
+    presence_penalty frequency_penalty repetition_penalty logit_bias allowed_token_ids bad_words
+    skip_special_tokens include_stop_str_in_output prediction
+    structured_outputs grammar json_schema format
+    guided_json guided_regex guided_choice guided_grammar
+"""
+_REQUEST = """
+    model stream stream_options spec_decode speculative_model num_speculative_tokens
+    cache_salt priority truncate_prompt_tokens truncation_side
+    chat_template_kwargs parallel_tool_calls
+"""
+SHARED = frozenset((_SAMPLING + _REQUEST).split())
+"""The fields of a chat that a response has too, with the same meaning.
+
+They are listed, because a field that a response cannot show must be refused.
+"""
+
+
+_OWN = frozenset(ResponsesRequest.model_fields) - frozenset(GenerationBody.model_fields)
+
+
+_REPEATED = {
+    "instructions",
+    "metadata",
+    "text",
+    "tools",
+    "tool_choice",
+    "reasoning",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+}
 
 
 def chat_body(body: ResponsesRequest, messages: Sequence[Message]) -> ChatCompletionRequest:
@@ -33,7 +64,7 @@ def chat_body(body: ResponsesRequest, messages: Sequence[Message]) -> ChatComple
     """
     fields = {
         **_unknown(body),
-        **{name: value for name, value in body if name in _SAME and name in body.model_fields_set},
+        **{name: value for name, value in body if name in SHARED & body.model_fields_set},
         **_converted(body),
         "messages": list(messages),
     }
@@ -45,10 +76,20 @@ def chat_body(body: ResponsesRequest, messages: Sequence[Message]) -> ChatComple
 
 def check_own_fields(body: ResponsesRequest) -> None:
     """Raises `InvalidField` for a field that a chat has and a response does not."""
-    for name, value in (body.model_extra or {}).items():
-        if name in ChatCompletionRequest.model_fields and value is not None:
+    known = SHARED | _OWN
+    inherited = {name: value for name, value in body if name not in known}
+    for name, value in {**(body.model_extra or {}), **inherited}.items():
+        if name in ChatCompletionRequest.model_fields and value not in (None, False):
             message = f"{name} is a field of /v1/chat/completions; /v1/responses does not have it."
             raise InvalidField(name, message, "unsupported_parameter")
+
+
+def check_text(body: ResponsesRequest, items: Sequence[Item]) -> None:
+    """Raises `InvalidField` for a lone surrogate in what the response or the store repeats."""
+    repeated = {**body.model_dump(include=_REPEATED), "input": items}
+    for name, value in repeated.items():
+        if not is_unicode(json.dumps(value, ensure_ascii=False)):
+            raise InvalidField(name, f"{name} contains a lone surrogate.")
 
 
 def _unknown(body: ResponsesRequest) -> dict[str, Any]:

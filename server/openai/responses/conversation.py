@@ -84,6 +84,16 @@ def turns(sources: Sequence[Source]) -> list[Turn]:
     return list(_turns(sources))
 
 
+def beginnings(conversation: Sequence[Turn]) -> list[int]:
+    """Where a shorter conversation can begin, the latest first; an answer needs its question."""
+    found = [
+        place
+        for place, turn in enumerate(conversation)
+        if place and turn.message["role"] not in ("assistant", "tool")
+    ]
+    return found[::-1]
+
+
 def _turns(sources: Sequence[Source]) -> Iterator[Turn]:
     answer: _Answer | None = None
     for source in sources:

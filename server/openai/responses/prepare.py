@@ -10,14 +10,17 @@ from server.errors import ApiError, InvalidField
 from server.openai.chat import prepare_chat
 from server.openai.chat_shape import ChatShape
 from server.openai.request import PreparedRequest
-from server.openai.responses.as_chat import chat_body, check_own_fields
-from server.openai.responses.conversation import Source, Turn, turns
+from server.openai.responses.as_chat import chat_body, check_own_fields, check_text
+from server.openai.responses.conversation import Source, Turn, beginnings, turns
 from server.openai.responses.field_names import response_error, response_field
 from server.openai.responses.input_items import Item, input_items
 from server.openai.responses.store import BrokenChain, ResponseStore
 from server.schema.responses import ResponsesRequest
 from server.state import Runtime
 from server.text import clip
+
+TOO_LONG = "context_length_exceeded"
+"""The code of the errors that `truncation` can prevent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ async def prepare_response(
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
     items = input_items(body.input)
+    check_text(body, items)
     own = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     conversation = turns([*history, *own])
     request = await _prepare_chat(runtime, body, conversation)
@@ -110,34 +114,26 @@ async def _prepare_chat(
     runtime: Runtime, body: ResponsesRequest, conversation: Sequence[Turn]
 ) -> PreparedRequest:
     """The prepared chat; with `truncation`, without the oldest messages that do not fit."""
-    begins = [0]
-    if body.truncation == "auto":
-        begins += [i for i, turn in enumerate(conversation) if i and _can_begin(turn)]
     try:
         return await _render(runtime, body, conversation)
     except InvalidField as error:
-        if error.code != "context_length_exceeded" or len(begins) == 1:
+        begins = beginnings(conversation)
+        if body.truncation != "auto" or error.code != TOO_LONG or not begins:
             raise
-    # The fewest messages to drop are searched by halves: each attempt tokenizes the chat.
-    low, high = 1, len(begins) - 1
-    fitting: PreparedRequest | None = None
-    while low <= high:
-        middle = (low + high) // 2
-        last = middle == len(begins) - 1
+    # From the shortest on, so that no attempt renders much more than the context.
+    fitting = await _render(runtime, body, conversation[begins[0] :])
+    fits, too_long, step = 0, len(begins), 1
+    while too_long - fits > 1:
+        attempt = fits + step if too_long == len(begins) else (fits + too_long) // 2
+        attempt = min(attempt, too_long - 1)
         try:
-            fitting = await _render(runtime, body, conversation[begins[middle] :])
-            high = middle - 1
+            fitting = await _render(runtime, body, conversation[begins[attempt] :])
+            fits, step = attempt, step * 2
         except InvalidField as error:
-            if error.code != "context_length_exceeded" or last:
+            if error.code != TOO_LONG:
                 raise
-            low = middle + 1
-    assert fitting is not None
+            too_long = attempt
     return fitting
-
-
-def _can_begin(turn: Turn) -> bool:
-    """Whether a conversation can begin with the message; an answer needs what it answers."""
-    return turn.message["role"] not in ("assistant", "tool")
 
 
 async def _render(

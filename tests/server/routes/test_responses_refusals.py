@@ -59,6 +59,15 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
         UNSUPPORTED,
     ),
     ({"input": "\ud800"}, "input", None),
+    ({"input": [{"role": "user", "content": "x", "id": "\ud800"}]}, "input", None),
+    ({"input": [{"role": "user", "content": "x"}] * 10_001}, "input", None),
+    *(
+        ({name: "\ud800"}, name, None)
+        for name in ("instructions", "user", "safety_identifier", "prompt_cache_key")
+    ),
+    ({"metadata": {"a": "\ud800"}}, "metadata", None),
+    ({"metadata": {"\ud800": "a"}}, "metadata", None),
+    ({"tools": [{"type": "function", "name": "f", "parameters": {"d": "\ud800"}}]}, "tools", None),
     *(
         ({"tools": [{"type": kind}]}, "tools.0", UNSUPPORTED)
         for kind in (
