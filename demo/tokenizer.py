@@ -21,17 +21,30 @@ SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT)
 
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
+    "{%- if tools %}"
+    "{{- '<|system|># Tools' }}"
+    "{%- for tool in tools %}{{- '\\n' + tool['function'] | tojson }}{%- endfor %}"
+    "{%- endif %}"
     "{%- for message in messages %}"
     "{%- if message['role'] == 'assistant' %}"
-    "{{- '<|assistant|>' + (message['content'] or '') + eos_token }}"
+    "{{- '<|assistant|>' + (message['content'] or '') }}"
+    "{%- for call in message['tool_calls'] or [] %}"
+    "{%- set called = {'name': call['function']['name'],"
+    " 'arguments': call['function']['arguments']} %}"
+    "{{- '<tool_call>\\n' + called | tojson + '\\n</tool_call>' }}"
+    "{%- endfor %}"
+    "{{- eos_token }}"
     "{%- elif message['role'] in ('system', 'developer') %}"
     "{{- '<|system|>' + (message['content'] or '') }}"
+    "{%- elif message['role'] == 'tool' %}"
+    "{{- '<|user|><tool_response>\\n' + (message['content'] or '') + '\\n</tool_response>' }}"
     "{%- else %}"
     "{{- '<|user|>' + (message['content'] or '') }}"
     "{%- endif %}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
 )
+"""A chat without tools is rendered as in training; the format of calls is that of Hermes models."""
 
 
 class Message(TypedDict):

@@ -59,6 +59,8 @@ class EngineConfig:
         lora_modules: the LoRA adapters at start, name -> path; needs `enable_lora`.
         policies: policy -> its parameters, where they are not the defaults.
         primary: the proposer that a policy's parameters may leave out, if one is configured.
+        tool_call_parser: finds the calls that the target makes by itself; `None` looks for none.
+        reasoning_parser: tells the target's reasoning from its answer; `None` does not.
     """
 
     model: str
@@ -71,6 +73,8 @@ class EngineConfig:
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     primary: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: int | None) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from engine_adapter.counts import StepReport
 from engine_adapter.errors import EngineDead
+from engine_adapter.parsing import Parsing, ParsingRequest
 from engine_adapter.types import (
     Delta,
     EngineInfo,
@@ -68,6 +69,14 @@ class Engine(Protocol):
             InvalidRequest: the engine cannot do what a field asks; before the first delta.
             EngineDead: the engine is dead, or died before the sequence ended.
             EngineError: the engine could not finish this sequence.
+        """
+        ...
+
+    def parsing(self, request: ParsingRequest) -> Parsing | None:
+        """The parsers of a request's choices; `None` if there is nothing to tell apart.
+
+        They are those of `EngineConfig.tool_call_parser`, if the request has tools, and of
+        `EngineConfig.reasoning_parser`.
         """
         ...
 

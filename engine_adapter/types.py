@@ -68,12 +68,14 @@ class StructuredOutput:
         value: the JSON schema as JSON text, the regular expression, or the EBNF grammar.
         choices: for `CHOICE`, the allowed texts.
         param: the request's field that holds the constraint, for errors.
+        unenforced: keywords of the request's schema that `value` leaves out.
     """
 
     kind: ConstraintKind
     value: str = ""
     choices: tuple[str, ...] = ()
     param: str = "structured_outputs"
+    unenforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ class GenerationRequest:
         prompt_token_ids: at least one token, and fewer than `EngineInfo.max_model_len`.
         lora_adapter: the adapter that the target runs with; `None` is the base model. Proposers
             always draft with the base model.
+        template_variables: those that the client has given to the chat template; a reasoning
+            parser may read them to know where a constraint begins.
     """
 
     request_id: str
@@ -168,6 +172,7 @@ class GenerationRequest:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     spec_decode: SpecDecodeParams = SpecDecodeParams()
     lora_adapter: LoraAdapter | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FinishReason(StrEnum):

@@ -26,6 +26,7 @@ from server.routes import (
     metrics,
     models,
     policy,
+    responses,
     tokenize,
 )
 from server.settings import Settings
@@ -35,6 +36,7 @@ from server.telemetry.metrics import Metrics
 ROUTERS = (
     chat.router,
     completions.router,
+    responses.router,
     models.router,
     tokenize.router,
     health.router,

@@ -187,7 +187,7 @@ def _http_error(error: HTTPException) -> ApiError:
 
 def _validation_error(error: RequestValidationError) -> ApiError:
     """The error that is deepest in the body: of a union's branches, the one that fits best."""
-    found = [(_path(e["loc"][1:], error.body), e) for e in error.errors()]
+    found = [(_field(e["loc"], error.body), e) for e in error.errors()]
     path, detail = max(found, key=lambda pair: len(pair[0]))
     param = cut(".".join(map(str, path)))
     kind = detail["type"]
@@ -210,6 +210,12 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
         reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
     return InvalidField(param, f"{param}: {reason}", context.get("code"))
+
+
+def _field(loc: Sequence[str | int], body: Any) -> list[str | int]:
+    """The path of a field of the body, or a parameter of the query."""
+    source, *rest = loc
+    return rest if source == "query" else _path(rest, body)
 
 
 def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:

@@ -74,13 +74,22 @@ class Renderer:
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
-        `variables` are the template's own, such as `enable_thinking`. Raises `InvalidField` if
-        there is no template or the template rejects the messages.
+        `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
+        format. Raises `InvalidField` if there is no template or the template rejects the messages.
         """
-        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        self._check_variables(variables or {})
+        text = self._render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            # Templates tell "no tools" by null, and some take an empty list for tools.
+            tools=list(tools) or None,
+            **(variables or {}),
+        )
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -94,28 +103,19 @@ class Renderer:
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        variables: Mapping[str, Any] | None,
-    ) -> str:
-        if not self.has_chat_template:
-            message = "The model has no chat template; set one with --chat-template."
-            raise InvalidField("messages", message, "no_chat_template")
-        for name in variables or {}:
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
             if name in self._reserved:
                 param = f"chat_template_kwargs.{name}"
                 raise InvalidField(param, f"{param} is not a variable of the template.")
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        if not self.has_chat_template:
+            message = "The model has no chat template; set one with --chat-template."
+            raise InvalidField("messages", message, "no_chat_template")
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages),
-                chat_template=self._chat_template,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(variables or {}),
+                list(messages), chat_template=self._chat_template, tokenize=False, **options
             )
         except (TemplateError, TypeError, ValueError) as error:
             message = f"The chat template rejects these messages: {cut(str(error))}"

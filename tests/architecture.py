@@ -21,6 +21,8 @@ PLAIN_PARTS = (
     "engine_adapter.factory",
     "engine_adapter.interface",
     "engine_adapter.lora_registry",
+    "engine_adapter.message_parts",
+    "engine_adapter.parsing",
     "engine_adapter.proposer_registry",
     "engine_adapter.types",
     "engine_adapter.proposers.contract",

@@ -46,7 +46,7 @@ def _install(command: list[str], folder: Path) -> None:
 
 
 def run(
-    command: list[str | int | Path], seconds: float, **environ: str
+    command: list[str | int | Path], seconds: float, cwd: Path
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a tool without this process's settings and proxies; prints what it says."""
     clean = {
@@ -58,7 +58,8 @@ def run(
         capture_output=True,
         text=True,
         timeout=seconds,
-        env={**clean, **environ},
+        env=clean,
+        cwd=cwd,
     )
     print(done.stdout[-20000:], done.stderr[-5000:])
     return done

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from engine_adapter.errors import InvalidRequest
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import NONE, EngineInfo, GenerationRequest, SamplingOptions, SpecMethod
+from engine_adapter.types import (
+    NONE,
+    ConstraintKind,
+    EngineInfo,
+    GenerationRequest,
+    SamplingOptions,
+    SpecMethod,
+)
 
 
 def check_request(
@@ -61,8 +68,10 @@ def _check_k(method: SpecMethod, limit: int) -> None:
 
 
 def _check_restrictions(sampling: SamplingOptions) -> None:
-    """The fake engine's text is random words, so it cannot enforce a restriction on the text."""
+    """Its text is random words or fits a JSON schema: it cannot enforce another restriction."""
     constraint = sampling.structured_output
+    if constraint is not None and constraint.kind is ConstraintKind.JSON_SCHEMA:
+        constraint = None
     for param, given in (
         ("allowed_token_ids", bool(sampling.allowed_token_ids)),
         ("bad_words", bool(sampling.bad_words)),

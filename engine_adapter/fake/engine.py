@@ -20,12 +20,14 @@ from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import read_options
+from engine_adapter.fake.parsing import FakeParsing, checked, parsing
 from engine_adapter.fake.planning import StepPlanning
-from engine_adapter.fake.sequence import FakeSequence, injected_fault
+from engine_adapter.fake.sequence import FakeSequence, given_text, injected_fault
 from engine_adapter.fake.stepper import Stepper
 from engine_adapter.fake.vocabulary import Vocabulary, describe, load_vocabulary
 from engine_adapter.interface import EngineObserver
 from engine_adapter.lora_registry import LoraRegistry
+from engine_adapter.parsing import ParsingRequest
 from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.types import (
     NO_SWITCH,
@@ -45,16 +47,15 @@ class FakeEngine:
 
     The text depends on the prompt and the adapter, and at a temperature above 0 on the seed; never
     on the proposer. `FakeOptions` documents how `EngineConfig.arguments` control speed, acceptance
-    and failures. Sampling fields that shape a distribution (`top_p`, penalties, `logit_bias`) are
-    accepted and have no effect; fields that restrict the text (`bad_words`, a constraint) are
-    refused.
+    and failures. Sampling fields that shape a distribution (`top_p`, penalties) have no effect. A
+    JSON schema is honoured; other fields that restrict the text (`bad_words`) are refused.
     """
 
     def __init__(
         self, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
     ) -> None:
         """Checks the settings; loads nothing. Raises `EngineConfigError`."""
-        self._config = config
+        self._config = checked(config)
         self._options = read_options(config.arguments)
         self._capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
         self._proposer_registry = ProposerRegistry(config.proposers, self._capacity)
@@ -124,6 +125,10 @@ class FakeEngine:
                         return
             finally:
                 self._abort(sequence)
+
+    def parsing(self, request: ParsingRequest) -> FakeParsing | None:
+        """See `Engine.parsing`."""
+        return parsing(self._config, request)
 
     async def switch(self, switch: Switch, *, running: bool) -> None:
         """See `Engine.switch`."""
@@ -253,14 +258,16 @@ class FakeEngine:
         if any(s.request.request_id == request.request_id for s in self._batch.live()):
             raise InvalidRequest("request_id", f"{request.request_id!r} is in use")
         assert self._vocabulary is not None
+        seed = self._seed_for(request)
         sequence = FakeSequence(
             request,
             self._vocabulary,
             spec_method=self._method_for(request),
-            seed=self._seed_for(request),
+            seed=seed,
             length=self._options.fake_length,
             max_model_len=self.info.max_model_len,
             now_s=asyncio.get_running_loop().time(),
+            text=given_text(request, self._options, self._vocabulary, seed),
         )
         sequence.injected_fault = injected_fault(request, self._options, self._vocabulary)
         self._planning.admit(request)

@@ -32,6 +32,7 @@ class FakeOptions:
         fake_acceptance: probability in [0, 1] that a draft token is accepted if the tokens before
             it were: one number for all proposers, or a mapping from names; 0.7 for other names.
         fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
+        fake_answers: a part of a prompt -> the whole text that answers prompts with that part.
         fake_start_s: seconds of the start.
         fake_fail_start: if not empty, the start fails with this message.
         fake_load_s: seconds of loading a proposer.
@@ -55,6 +56,7 @@ class FakeOptions:
     fake_verify_token_ms: float = 0.0
     fake_acceptance: float | Mapping[str, float] = field(default_factory=dict)
     fake_length: int = 128
+    fake_answers: Mapping[str, str] = field(default_factory=dict)
     fake_start_s: float = 0.0
     fake_fail_start: str = ""
     fake_load_s: float = 0.0
@@ -93,6 +95,9 @@ def _check_type(name: str, value: Any) -> None:
         rates = list(value.values()) if isinstance(value, Mapping) else [value]
         if not all(_is_number(rate) and 0 <= rate <= 1 for rate in rates):
             raise EngineConfigError(_SETTING, f"{name}: rates must be in [0, 1], got {value!r}")
+    elif name == "fake_answers":
+        if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
+            raise EngineConfigError(_SETTING, f"{name}: must map texts to texts, got {value!r}")
     elif name in (
         "fake_fail_start",
         "fake_fail_load",

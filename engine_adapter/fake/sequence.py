@@ -7,7 +7,8 @@ from enum import StrEnum
 from engine_adapter.counts import ProposerCounts, SpecStats
 from engine_adapter.fake.detokenizer import Detokenizer
 from engine_adapter.fake.options import FakeOptions
-from engine_adapter.fake.tokens import TokenSource, text_key, token_logprob
+from engine_adapter.fake.schema_text import instance_text
+from engine_adapter.fake.tokens import ScriptedSource, TokenSource, text_key, token_logprob
 from engine_adapter.fake.vocabulary import Vocabulary
 from engine_adapter.types import (
     NONE,
@@ -50,6 +51,24 @@ def injected_fault(
     return None
 
 
+def given_text(
+    request: GenerationRequest, options: FakeOptions, vocabulary: Vocabulary, seed: int | None
+) -> str | None:
+    """The text of a scripted answer or of a constraint; `None` leaves it to chance.
+
+    Raises `InvalidRequest` for a schema that the fake engine cannot satisfy.
+    """
+    constraint = request.sampling.structured_output
+    if constraint is not None:
+        key = text_key(request.prompt_token_ids, seed)
+        return instance_text(constraint.value, key, constraint.param)
+    if not options.fake_answers:
+        return None
+    prompt = vocabulary.tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    answers = (answer for part, answer in options.fake_answers.items() if part in prompt)
+    return next(answers, None)
+
+
 class FakeSequence:
     """A live request.
 
@@ -71,8 +90,12 @@ class FakeSequence:
         length: int,
         max_model_len: int,
         now_s: float,
+        text: str | None = None,
     ) -> None:
-        """The text depends on the prompt and on `seed`, which is `None` at temperature 0."""
+        """The text depends on the prompt and on `seed`, which is `None` at temperature 0.
+
+        A given `text` replaces it.
+        """
         self.request = request
         self.spec_method = spec_method
         self.outbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
@@ -86,7 +109,11 @@ class FakeSequence:
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._vocabulary = vocabulary
-        self._source = TokenSource(vocabulary, self.key, length)
+        self._source: TokenSource | ScriptedSource = (
+            TokenSource(vocabulary, self.key, length)
+            if text is None
+            else ScriptedSource(vocabulary, text)
+        )
         self._text = Detokenizer(vocabulary.tokenizer, request.prompt_token_ids, request.sampling)
         remaining_context = max_model_len - len(request.prompt_token_ids)
         max_tokens = request.sampling.max_tokens or remaining_context

@@ -83,6 +83,19 @@ class TokenSource:
         return self._vocabulary.words[number % len(self._vocabulary.words)]
 
 
+class ScriptedSource:
+    """The tokens of a given text, then the end of the text."""
+
+    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+        encoded = vocabulary.tokenizer.encode(text, add_special_tokens=False)
+        self._rest = list(reversed(encoded.ids))
+        self._end = vocabulary.words[0] if vocabulary.eos is None else vocabulary.eos
+
+    def next(self, banned: Set[int]) -> int:
+        """The next token; a given text has no alternatives to `banned` ones."""
+        return self._rest.pop() if self._rest else self._end
+
+
 def token_logprob(
     vocabulary: Vocabulary, key: int, position: int, token_id: int, count: int, greedy: bool
 ) -> TokenLogprob:

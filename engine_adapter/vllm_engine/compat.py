@@ -23,6 +23,13 @@ NAMES = {
     "RequestOutputKind": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",
     "LoRARequest": "vllm.lora.request",
+    # Parsers of the target's own tool calls and reasoning, which run in the front end.
+    "ChatCompletionRequest": "vllm.entrypoints.openai.chat_completion.protocol",
+    "ParserManager": "vllm.parser",
+    "ReasoningParserManager": "vllm.reasoning",
+    "ToolParserManager": "vllm.tool_parsers",
+    "get_tokenizer": "vllm.tokenizers",
+    "make_tool_call_id": "vllm.renderers.chat_utils",
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",
     "current_platform": "vllm.platforms",

@@ -6,7 +6,8 @@ its body, its dependencies and its path: 400, 401, 403, 413, 500 and 503.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -26,7 +27,7 @@ ERROR = "ErrorResponse"
 def answers(
     model: type[BaseModel] | None = None,
     *,
-    events: type[BaseModel] | None = None,
+    events: Sequence[type[BaseModel]] = (),
     texts: Sequence[str] = (),
     headers: Sequence[str] = (),
     errors: Mapping[int, str] | None = None,
@@ -35,26 +36,28 @@ def answers(
 
     Args:
         model: the JSON body of a 200; not needed if the route has a response model.
-        events: the data of each event of a stream, if the route can stream.
+        events: what the data of an event of a stream can be, if the route can stream.
         texts: media types of bodies that are texts.
         headers: headers of a 200 besides the request's id.
-        errors: status -> the codes that the route itself raises, separated by commas.
+        errors: status -> the codes that the route itself raises, separated by commas; empty for
+            an error without a code.
     """
     content: dict[str, Any] = {text: {"schema": {"type": "string"}} for text in texts}
     success: dict[str, Any] = {"headers": header_references(headers)}
-    if events is not None:
+    if events:
         content[EVENT_STREAM] = {"schema": _events(events)}
+        names = " or ".join(event.__name__ for event in events)
         success["description"] = (
-            "The whole answer, or with `stream` its events. `data` of each is a "
-            f"{events.__name__}, or an error if the stream fails; the last is `[DONE]`."
+            f"The whole answer, or with `stream` its events: the data of each is a {names}."
         )
     if content:
         success["content"] = content
     if model is not None:
         success["model"] = model
-    found: Answers = {200: success}
+    found: Answers = {200: success} if model is not None or content or headers else {}
     for status, codes in (errors or {}).items():
-        found[status] = {"description": code_list(codes)}
+        description = code_list(codes) if codes else HTTPStatus(status).phrase
+        found[status] = {"description": description}
     return found
 
 
@@ -68,9 +71,11 @@ def code_list(codes: str) -> str:
     return ", ".join(f"`{code.strip()}`" for code in codes.split(","))
 
 
-def _events(model: type[BaseModel]) -> dict[str, Any]:
+def _events(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
     """The schema of an event; `$defs` has the schemas that the document does not have yet."""
-    references, definitions = models_json_schema([(model, "serialization")], ref_template=SCHEMAS)
-    error = {"$ref": SCHEMAS.format(model=ERROR)}
-    found = {"anyOf": [references[model, "serialization"], error]}
-    return found | {"$defs": definitions["$defs"]}
+    keys: list[tuple[type[BaseModel], Literal["serialization"]]] = [
+        (model, "serialization") for model in models
+    ]
+    references, definitions = models_json_schema(keys, ref_template=SCHEMAS)
+    found = [references[key] for key in keys]
+    return {**({"anyOf": found} if len(found) > 1 else found[0]), "$defs": definitions["$defs"]}

@@ -31,6 +31,7 @@ and without an admin key these answer the server's own machine only. docs/api.md
 
 TAGS = {
     "Chat": "Answers chats.",
+    "Responses": "Answers chats under OpenAI's newer API, and stores the answers.",
     "Completions": "Continues texts.",
     "Models": "The served names.",
     "Tokens": "Text to token ids and back.",

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from engine_adapter.types import Delta
 from server.control.overlap import MAX_TOKENS, RunningOverlap, overlap
 from server.rendering import Renderer
-from server.schema.chat import Message
+from server.schema.messages import Message
 
 MAX_TURN_CHARS = 4 * MAX_TOKENS
 """The most text of a chat that is tokenized to measure its earlier answers; the last is taken."""

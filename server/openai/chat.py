@@ -1,12 +1,8 @@
-"""`/v1/chat/completions`: from the body to a prepared request, and the shape of a choice."""
+"""`/v1/chat/completions`: from the body to a prepared request."""
 
-from typing import Any
-
-from engine_adapter.types import Delta
 from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
-from server.openai.choices import ChoiceShape, ChoiceState
-from server.openai.logprobs import chat_logprobs
+from server.openai.chat_shape import ChatShape
 from server.openai.prompts import (
     chat_prompt,
     check_max_tokens,
@@ -15,6 +11,7 @@ from server.openai.prompts import (
 )
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
+from server.openai.tool_use import check_tool_use, for_parsing, new_reader, parsing_of
 from server.schema.chat import ChatCompletionRequest
 from server.state import Runtime
 
@@ -22,6 +19,7 @@ from server.state import Runtime
 async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> PreparedRequest:
     """Checks and renders a chat. Raises `ApiError`."""
     checked = check_body(runtime, body)
+    check_tool_use(runtime, body)
     info = runtime.info
     num_top = _num_top_logprobs(body)
     check_logprobs(info, num_top, "top_logprobs")
@@ -35,44 +33,20 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     overlap = None
     if runtime.router.uses_overlap:
         overlap = await earlier_overlap(runtime.renderer, body.messages)
+    parsing = parsing_of(runtime, body, prompt)
+    options = for_parsing(options, parsing)
+    shape = ChatShape(num_top, [new_reader(body, parsing) for _ in range(body.n or 1)])
     return PreparedRequest(
-        body, checked, "chatcmpl", [prompt], [options], prediction, ChatShape(num_top), overlap
+        body,
+        checked,
+        "chatcmpl-",
+        [prompt],
+        [options],
+        prediction,
+        shape,
+        overlap,
+        template_variables=body.chat_template_kwargs or {},
     )
-
-
-class ChatShape(ChoiceShape):
-    """The choices of a chat.
-
-    Args:
-        num_top: alternatives per token; `None` sends no log probabilities.
-    """
-
-    object_type = "chat.completion"
-    chunk_object_type = "chat.completion.chunk"
-
-    def __init__(self, num_top: int | None) -> None:
-        self._num_top = num_top
-
-    def role_chunk(self, index: int) -> dict[str, Any]:
-        """The chunk that opens the assistant's message."""
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def chunk_choice(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
-        """A chat has no echo."""
-        logprobs = None
-        if self._num_top is not None and delta.logprobs is not None:
-            logprobs = chat_logprobs(delta.logprobs, self._num_top)
-        content = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
-        return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": None}
-
-    def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
-        """The whole message."""
-        logprobs = None
-        if self._num_top is not None:
-            logprobs = chat_logprobs(state.logprobs, self._num_top)
-        message = {"role": "assistant", "content": state.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs}
 
 
 def _num_top_logprobs(body: ChatCompletionRequest) -> int | None:

@@ -1,6 +1,7 @@
 """One choice of a response: what the engine has sent for it, and how an endpoint writes it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,8 @@ class ChoiceState:
     """What the engine has sent for one choice so far.
 
     Attributes:
-        keep_text: keep text and log probabilities, for a response in one piece; a stream does
-            not need them again.
+        keep_text: keep text, token ids and log probabilities, for a response in one piece; a
+            stream does not need them again.
         num_tokens: generated tokens.
         has_begun: at least one delta has arrived.
         spec: the statistics of the choice's speculation so far.
@@ -22,6 +23,7 @@ class ChoiceState:
 
     keep_text: bool
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     num_tokens: int = 0
@@ -44,6 +46,7 @@ class ChoiceState:
             self.stop_reason = delta.stop_reason
         if self.keep_text:
             self.texts.append(delta.text)
+            self.token_ids.extend(delta.token_ids)
             self.logprobs.extend(delta.logprobs or ())
             self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
 
@@ -59,11 +62,13 @@ class ChoiceShape(ABC):
     Attributes:
         object_type, chunk_object_type: the `object` of a whole response and of a chunk.
         echoes_prompt: every choice begins with its prompt.
+        is_plain: the text of a delta is the text of its chunk, whatever came before.
     """
 
     object_type: str
     chunk_object_type: str
     echoes_prompt = False
+    is_plain = True
 
     def visible(self, delta: Delta) -> Delta:
         """The part of a delta that the client sees."""
@@ -74,9 +79,21 @@ class ChoiceShape(ABC):
         return None
 
     @abstractmethod
-    def chunk_choice(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
-        """The choice of a chunk; with `echo` it begins with the prompt."""
+    def chunk_choices(self, index: int, delta: Delta, *, echo: bool) -> Sequence[dict[str, Any]]:
+        """The choices of the chunks for a delta; with `echo` the first begins with the prompt.
+
+        There is at least one for the last delta: the last of them gets the finish reason.
+        """
 
     @abstractmethod
     def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The choice of a response in one piece."""
+
+    def finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
+        """The finish reason of choice `index`, in OpenAI's terms."""
+        return reason
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Generated tokens that are reasoning, of all choices; `None` if it is not told apart."""
+        return None

@@ -42,7 +42,7 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     prediction = await predicted_tokens(renderer, info, body.prediction)
     echoes = _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
-    return PreparedRequest(body, checked, "cmpl", prompts, options, prediction, shape)
+    return PreparedRequest(body, checked, "cmpl-", prompts, options, prediction, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,11 @@ class CompletionShape(ChoiceShape):
             delta, text="", token_ids=(), logprobs=None, finish_reason=reason, stop_reason=None
         )
 
-    def chunk_choice(self, index: int, delta: Delta, *, echo: bool) -> dict[str, Any]:
+    def chunk_choices(self, index: int, delta: Delta, *, echo: bool) -> Sequence[dict[str, Any]]:
         """The text of a delta."""
         prompt_logprobs = delta.prompt_logprobs if echo else None
-        return self._choice(index, delta.text, prompt_logprobs, delta.logprobs or (), echo=echo)
+        logprobs = delta.logprobs or ()
+        return (self._choice(index, delta.text, prompt_logprobs, logprobs, echo=echo),)
 
     def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The whole text."""

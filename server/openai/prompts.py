@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
-from server.schema.chat import ChatPromptFields, Message
+from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import Prediction
+from server.schema.messages import Message
 from server.text import clip
 
 
@@ -25,6 +26,7 @@ async def chat_prompt(
         continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
         variables=fields.chat_template_kwargs,
+        tools=[tool.for_template() for tool in fields.tools or ()],
     )
 
 

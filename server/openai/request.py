@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import quote
 
 from starlette.types import Receive
@@ -67,12 +68,13 @@ class PreparedRequest:
     """A request that is checked and rendered; its proposer is not selected yet.
 
     Attributes:
-        id_prefix: the beginning of the response's id.
+        id_prefix: the beginning of the response's id, with its separator.
         prompts: token ids.
         options: one entry per prompt.
         prediction: the token ids that the client expects.
         shape: how the endpoint writes a choice.
         overlap: the retrieval-likeness of the chat's earlier answers, if a rule asks for it.
+        template_variables: those that the client has given to the chat template.
     """
 
     body: GenerationBody
@@ -83,6 +85,7 @@ class PreparedRequest:
     prediction: tuple[int, ...]
     shape: ChoiceShape
     overlap: float | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -173,7 +176,7 @@ async def admitted(
 
 def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> AdmittedRequest:
     selection, routing = choose(runtime, prepared, origin)
-    request_id = f"{prepared.id_prefix}-{uuid.uuid4().hex}"
+    request_id = f"{prepared.id_prefix}{uuid.uuid4().hex}"
     n = prepared.n
     params = replace(
         selection.params,
@@ -183,7 +186,12 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
     adapter = prepared.checked.adapter
     engine_requests = tuple(
         GenerationRequest(
-            f"{request_id}-{p * n + i}", tuple(prompt), _own_seed(i, options), params, adapter
+            f"{request_id}-{p * n + i}",
+            tuple(prompt),
+            _own_seed(i, options),
+            params,
+            adapter,
+            template_variables=prepared.template_variables,
         )
         for p, (prompt, options) in enumerate(zip(prepared.prompts, prepared.options, strict=True))
         for i in range(n)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine_adapter.types import Delta
-from server.http.event_stream import DONE, event, json_text
+from server.errors import ApiError
+from server.http.event_stream import DONE, error_events, event, json_text
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.usage import choice_statistics, response_metrics, usage
@@ -16,8 +17,7 @@ _TEXT_PLACEHOLDER = "\x00text\x00"
 class ResponseBuilder:
     """Shapes the deltas of one admitted request.
 
-    For a response in one piece: `add` every delta, then `body`. For a stream: the `events` of
-    every delta, then the `last_events`.
+    See `server.openai.respond.Builder`.
     """
 
     def __init__(self, request: AdmittedRequest) -> None:
@@ -29,7 +29,8 @@ class ResponseBuilder:
         self._continuous_spec = body.continuous_spec_stats
         indices = range(len(request.engine_requests))
         self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
-        self._frames = [self._frame(i) for i in indices] if body.stream else []
+        has_frames = body.stream and self._shape.is_plain
+        self._frames = [self._frame(i) for i in indices] if has_frames else []
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
@@ -39,7 +40,7 @@ class ResponseBuilder:
         """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
         self._check_finished()
         choices = [
-            self._shape.whole_choice(index, choice) | self._finish_fields(choice)
+            self._shape.whole_choice(index, choice) | self._finish_fields(index)
             for index, choice in enumerate(self._choices)
         ]
         return {
@@ -70,6 +71,10 @@ class ResponseBuilder:
         chunk["metrics"] = response_metrics(self._request, self._choices)
         return (event(chunk), DONE)
 
+    def failure(self, error: ApiError) -> bytes:
+        """The encoded end of a stream that fails; unfinished choices get no finish reason."""
+        return error_events(error)
+
     def _check_finished(self) -> None:
         """A finish reason is never made up: without one the engine has failed."""
         if any(choice.finish_reason is None for choice in self._choices):
@@ -77,27 +82,36 @@ class ResponseBuilder:
 
     def _chunk_events(self, index: int, delta: Delta, is_first: bool) -> Sequence[bytes]:
         echo = is_first and self._shape.echoes_prompt
-        if delta.finish_reason is None and delta.logprobs is None and not echo:
+        is_last = delta.finish_reason is not None
+        if self._shape.is_plain and not is_last and delta.logprobs is None and not echo:
             if not delta.text:
                 return ()
             if not self._continuous_usage and not self._continuous_spec:
                 before, after = self._frames[index]
                 return (before + json_text(delta.text).encode() + after,)
-        choice = self._shape.chunk_choice(index, delta, echo=echo)
-        if delta.finish_reason is None:
-            if self._continuous_spec:
-                state = self._choices[index]
-                choice["speculative_decoding"] = choice_statistics(self._request, state)
-            return (event(self._chunk([choice])),)
-        chunk = self._chunk([choice | self._finish_fields(self._choices[index])])
-        is_last = all(choice.finish_reason is not None for choice in self._choices)
-        if is_last and not self._include_usage:
+        choices = self._shape.chunk_choices(index, delta, echo=echo)
+        if self._continuous_spec:
+            statistics = choice_statistics(self._request, self._choices[index])
+            choices = [choice | {"speculative_decoding": statistics} for choice in choices]
+        if not is_last:
+            return tuple(event(self._chunk([choice])) for choice in choices)
+        *before_last, last = choices
+        return (
+            *(event(self._chunk([choice])) for choice in before_last),
+            event(self._last_chunk(last | self._finish_fields(index))),
+        )
+
+    def _last_chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """The chunk that ends a choice; that of the last choice to end has the metrics."""
+        chunk = self._chunk([choice])
+        have_all_ended = all(choice.finish_reason is not None for choice in self._choices)
+        if have_all_ended and not self._include_usage:
             chunk["metrics"] = response_metrics(self._request, self._choices)
-        return (event(chunk),)
+        return chunk
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """The bytes before and after the text of an ordinary chunk, encoded once."""
-        choice = self._shape.chunk_choice(index, Delta(text=_TEXT_PLACEHOLDER), echo=False)
+        (choice,) = self._shape.chunk_choices(index, Delta(text=_TEXT_PLACEHOLDER), echo=False)
         before, after = event(self._chunk([choice])).split(json_text(_TEXT_PLACEHOLDER).encode())
         return before, after
 
@@ -118,10 +132,11 @@ class ResponseBuilder:
             "model": request.prepared.checked.model,
         }
 
-    def _finish_fields(self, choice: ChoiceState) -> dict[str, Any]:
+    def _finish_fields(self, index: int) -> dict[str, Any]:
         """The fields of a choice that has finished."""
+        choice = self._choices[index]
         return {
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._shape.finish_reason(index, choice.finish_reason),
             "stop_reason": choice.stop_reason,
             "speculative_decoding": choice_statistics(self._request, choice),
         }

@@ -6,6 +6,7 @@ from typing import Any
 from server.errors import InvalidField
 from server.openai.prompts import chat_prompt, check_token_ids, text_prompt
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from server.schema.tools import check_tools
 from server.state import Runtime
 
 
@@ -31,4 +32,5 @@ async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
         raise InvalidField("prompt", "Send either prompt or messages.")
     if body.prompt is not None:
         return await text_prompt(runtime.renderer, body.prompt, body.add_special_tokens)
+    check_tools(body.tools or ())
     return await chat_prompt(runtime.renderer, body.messages or (), body)

@@ -16,7 +16,8 @@ from server.openai.request import AdmittedRequest
 def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """OpenAI's `usage`. Each prompt counts once, whatever its number of choices.
 
-    With a prediction, it includes how many of the drafted tokens were accepted.
+    With a prediction, it includes how many of the drafted tokens were accepted; with a reasoning
+    parser, how many tokens are reasoning.
     """
     completion = sum(choice.num_tokens for choice in choices)
     cached = sum(choice.num_cached_tokens for choice in choices[:: request.prepared.n])
@@ -26,13 +27,18 @@ def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str,
         "total_tokens": request.num_prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    details: dict[str, int] = {}
+    if (reasoning := request.prepared.shape.num_reasoning_tokens) is not None:
+        details["reasoning_tokens"] = reasoning
     if request.prepared.body.prediction is not None:
         by_proposer = _total(choices).by_proposer
         counts = by_proposer.get(request.selection.name, ProposerCounts())
-        figures["completion_tokens_details"] = {
+        details |= {
             "accepted_prediction_tokens": counts.accepted,
             "rejected_prediction_tokens": counts.drafted - counts.accepted,
         }
+    if details:
+        figures["completion_tokens_details"] = details
     return figures
 
 

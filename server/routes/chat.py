@@ -6,6 +6,7 @@ from fastapi.responses import Response
 from server.contract.answers import GENERATION_HEADERS, answers
 from server.openai.chat import prepare_chat
 from server.openai.respond import GenerationResponse
+from server.schema.answers import ErrorResponse
 from server.schema.chat import ChatCompletionRequest
 from server.schema.chat_answers import ChatCompletion, ChatCompletionChunk
 from server.state import ReadyRuntime
@@ -18,7 +19,7 @@ router = APIRouter(tags=["Chat"])
     response_model=None,
     responses=answers(
         ChatCompletion,
-        events=ChatCompletionChunk,
+        events=(ChatCompletionChunk, ErrorResponse),
         headers=GENERATION_HEADERS,
         errors={404: "model_not_found"},
     ),

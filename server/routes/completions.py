@@ -6,6 +6,7 @@ from fastapi.responses import Response
 from server.contract.answers import GENERATION_HEADERS, answers
 from server.openai.completions import prepare_completion
 from server.openai.respond import GenerationResponse
+from server.schema.answers import ErrorResponse
 from server.schema.completion_answers import Completion, CompletionChunk
 from server.schema.completions import CompletionRequest
 from server.state import ReadyRuntime
@@ -18,7 +19,7 @@ router = APIRouter(tags=["Completions"])
     response_model=None,
     responses=answers(
         Completion,
-        events=CompletionChunk,
+        events=(CompletionChunk, ErrorResponse),
         headers=GENERATION_HEADERS,
         errors={404: "model_not_found"},
     ),

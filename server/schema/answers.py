@@ -18,10 +18,6 @@ def _without_default(schema: dict[str, Any]) -> None:
     schema.pop("default", None)
 
 
-FinishReason = Literal["stop", "length"]
-"""Why a choice has ended."""
-
-
 class ErrorDetail(BaseModel):
     """What went wrong, in OpenAI's four fields."""
 
@@ -44,10 +40,11 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the generated tokens, for a request with a prediction."""
+    """Of the generated tokens."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int = absent("with a reasoning parser")
+    accepted_prediction_tokens: int = absent("with a prediction: drafted from it and accepted")
+    rejected_prediction_tokens: int = absent("with a prediction: drafted from it and rejected")
 
 
 class Usage(BaseModel):

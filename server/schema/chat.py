@@ -1,40 +1,14 @@
-"""The body of `/v1/chat/completions`, and the messages that `/tokenize` also accepts."""
+"""The body of `/v1/chat/completions`, and the chat that `/tokenize` also accepts."""
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from server.schema.generation_body import MAX_INT, GenerationBody, TextPart
-
-
-class Message(BaseModel):
-    """A message of a chat; undeclared fields are passed to the chat template unchanged."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: its content is one string.
-
-        `developer` is OpenAI's newer name of `system`; templates know the older name.
-        """
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        return {**(self.model_extra or {}), "role": role, "content": content}
-
-
-def _has_content(message: Message) -> Message:
-    if message.content is None and message.role != "assistant":
-        raise ValueError(f"a message with the role {message.role} needs content")
-    return message
-
-
-Messages = Annotated[list[Annotated[Message, AfterValidator(_has_content)]], Field(min_length=1)]
-"""At least one message."""
+from engine_adapter.types import StructuredOutput
+from server.errors import InvalidField
+from server.schema.generation_body import MAX_INT, GenerationBody
+from server.schema.messages import Messages
+from server.schema.tools import ToolChoice, Tools, call_constraint, check_choice, check_tools
 
 
 class ChatPromptFields(BaseModel):
@@ -44,6 +18,7 @@ class ChatPromptFields(BaseModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
 
 
 class ChatCompletionRequest(GenerationBody, ChatPromptFields):
@@ -54,3 +29,39 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+
+    @property
+    def choice(self) -> ToolChoice:
+        """`tool_choice` with OpenAI's default: `auto` with tools, `none` without."""
+        if not self.tools:
+            return "none"
+        return self.tool_choice or "auto"
+
+    def structured_output(self) -> StructuredOutput | None:
+        """The constraint of a call that must be made, otherwise that of the text.
+
+        `response_format` says how text is formatted, and such a call has no text. Raises
+        `InvalidField` as for other bodies, and for a choice that the tools do not allow.
+        """
+        tools = self.tools or ()
+        check_tools(tools)
+        check_choice(tools, self.tool_choice)
+        of_text = super().structured_output()
+        parallel = self.parallel_tool_calls is not False
+        of_call = call_constraint(tools, self.choice, parallel=parallel)
+        if of_text is not None:
+            self._check_beside_tools(of_text)
+        return of_call or of_text
+
+    def _check_beside_tools(self, of_text: StructuredOutput) -> None:
+        """Raises `InvalidField` if a constraint on the text and the tools exclude each other."""
+        field = of_text.param.partition(".")[0]
+        if self.choice == "auto":
+            reason = "would make calls impossible; send another tool_choice, or leave it out"
+            raise InvalidField(field, f"{field} beside tools with tool_choice 'auto' {reason}.")
+        if self.choice != "none" and field == "structured_outputs":
+            message = "structured_outputs and a tool_choice that forces a call exclude each other."
+            raise InvalidField(field, message)

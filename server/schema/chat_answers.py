@@ -4,7 +4,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from server.schema.answers import AnswerMetrics, FinishReason, SpeculativeDecoding, Usage, absent
+from server.schema.answers import AnswerMetrics, SpeculativeDecoding, Usage, absent
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+"""Why a choice has ended."""
 
 
 class TopLogprob(BaseModel):
@@ -28,12 +31,30 @@ class ChatLogprobs(BaseModel):
     refusal: None
 
 
+class ToolCallFunction(BaseModel):
+    """The function of a call."""
+
+    name: str
+    arguments: str = Field(description="JSON, incomplete if the finish reason is length")
+
+
+class ToolCall(BaseModel):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
 class AssistantMessage(BaseModel):
     """The message that the model has written."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null if there are only calls or reasoning")
     refusal: None
+    reasoning_content: str = absent("with a reasoning parser")
+    reasoning: str = absent("the same under another name")
+    tool_calls: list[ToolCall] = absent()
 
 
 class ChatChoice(BaseModel):
@@ -59,11 +80,30 @@ class ChatCompletion(BaseModel):
     metrics: AnswerMetrics
 
 
+class FunctionDelta(BaseModel):
+    """What a chunk adds to the function of a call."""
+
+    name: str = absent("on the first chunk of a call")
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What a chunk adds to a call."""
+
+    index: int = Field(description="of the call in the message")
+    id: str = absent("on the first chunk of a call")
+    type: Literal["function"] = absent("on the first chunk of a call")
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
     """What a chunk adds to the message."""
 
     role: Literal["assistant"] = absent("on the first chunk of a choice")
-    content: str = absent()
+    content: str | None = absent("null on the first chunk if no text can follow")
+    reasoning_content: str = absent("with a reasoning parser")
+    reasoning: str = absent("the same under another name")
+    tool_calls: list[ToolCallDelta] = absent()
 
 
 class ChatChunkChoice(BaseModel):
@@ -80,7 +120,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """The data of one event of a stream of `/v1/chat/completions`."""
+    """The data of one event of a stream of `/v1/chat/completions`; that of the last is `[DONE]`."""
 
     id: str
     object: Literal["chat.completion.chunk"]

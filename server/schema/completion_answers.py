@@ -4,7 +4,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from server.schema.answers import AnswerMetrics, FinishReason, SpeculativeDecoding, Usage, absent
+from server.schema.answers import AnswerMetrics, SpeculativeDecoding, Usage, absent
+
+FinishReason = Literal["stop", "length"]
+"""Why a choice has ended."""
 
 
 class CompletionLogprobs(BaseModel):
@@ -53,7 +56,7 @@ class CompletionChunkChoice(BaseModel):
 
 
 class CompletionChunk(BaseModel):
-    """The data of one event of a stream of `/v1/completions`."""
+    """The data of one event of a stream of `/v1/completions`; that of the last is `[DONE]`."""
 
     id: str
     object: Literal["text_completion"]

@@ -95,8 +95,15 @@ def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
     if body.grammar is not None:
         return StructuredOutput(ConstraintKind.GRAMMAR, body.grammar, param=param)
     if body.json_ is not None:
-        return StructuredOutput(ConstraintKind.JSON_SCHEMA, _json(body.json_, param), param=param)
+        return schema_constraint(body.json_, param)
     return StructuredOutput(ConstraintKind.JSON_OBJECT, param=param)
+
+
+def schema_constraint(
+    schema: dict[str, Any] | str, param: str, *, strict: bool = False
+) -> StructuredOutput:
+    """JSON that fits a schema. Raises `InvalidField`, naming `param`."""
+    return StructuredOutput(ConstraintKind.JSON_SCHEMA, _json(schema, param), param=param)
 
 
 def _json(schema: dict[str, Any] | str, param: str) -> str:

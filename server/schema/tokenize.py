@@ -1,7 +1,8 @@
 """The bodies of `/tokenize` and `/detokenize`, as in vLLM."""
 
 from server.schema.base import Body
-from server.schema.chat import ChatPromptFields, Messages
+from server.schema.chat import ChatPromptFields
+from server.schema.messages import Messages
 
 
 class TokenizeRequest(Body, ChatPromptFields):

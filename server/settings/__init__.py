@@ -111,8 +111,24 @@ class Settings(EngineArguments):
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"
     )
+    enable_auto_tool_choice: bool = Field(
+        False, description="let the model choose to call tools; needs tool_call_parser"
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        description="vLLM's parser of the calls that the model makes by itself, such as hermes",
+    )
+    reasoning_parser: str | None = Field(
+        None, description="vLLM's parser of the model's reasoning, such as deepseek_r1"
+    )
     max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
         ByteSize(32 * 2**20), description="largest request body in bytes, or as 32MiB"
+    )
+    max_stored_responses: int = Field(
+        1000, ge=0, description="responses of /v1/responses kept in memory; 0 keeps none"
+    )
+    max_stored_response_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(256 * 2**20), description="most bytes of these responses together, or as 256MiB"
     )
     keepalive_s: float = Field(
         15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"
@@ -159,6 +175,8 @@ class Settings(EngineArguments):
         self._check_lora_modules()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise SettingError("enable_auto_tool_choice", f"needs {flag('tool_call_parser')}")
         return self
 
     def _check_engine_args(self) -> None:
@@ -239,6 +257,8 @@ class Settings(EngineArguments):
             lora_modules=self.lora_modules,
             policies=self.spec_policy,
             primary=self.primary,
+            tool_call_parser=self.tool_call_parser if self.enable_auto_tool_choice else None,
+            reasoning_parser=self.reasoning_parser,
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
             restart=RestartPolicy(
                 self.engine_restart_delay_s,

@@ -10,7 +10,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from demo import HEADS, MODELS, model_path
 from demo.architecture import SHAPES, llama_config
-from demo.tokenizer import ASSISTANT, BOS, EOS, SYSTEM, USER, VOCAB_SIZE, train_tokenizer
+from demo.prompts import load_prompts
+from demo.tokenizer import (
+    ASSISTANT,
+    BOS,
+    CHAT_TEMPLATE,
+    EOS,
+    SYSTEM,
+    USER,
+    VOCAB_SIZE,
+    train_tokenizer,
+)
 
 MAX_BYTES = 24 * 2**20
 
@@ -75,6 +85,37 @@ def test_chat_template_renders_roles_and_opens_the_answer() -> None:
     assert text == f"{BOS}{SYSTEM}S{USER}U{ASSISTANT}A{EOS}{USER}V{ASSISTANT}"
     ids = loaded(text, add_special_tokens=False)["input_ids"]
     assert [token for token in ids if token < 6] == [1, 3, 4, 5, 2, 4, 5]
+
+
+TRAINED_TEMPLATE = (
+    "{{- bos_token }}{%- for message in messages %}{%- if message['role'] == 'assistant' %}"
+    "{{- '<|assistant|>' + (message['content'] or '') + eos_token }}"
+    "{%- elif message['role'] in ('system', 'developer') %}"
+    "{{- '<|system|>' + (message['content'] or '') }}"
+    "{%- else %}{{- '<|user|>' + (message['content'] or '') }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+"""The template of the demo's training."""
+
+
+@pytest.mark.parametrize("model", ["target", "draft", "draft-small"])
+def test_chats_without_tools_are_rendered_as_in_training(model: str) -> None:
+    loaded = AutoTokenizer.from_pretrained(model_path(model))
+    assert loaded.chat_template == CHAT_TEMPLATE
+    chats = [prompt.messages for prompt in load_prompts()]
+    chats += [
+        [{"role": "developer", "content": ""}, {"role": "assistant", "content": None}],
+        [{"role": role, "content": f"a {role} {{{{ x }}}}\n"} for role in ("user", "assistant")],
+    ]
+    for chat in chats:
+        for opens in (False, True):
+            texts = [
+                loaded.apply_chat_template(
+                    chat, chat_template=template, tokenize=False, add_generation_prompt=opens
+                )
+                for template in (None, TRAINED_TEMPLATE)
+            ]
+            assert texts[0] == texts[1]
 
 
 def test_training_the_tokenizer_twice_gives_the_same_one() -> None:

@@ -64,6 +64,8 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     given["structured_outputs_config"] = _structured_outputs_config(
         given.get("structured_outputs_config", {})
     )
+    if config.reasoning_parser:
+        given["reasoning_parser"] = config.reasoning_parser
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -94,6 +96,9 @@ def _structured_outputs_config(given: Mapping[str, Any]) -> dict[str, Any]:
     picks a backend for each request and then compiles every grammar with the first one picked.
     Where white space is free, small models write nothing else.
     """
+    if given.get("reasoning_parser"):
+        message = "reasoning_parser: has a setting of its own, --reasoning-parser"
+        raise EngineConfigError("structured_outputs_config", message)
     config = {"backend": "guidance", **given}
     if config["backend"] == "auto":
         raise EngineConfigError(

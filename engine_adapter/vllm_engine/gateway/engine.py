@@ -13,6 +13,7 @@ from engine_adapter.counts import StepReport
 from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
 from engine_adapter.interface import EngineObserver
 from engine_adapter.lora_registry import LoraRegistry
+from engine_adapter.parsing import ParsingRequest
 from engine_adapter.policy_settings import PolicySettings
 from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
@@ -28,6 +29,7 @@ from engine_adapter.types import (
 )
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, preflight
+from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
@@ -71,6 +73,7 @@ class VllmEngine:
         self._proposer_registry = ProposerRegistry(config.proposers, self._capacity)
         self._lora_registry = LoraRegistry(config.arguments)
         self._policies = PolicySettings(config.policies, config.primary)
+        self._parsers = VllmParsers(config)
 
     @property
     def info(self) -> EngineInfo:
@@ -90,6 +93,9 @@ class VllmEngine:
         arguments.prepare_environment(self._config)
         on_progress("checking models")
         await asyncio.to_thread(preflight.check_models, self._config)
+        if self._parsers.are_configured:
+            on_progress("loading parsers")
+            await asyncio.to_thread(self._parsers.load)
         on_progress(f"starting vLLM {self._version}: V1 model runner, async scheduling off")
         await self._supervisor.start(on_progress)
 
@@ -134,7 +140,13 @@ class VllmEngine:
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
         adapter = lora_request(request.lora_adapter)
         with self._lora_registry.used(request.lora_adapter):
-            outputs = process.generate(prompt, params, request.request_id, adapter)
+            outputs = process.generate(
+                prompt,
+                params,
+                request.request_id,
+                adapter,
+                template_variables=request.template_variables,
+            )
             started = False
             try:
                 async for output in outputs:
@@ -149,6 +161,12 @@ class VllmEngine:
                 raise to_invalid_request(error, request) from error
             finally:
                 await outputs.aclose()
+
+    def parsing(self, request: ParsingRequest) -> VllmParsing | None:
+        """See `Engine.parsing`."""
+        if not self._parsers.are_configured:
+            return None
+        return self._parsers.parsing(request, self._supervisor.child.vllm_config.model_config)
 
     async def switch(self, switch: Switch, *, running: bool) -> None:
         """See `Engine.switch`. New requests carry their method; only running ones need a call."""

@@ -5,7 +5,7 @@ import gc
 import multiprocessing
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
@@ -97,16 +97,34 @@ class EngineProcess:
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
     def generate(
-        self, prompt: Any, params: Any, request_id: str, lora_request: Any = None
+        self,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        lora_request: Any = None,
+        *,
+        template_variables: Mapping[str, Any],
     ) -> AsyncGenerator[Any, None]:
         """vLLM's own generator of a request's outputs. Closing it aborts the request.
+
+        With a reasoning parser, a constraint begins after the reasoning; `template_variables` tell
+        the parser whether there is any.
 
         It raises vLLM's exceptions; `is_death` finds those that report the death of the process.
         """
         generator: AsyncGenerator[Any, None] = self._llm.generate(
-            prompt, params, request_id, lora_request=lora_request
+            prompt,
+            params,
+            request_id,
+            lora_request=lora_request,
+            reasoning_parser_kwargs=self._reasoning_options(template_variables),
         )
         return generator
+
+    def _reasoning_options(self, template_variables: Mapping[str, Any]) -> dict[str, Any] | None:
+        if not self._config.reasoning_parser:
+            return None
+        return {"chat_template_kwargs": dict(template_variables)}
 
     def is_death(self, error: BaseException) -> bool:
         """Whether an exception that ended `generate` means that the process is dead."""

@@ -1,6 +1,7 @@
 """Checks answers against the OpenAPI document."""
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,7 +11,7 @@ import httpx
 from jsonschema import Draft202012Validator
 
 from server.contract.document import make_document
-from tests.server.gateway import build, events
+from tests.server.gateway import build
 
 EVENT_STREAM = "text/event-stream"
 PLACEHOLDER = re.compile(r"\{\w+\}")
@@ -43,7 +44,7 @@ class Contract:
         found = [exact] if exact else []
         found += [
             item
-            for template, item in self.document["paths"].items()
+            for template, item in longest_first(self.document["paths"])
             if "{" in template and re.fullmatch(PLACEHOLDER.sub(".+", template), path)
         ]
         return next((item[method.lower()] for item in found if method.lower() in item), None)
@@ -68,7 +69,7 @@ class Contract:
         if media_type == "application/json":
             self.validate(response.json(), schema, where)
         elif media_type == EVENT_STREAM:
-            for event in events(response):
+            for event in event_data(response.text):
                 self.validate(event, schema, where)
 
     def validate(self, value: Any, schema: dict[str, Any], where: str) -> None:
@@ -84,6 +85,18 @@ class Contract:
 
 HIDDEN = ("/openapi.json", "/console")
 """Routes that are not in the document."""
+
+
+def longest_first(paths: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The paths in an order in which the first template that matches is the right one."""
+    return sorted(paths.items(), key=lambda item: -len(item[0]))
+
+
+def event_data(text: str) -> Iterator[Any]:
+    """The data of the events of a stream, but for its `[DONE]`."""
+    for line in text.split("\n"):
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
 
 
 def deepest(error: Any) -> Any:

@@ -17,6 +17,7 @@ from tests.server.gateway import Gateway
 
 CHAT = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
 COMPLETION = {"prompt": "def f(x):", "max_tokens": 4}
+RESPONSE = {"input": "Say hello.", "max_output_tokens": 4}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 CONTINUOUS = {
     "stream": True,
@@ -51,6 +52,18 @@ SUCCESS: dict[str, list[Any]] = {
         COMPLETION | STREAM | {"logprobs": 1, "echo": True},
         COMPLETION | CONTINUOUS,
     ],
+    "create_response": [
+        RESPONSE,
+        RESPONSE | {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+        RESPONSE | {"instructions": "Be brief.", "store": False} | PREDICTION,
+        RESPONSE | {"stream": True},
+        RESPONSE | {"stream": True, "stream_options": {"continuous_spec_stats": True}},
+        RESPONSE | {"stream": True, "include": ["message.output_text.logprobs"]},
+    ],
+    "retrieve_response": [None],
+    "delete_response": [None],
+    "cancel_response": [],
+    "list_input_items": [None],
     "list_models": [None],
     "retrieve_model": [None],
     "get_version": [None],
@@ -76,6 +89,11 @@ NO_MODEL = {"model": "none"}
 ERRORS: dict[tuple[str, int], Any] = {
     ("create_chat_completion", 404): CHAT | NO_MODEL,
     ("create_completion", 404): COMPLETION | NO_MODEL,
+    ("create_response", 404): RESPONSE | NO_MODEL,
+    ("retrieve_response", 404): None,
+    ("delete_response", 404): None,
+    ("cancel_response", 404): None,
+    ("list_input_items", 404): None,
     ("retrieve_model", 404): None,
     ("tokenize", 404): {"prompt": "x"} | NO_MODEL,
     ("detokenize", 404): {"tokens": [5]} | NO_MODEL,
@@ -99,6 +117,9 @@ ELSEWHERE = {
 }
 """Errors that need a scene of their own."""
 
+WITHOUT_BODY = {"retrieve_response", "cancel_response", "list_input_items"}
+"""Operations that have a 400 although they have no body."""
+
 PATHS = {operation["operationId"]: (m, p) for m, p, operation in contract().operations()}
 
 
@@ -106,6 +127,7 @@ async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> 
     """Sends a request of an operation and checks its answer against the document."""
     method, path = PATHS[name]
     path = path.replace("{model_id}", more.pop("model_id", "specgate-demo"))
+    path = path.replace("{response_id}", more.pop("response_id", "none-such"))
     response = await client.request(method, path, json=body, **more)
     contract().check(response)
     return response
@@ -116,7 +138,8 @@ async def test_every_success_is_as_documented(start: StartGateway) -> None:
     sent: set[tuple[str, str]] = set()
     for name in PATHS:
         for body in SUCCESS[name]:
-            response = await send(gateway.client, name, body)
+            stored = (await send(gateway.client, "create_response", RESPONSE)).json()["id"]
+            response = await send(gateway.client, name, body, response_id=stored)
             assert response.status_code == 200, (name, response.text)
             sent.add((name, response.headers["content-type"].partition(";")[0]))
     openmetrics = {"accept": "application/openmetrics-text"}
@@ -125,7 +148,7 @@ async def test_every_success_is_as_documented(start: StartGateway) -> None:
     assert sent == {
         (operation["operationId"], media_type)
         for _, _, operation in contract().operations()
-        for media_type in operation["responses"]["200"]["content"]
+        for media_type in operation["responses"].get("200", {"content": ()})["content"]
     }
 
 
@@ -165,6 +188,18 @@ async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: Sta
     await asyncio.gather(running, return_exceptions=True)
 
 
+def operation_of(name: str) -> dict[str, Any]:
+    """An operation of the document."""
+    method, path = PATHS[name]
+    found: dict[str, Any] = contract().document["paths"][path][method.lower()]
+    return found
+
+
+def valid(name: str) -> Any:
+    """A valid body of an operation."""
+    return next(iter(SUCCESS[name]), None)
+
+
 def documented(status: int) -> set[str]:
     """The operations that have a status."""
     return {
@@ -192,8 +227,7 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
     small = await start(max_body_bytes=10)
 
     async def ask(name: str) -> httpx.Response:
-        method, path = PATHS[name]
-        takes_body = "requestBody" in contract().document["paths"][path][method.lower()]
+        takes_body = "requestBody" in operation_of(name)
         return await send(small.client, name, {"x": "y" * 20} if takes_body else None)
 
     assert await having(413, ask) == documented(413)
@@ -201,9 +235,21 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
 
 async def test_400_comes_where_it_is_documented(start: StartGateway) -> None:
     gateway = await start(strict_fields=True)
-    assert await having(400, lambda name: send(gateway.client, name, {"none-such": 1})) == {
-        *documented(400)
-    }
+    refused = await having(400, lambda name: send(gateway.client, name, {"none-such": 1}))
+    assert refused | WITHOUT_BODY == documented(400)
+
+
+async def test_400_without_a_body(gateway: Gateway) -> None:
+    stored = (await send(gateway.client, "create_response", RESPONSE)).json()["id"]
+    for name, query in (
+        ("retrieve_response", {"stream": "true"}),
+        ("cancel_response", {}),
+        ("list_input_items", {"after": "none-such"}),
+        ("list_input_items", {"limit": "0"}),
+    ):
+        response = await send(gateway.client, name, None, response_id=stored, params=query)
+        assert response.status_code == 400, name
+    assert "200" not in operation_of("cancel_response")["responses"]
 
 
 async def test_500_comes_where_it_is_documented(
@@ -213,13 +259,13 @@ async def test_500_comes_where_it_is_documented(
         raise RuntimeError
 
     monkeypatch.setattr(type(gateway.app.state), "__getattr__", broken)
-    failing = await having(500, lambda name: send(gateway.client, name, SUCCESS[name][0]))
+    failing = await having(500, lambda name: send(gateway.client, name, valid(name)))
     assert failing == documented(500) == set(PATHS)
 
 
 async def test_503_comes_where_it_is_documented(start: StartGateway) -> None:
     gateway = await start(wait=False, engine_args={"fake_start_s": 60})
-    loading = await having(503, lambda name: send(gateway.client, name, SUCCESS[name][0]))
+    loading = await having(503, lambda name: send(gateway.client, name, valid(name)))
     # /health is 503 only if the engine cannot start, or has died.
     assert loading | {"get_health"} == documented(503)
 

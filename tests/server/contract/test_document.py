@@ -157,6 +157,11 @@ def test_every_header_of_ours_is_listed() -> None:
     assert sent - set(RESPONSE_HEADERS) == set()
 
 
+def test_every_schema_has_a_name_of_its_own(document: dict[str, Any]) -> None:
+    names = document["components"]["schemas"]
+    assert [name for name in names if not re.fullmatch(r"[A-Za-z]+(-Input|-Output)?", name)] == []
+
+
 def test_two_different_schemas_of_one_name_are_refused() -> None:
     class Usage(BaseModel):
         """Another one."""
@@ -165,7 +170,7 @@ def test_two_different_schemas_of_one_name_are_refused() -> None:
 
     app = FastAPI()
 
-    @app.get("/x", responses=answers(events=Usage))
+    @app.get("/x", responses=answers(events=(Usage,)))
     async def get_x() -> None:
         """X."""
 

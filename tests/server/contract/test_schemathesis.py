@@ -53,6 +53,7 @@ def test_no_answer_violates_the_document(
             *("--continue-on-failure", "--no-shrink", "--request-timeout", 30),
         ],
         LIMIT_S,
+        tmp_path,
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert "No issues found" in done.stdout

@@ -8,7 +8,7 @@ import pytest
 from engine_adapter.types import Delta, FinishReason
 from server.control.overlap import RunningOverlap
 from server.openai.answer_overlap import MAX_TURN_CHARS, earlier_overlap, measured
-from server.schema.chat import Message
+from server.schema.messages import Message
 
 
 class CharRenderer:

@@ -25,7 +25,7 @@ ASKING: dict[str, Any] = {
 
 async def test_refused_fields_are_named_unless_neutral(gateway: Gateway) -> None:
     own = {"/v1/completions": {"echo", "best_of"}, "/v1/chat/completions": {"top_logprobs"}}
-    own["/v1/chat/completions"].add("max_completion_tokens")
+    own["/v1/chat/completions"] |= {"max_completion_tokens", "tools", "tool_choice"}
     for name, neutral in REFUSED.items():
         for path, ask in (
             ("/v1/completions", gateway.complete),

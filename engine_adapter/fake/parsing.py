@@ -1,0 +1,135 @@
+"""The fake engine's parsers: `<think>...</think>` and `<tool_call>{...}</tool_call>`.
+
+They stand in for vLLM's `deepseek_r1` and `hermes`, under these names, and know nothing of tokens.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.message_parts import (
+    AssistantMessage,
+    CallArguments,
+    CallBegin,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+    assemble,
+)
+from engine_adapter.parsing import ParsingRequest
+from engine_adapter.types import Delta
+
+TOOL_CALL_PARSERS = ("hermes",)
+REASONING_PARSERS = ("deepseek_r1",)
+
+_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_TAG = re.compile("|".join(_TAGS))
+
+
+def checked(config: EngineConfig) -> EngineConfig:
+    """The configuration. Raises `EngineConfigError` for a parser that the fake engine lacks."""
+    for setting, name, names in (
+        ("tool_call_parser", config.tool_call_parser, TOOL_CALL_PARSERS),
+        ("reasoning_parser", config.reasoning_parser, REASONING_PARSERS),
+    ):
+        if name is not None and name not in names:
+            message = f"there is no parser {name!r}; the fake engine has {', '.join(names)}"
+            raise EngineConfigError(setting, message)
+    return config
+
+
+def parsing(config: EngineConfig, request: ParsingRequest) -> "FakeParsing | None":
+    """The parsers of a request; `None` if there is nothing to tell apart."""
+    calls = config.tool_call_parser is not None and bool(request.tools)
+    reasoning = config.reasoning_parser is not None
+    return FakeParsing(calls, reasoning) if calls or reasoning else None
+
+
+@dataclass(frozen=True, slots=True)
+class FakeParsing:
+    """Which parts of a text are told apart. See `Parsing`."""
+
+    calls: bool
+    reasoning: bool
+    needs_special_tokens: bool = False
+
+    def new_parser(self) -> "FakeParser":
+        """See `Parsing.new_parser`."""
+        return FakeParser(self.calls, self.reasoning)
+
+
+class FakeParser:
+    """See `OutputParser`. Tags of what is not told apart are text."""
+
+    def __init__(self, calls: bool, reasoning: bool) -> None:
+        self._calls = calls
+        self._reasoning = reasoning
+        self._open = ""
+        self._held = ""
+        self._index = -1
+        self._tokens = 0
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        """See `OutputParser.read`. A call appears with its end."""
+        if self._open == "<think>":
+            self._tokens += len(delta.token_ids)
+        return list(self._pieces(delta))
+
+    def whole(self, everything: Delta) -> AssistantMessage:
+        """See `OutputParser.whole`."""
+        return assemble(self.read(everything))
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """The tokens of deltas that begin within the reasoning."""
+        return self._tokens if self._reasoning else None
+
+    def _pieces(self, delta: Delta) -> Iterator[Piece]:
+        text, self._held = self._held + delta.text, ""
+        while text:
+            if self._open == "<tool_call>":
+                body, end, text = text.partition("</tool_call>")
+                if not end:
+                    self._held = body
+                    return
+                self._open = ""
+                yield from self._call(body)
+                continue
+            if (tag := _TAG.search(text)) is None:
+                if delta.finish_reason is None:
+                    text, self._held = _split(text)
+                yield from self._plain(text)
+                return
+            yield from self._plain(text[: tag.start()])
+            text = text[tag.end() :]
+            if not self._enter(tag[0]):
+                yield from self._plain(tag[0])
+
+    def _enter(self, tag: str) -> bool:
+        """Follows a tag; false if it is text."""
+        if not (self._calls if "tool" in tag else self._reasoning):
+            return False
+        self._open = "" if tag.startswith("</") else tag
+        return True
+
+    def _plain(self, text: str) -> Iterator[Piece]:
+        if text:
+            yield ReasoningPiece(text) if self._open else TextPiece(text)
+
+    def _call(self, body: str) -> Iterator[Piece]:
+        called = json.loads(body)
+        self._index += 1
+        yield CallBegin(self._index, f"call_{uuid.uuid4().hex[:24]}", called["name"])
+        yield CallArguments(self._index, json.dumps(called["arguments"], ensure_ascii=False))
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The text without an end that may begin a tag, and that end."""
+    at = text.rfind("<")
+    if at >= 0 and any(tag.startswith(text[at:]) for tag in _TAGS):
+        return text[:at], text[at:]
+    return text, ""

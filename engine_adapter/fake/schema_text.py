@@ -1,0 +1,124 @@
+"""An instance of a JSON schema, as text: what the fake engine generates under a constraint."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine_adapter.errors import InvalidRequest
+from engine_adapter.fake.tokens import draw
+
+_UNSUPPORTED = ("pattern", "not", "if", "contains", "allOf", "oneOf", "multipleOf", "prefixItems")
+_MAX_DEPTH = 32
+_OPTIONAL_DEPTH = 4
+"""Below this depth optional properties are left out, so that recursive schemas end."""
+
+_WORDS = ("alpha", "bravo", 'a "quoted" word', "délta", "{echo}", "[fox]\n", "")
+_FORMATS = {
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00Z",
+    "duration": "P1D",
+    "email": "a@example.org",
+    "hostname": "example.org",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.org/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
+
+
+def instance_text(schema_text: str, key: int, param: str) -> str:
+    """Compact JSON that fits the schema; equal for equal keys. Properties are in its order.
+
+    Raises `InvalidRequest`, naming `param`, for a keyword that it does not know how to satisfy.
+    """
+    value = _Writer(json.loads(schema_text), key, param).value()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class _Writer:
+    def __init__(self, root: Mapping[str, Any], key: int, param: str) -> None:
+        self._root = root
+        self._key = key
+        self._param = param
+        self._draws = 0
+
+    def value(self) -> Any:
+        return self._of(self._root, 0)
+
+    def _draw(self, count: int) -> int:
+        """A number in [0, count)."""
+        self._draws += 1
+        return draw(self._key, self._draws) % count
+
+    def _of(self, schema: Any, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise self._refusal("a schema of this depth")
+        if not isinstance(schema, Mapping):
+            return None
+        for keyword in _UNSUPPORTED:
+            if keyword in schema:
+                raise self._refusal(keyword)
+        if isinstance(ref := schema.get("$ref"), str):
+            return self._of(self._target(ref), depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        if choices := schema.get("enum"):
+            return choices[self._draw(len(choices))]
+        if branches := schema.get("anyOf"):
+            return self._of(branches[self._draw(len(branches))], depth + 1)
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        kind = kind[0] if isinstance(kind, list) else kind
+        match kind:
+            case "object":
+                return self._object(schema, depth)
+            case "array":
+                return self._array(schema, depth)
+            case "string":
+                return self._string(schema)
+            case "integer" | "number":
+                return self._number(schema)
+            case "boolean":
+                return bool(self._draw(2))
+            case "null":
+                return None
+            case _:
+                raise self._refusal(f"type {kind!r}")
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        required = schema.get("required", ())
+        properties = schema.get("properties", {})
+        names = [n for n in properties if depth < _OPTIONAL_DEPTH or n in required]
+        names += [name for name in required if name not in properties]
+        return {name: self._of(properties.get(name, {}), depth + 1) for name in names}
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
+        least = schema.get("minItems", 0)
+        most = min(schema.get("maxItems", least + 2), least + 2)
+        count = least + self._draw(most - least + 1) if depth < _OPTIONAL_DEPTH else least
+        return [self._of(schema.get("items", {}), depth + 1) for _ in range(count)]
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        if (form := schema.get("format")) in _FORMATS:
+            return _FORMATS[form]
+        text = _WORDS[self._draw(len(_WORDS))]
+        text += "x" * (schema.get("minLength", 0) - len(text))
+        return text[: schema.get("maxLength")]
+
+    def _number(self, schema: Mapping[str, Any]) -> int:
+        least = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
+        most = schema.get("maximum", schema.get("exclusiveMaximum", least + 10) - 1)
+        least = -int(-least // 1)
+        return least + self._draw(max(int(most // 1) - least, 0) + 1)
+
+    def _target(self, ref: str) -> Any:
+        node: Any = self._root
+        for step in ref.removeprefix("#").split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            node = node.get(name) if isinstance(node, Mapping) else None
+        if node is None:
+            raise self._refusal(f"$ref {ref!r}")
+        return node
+
+    def _refusal(self, what: str) -> InvalidRequest:
+        return InvalidRequest(self._param, f"the fake engine does not support {what}")

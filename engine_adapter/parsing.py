@@ -1,0 +1,59 @@
+"""How an engine tells an answer, its reasoning and the calls that a model makes by itself apart.
+
+Each model marks them in its own way, so the parsers are the engine's. Calls that a request forces
+have the gateway's own format and need no parser. Nothing here imports torch, vLLM, FastAPI or
+pydantic.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine_adapter.message_parts import AssistantMessage, Piece
+from engine_adapter.types import Delta
+
+
+@dataclass(frozen=True, slots=True)
+class ParsingRequest:
+    """The part of a request that parsers read.
+
+    Attributes:
+        tools: what the model may call, in OpenAI's format; empty: calls are not looked for.
+        template_variables: the variables that the client has given to the chat template.
+        num_earlier_calls: calls in the chat so far; some models number them.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    num_earlier_calls: int = 0
+
+
+class OutputParser(Protocol):
+    """Parses one sequence: all deltas through `read`, or everything at once through `whole`."""
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        """The pieces that the delta completes; the last delta has a finish reason."""
+        ...
+
+    def whole(self, everything: Delta) -> AssistantMessage:
+        """The message, from the whole text and all token ids."""
+        ...
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Generated tokens that are reasoning; `None` without a reasoning parser."""
+        ...
+
+
+class Parsing(Protocol):
+    """The parsers of one request."""
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the text must keep special tokens, because they mark reasoning or calls."""
+        ...
+
+    def new_parser(self) -> OutputParser:
+        """A parser for one choice."""
+        ...

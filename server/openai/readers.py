@@ -1,0 +1,115 @@
+"""The readers of messages with reasoning or tool calls."""
+
+from collections.abc import Sequence
+
+from engine_adapter.parsing import OutputParser
+from engine_adapter.types import Delta, FinishReason
+from server.openai.call_array import CallArray, new_call_id
+from server.openai.message_parts import (
+    AssistantMessage,
+    CallArguments,
+    CallBegin,
+    MessageReader,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
+
+
+class ParsedReader(MessageReader):
+    """A message that the engine's parser takes apart.
+
+    Args:
+        max_calls: further calls are left out; `None` leaves none out.
+        shows_reasoning: otherwise reasoning is left out.
+    """
+
+    def __init__(
+        self, parser: OutputParser, *, max_calls: int | None, shows_reasoning: bool
+    ) -> None:
+        self._parser = parser
+        self._max_calls = max_calls
+        self._shows_reasoning = shows_reasoning
+        self._has_calls = False
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        """The pieces that the parser finds."""
+        pieces = [piece for piece in self._parser.read(delta) if self._is_shown(piece)]
+        self._has_calls |= any(isinstance(piece, CallBegin) for piece in pieces)
+        return pieces
+
+    def whole(self, everything: Delta) -> AssistantMessage:
+        """The message that the parser finds."""
+        message = self._parser.whole(everything)
+        self._has_calls = bool(message.calls)
+        reasoning = message.reasoning if self._shows_reasoning else ""
+        return AssistantMessage(message.text, reasoning, message.calls[: self._max_calls])
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """`tool_calls` if the model has called a tool and ended by itself."""
+        return "tool_calls" if self._has_calls and reason is FinishReason.STOP else reason
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """As the parser counts them."""
+        return self._parser.num_reasoning_tokens
+
+    def _is_shown(self, piece: Piece) -> bool:
+        if isinstance(piece, ReasoningPiece):
+            return self._shows_reasoning
+        is_call = isinstance(piece, CallBegin | CallArguments)
+        return not is_call or self._max_calls is None or piece.index < self._max_calls
+
+
+class ForcedReader(MessageReader):
+    """A message whose text a constraint holds to tool calls. `inner` reads what is before them."""
+
+    has_text = False
+
+    def __init__(self, inner: MessageReader) -> None:
+        self._inner = inner
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        """The calls in the delta's text, and other pieces as they are."""
+        pieces: list[Piece] = []
+        for piece in self._inner.read(delta):
+            pieces += self._calls(piece.text) if isinstance(piece, TextPiece) else [piece]
+        return pieces
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """As the inner reader counts them."""
+        return self._inner.num_reasoning_tokens
+
+    def _calls(self, text: str) -> Sequence[Piece]:
+        raise NotImplementedError
+
+
+class RequiredReader(ForcedReader):
+    """At least one call of any tool."""
+
+    def __init__(self, inner: MessageReader) -> None:
+        super().__init__(inner)
+        self._array = CallArray()
+
+    def _calls(self, text: str) -> Sequence[Piece]:
+        return list(self._array.read(text))
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """`tool_calls` if every call is whole; a stop string may cut the last one."""
+        is_whole = self._array.is_complete and reason is FinishReason.STOP
+        return "tool_calls" if is_whole else reason
+
+
+class NamedReader(ForcedReader):
+    """One call of a given tool: the text is its arguments. Its finish reason is OpenAI's `stop`."""
+
+    def __init__(self, inner: MessageReader, name: str) -> None:
+        super().__init__(inner)
+        self._name = name
+        self._has_begun = False
+
+    def _calls(self, text: str) -> Sequence[Piece]:
+        begin = () if self._has_begun else (CallBegin(0, new_call_id(), self._name),)
+        self._has_begun = True
+        return (*begin, CallArguments(0, text))

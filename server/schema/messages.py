@@ -1,0 +1,112 @@
+"""The messages of a chat, and what chat templates get of them."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from server.schema.generation_body import TextPart
+
+LEGACY_FIELDS = {"function_call": "tool_calls"}
+"""Fields of messages that OpenAI has replaced, and their replacements."""
+
+
+class CalledFunction(BaseModel):
+    """The function of an earlier call. Arguments are JSON text, or the object itself."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class EarlierCall(BaseModel):
+    """A call that the assistant has made; undeclared fields are passed to the template."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates expect it: its arguments are an object.
+
+        As in vLLM, arguments that are not the JSON of an object become an empty one: the model may
+        have written them, and the chat must be able to continue.
+        """
+        function = self.function
+        arguments = function.arguments
+        if not isinstance(arguments, dict):
+            arguments = _object(arguments or "{}")
+        shown = {**(function.model_extra or {}), "name": function.name, "arguments": arguments}
+        return {**(self.model_extra or {}), "id": self.id, "type": self.type, "function": shown}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _known_role(value: Any) -> Any:
+    if value == "function":
+        message = "the role 'function' is not supported; send 'tool' with `tool_call_id`"
+        raise PydanticCustomError("legacy_role", "{reason}", {"reason": message})
+    return value
+
+
+Role = Annotated[
+    Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_known_role)
+]
+"""Who says a message."""
+
+
+class Message(BaseModel):
+    """A message of a chat; undeclared fields are passed to the chat template unchanged."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    tool_calls: list[EarlierCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: its content is one string.
+
+        `developer` is OpenAI's newer name of `system`; templates know the older name. Some
+        templates read reasoning under the one name, some under the other.
+        """
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        shown = {**(self.model_extra or {}), "role": role, "content": content}
+        if self.tool_calls:
+            shown["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            shown["tool_call_id"] = self.tool_call_id
+        if reasoning := self.reasoning or self.reasoning_content:
+            shown |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return shown
+
+
+def _is_complete(message: Message) -> Message:
+    if message.content is None and message.role != "assistant":
+        raise ValueError(f"a message with the role {message.role} needs content")
+    if message.tool_calls and message.role != "assistant":
+        raise ValueError("only messages with the role assistant have tool_calls")
+    for name, instead in LEGACY_FIELDS.items():
+        if (message.model_extra or {}).get(name) is not None:
+            raise ValueError(f"{name} is not supported; send {instead}")
+    return message
+
+
+Messages = Annotated[list[Annotated[Message, AfterValidator(_is_complete)]], Field(min_length=1)]
+"""At least one message."""

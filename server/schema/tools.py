@@ -1,0 +1,212 @@
+"""OpenAI's `tools` and `tool_choice`, and the JSON schema that holds a required call to them."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from engine_adapter.types import ConstraintKind, StructuredOutput
+from server.errors import InvalidField
+from server.schema.base import Strict, UnicodeText
+from server.schema.structured import schema_constraint
+from server.text import clip
+
+MAX_TOOLS = 128
+"""OpenAI's limit."""
+
+MAX_SCHEMA_CHARS = 500_000
+"""The most characters of all schemas together: a grammar is made of them."""
+
+MAX_NESTING = 50
+"""The most levels of objects and lists in a schema."""
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+"""OpenAI's limits of a tool's name."""
+
+_SCHEMA_MAPS = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+
+
+class Function(Strict):
+    """A function that the model may call. Without `parameters` it takes none, as at OpenAI."""
+
+    name: Name
+    description: UnicodeText | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as vLLM gives it to chat templates: unset fields are null, but no `strict`."""
+        dumped = self.model_dump()
+        if self.function.strict is None:
+            del dumped["function"]["strict"]
+        return dumped
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+"""The tools of a request."""
+
+
+class NamedFunction(Strict):
+    """The name of a function in `tools`."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _form(value: Any) -> str:
+    return "named" if isinstance(value, dict | NamedTool) else "word"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("named")],
+    Discriminator(_form),
+]
+"""Whether the model may or must call tools, or the one that it must call."""
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raises `InvalidField` for equal names, and for parameters that cannot be a schema."""
+    names: set[str] = set()
+    size = 0
+    for i, tool in enumerate(tools):
+        name, parameters = tool.function.name, tool.function.parameters
+        if name in names:
+            param = f"tools.{i}.function.name"
+            raise InvalidField(param, f"{param}: another tool is called {name!r} too.")
+        names.add(name)
+        if not parameters:
+            continue
+        param = f"tools.{i}.function.parameters"
+        if parameters.get("type", "object") != "object":
+            kind = clip(parameters["type"])
+            raise InvalidField(param, f"{param}: its type must be 'object', not {kind}.")
+        if _is_nested_deeper(parameters, MAX_NESTING):
+            message = f"{param} can have {MAX_NESTING} levels of objects and lists."
+            raise InvalidField(param, message)
+        size += len(_constraint(i, tool).value)
+        if size > MAX_SCHEMA_CHARS:
+            message = f"The parameters of all tools can have {MAX_SCHEMA_CHARS} characters of JSON."
+            raise InvalidField(param, message)
+
+
+def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Raises `InvalidField` for a choice that needs a tool which is not there."""
+    if not tools and (choice == "required" or isinstance(choice, NamedTool)):
+        raise InvalidField("tool_choice", "tool_choice needs `tools`.")
+    if isinstance(choice, NamedTool):
+        _index(tools, choice)
+
+
+def call_constraint(
+    tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
+) -> StructuredOutput | None:
+    """The constraint on the text of a required or named call; `None` for other choices.
+
+    A named call is its arguments. Required calls are an array of objects with `name` and
+    `parameters`, as vLLM generates them. Tools and choice must be checked.
+    """
+    if isinstance(choice, NamedTool):
+        index = _index(tools, choice)
+        return _constraint(index, tools[index])
+    if choice != "required":
+        return None
+    arguments = {tool.function.name: _constraint(i, tool) for i, tool in enumerate(tools)}
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": [_call(name) for name in arguments]},
+        "$defs": {
+            name: _relocated(json.loads(constraint.value), f"#/$defs/{name}")
+            for name, constraint in arguments.items()
+        },
+    }
+    if not parallel:
+        schema["maxItems"] = 1
+    unenforced = dict.fromkeys(word for of in arguments.values() for word in of.unenforced)
+    return StructuredOutput(
+        ConstraintKind.JSON_SCHEMA, json.dumps(schema), param="tools", unenforced=tuple(unenforced)
+    )
+
+
+def _is_nested_deeper(value: Any, levels: int) -> bool:
+    level = [value]
+    for _ in range(levels):
+        inner = [child for node in level for child in _children(node)]
+        level = [child for child in inner if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return node.values() if isinstance(node, dict) else node
+
+
+def _index(tools: Sequence[Tool], choice: NamedTool) -> int:
+    name = choice.function.name
+    for i, tool in enumerate(tools):
+        if tool.function.name == name:
+            return i
+    param = "tool_choice.function.name"
+    raise InvalidField(param, f"{param}: `tools` has no tool {clip(name)}.")
+
+
+def _call(name: str) -> dict[str, Any]:
+    """The schema of a call."""
+    return {
+        "type": "object",
+        "properties": {"name": {"enum": [name]}, "parameters": {"$ref": f"#/$defs/{name}"}},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _constraint(index: int, tool: Tool) -> StructuredOutput:
+    """The constraint on the arguments of tool `index`, which are always an object."""
+    param = f"tools.{index}.function.parameters"
+    given = tool.function.parameters
+    schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    if given:
+        # `$id` would make references relative to itself; `$schema` belongs to a whole document.
+        kept = {key: value for key, value in given.items() if key not in ("$id", "$schema")}
+        schema = {"type": "object", **kept}
+    return schema_constraint(schema, param, strict=bool(tool.function.strict))
+
+
+def _relocated(node: Any, pointer: str, *, is_map: bool = False) -> Any:
+    """A schema's copy whose references to itself are below `pointer` in another document.
+
+    Args:
+        is_map: the keys of `node` are names, not keywords.
+    """
+    if isinstance(node, list):
+        return [_relocated(item, pointer) for item in node]
+    if not isinstance(node, dict):
+        return node
+    moved: dict[str, Any] = {}
+    for key, value in node.items():
+        if not is_map and key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[key] = pointer + value[1:]
+        elif not is_map and key in _VALUES:
+            moved[key] = value
+        else:
+            moved[key] = _relocated(value, pointer, is_map=not is_map and key in _SCHEMA_MAPS)
+    return moved

@@ -1,0 +1,59 @@
+"""The fake engine's parsers, whatever the deltas are."""
+
+import pytest
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.fake.parsing import checked, parsing
+from engine_adapter.message_parts import AssistantMessage, ToolCall, assemble
+from engine_adapter.parsing import ParsingRequest
+from engine_adapter.types import Delta, FinishReason
+
+TOOLS = ({"type": "function", "function": {"name": "f"}},)
+BOTH = EngineConfig("m", "m", tool_call_parser="hermes", reasoning_parser="deepseek_r1")
+TEXT = (
+    "<think>1 < 2 <b></think>So <i>: "
+    '<tool_call>{"name": "f", "arguments": {"a": "<"}}</tool_call>'
+    '<tool_call>{"name": "f", "arguments": {}}</tool_call> <'
+)
+
+
+def message(config: EngineConfig, size: int, *, tools: bool = True) -> AssistantMessage:
+    made = parsing(config, ParsingRequest((1,), TOOLS if tools else ()))
+    assert made is not None
+    parser = made.new_parser()
+    parts = [TEXT[i : i + size] for i in range(0, len(TEXT), size)]
+    pieces = [piece for part in parts for piece in parser.read(Delta(part, (1,)))]
+    pieces += parser.read(Delta("", (2,), finish_reason=FinishReason.STOP))
+    got = assemble(pieces)
+    if size == len(TEXT):
+        assert pieces
+    return got
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 17, len(TEXT)])
+def test_reasoning_calls_and_text_are_told_apart(size: int) -> None:
+    got = message(BOTH, size)
+    assert (got.reasoning, got.text) == ("1 < 2 <b>", "So <i>:  <")
+    assert [(call.name, call.arguments) for call in got.calls] == [("f", '{"a": "<"}'), ("f", "{}")]
+    assert isinstance(got.calls[0], ToolCall)
+    without = message(BOTH, size, tools=False)
+    assert without.calls == ()
+    assert without.text == TEXT.partition("</think>")[2]
+    only_calls = message(EngineConfig("m", "m", tool_call_parser="hermes"), size)
+    assert (only_calls.reasoning, len(only_calls.calls)) == ("", 2)
+    assert only_calls.text.startswith("<think>1 < 2 <b></think>So")
+
+
+def test_without_parsers_or_tools_there_is_nothing_to_tell_apart() -> None:
+    assert parsing(EngineConfig("m", "m"), ParsingRequest((1,), TOOLS)) is None
+    only_calls = EngineConfig("m", "m", tool_call_parser="hermes")
+    assert parsing(only_calls, ParsingRequest((1,))) is None
+
+
+@pytest.mark.parametrize("setting", ["tool_call_parser", "reasoning_parser"])
+def test_an_unknown_parser_is_refused(setting: str) -> None:
+    assert checked(BOTH) is BOTH
+    with pytest.raises(EngineConfigError) as caught:
+        checked(EngineConfig("m", "m", **{setting: "nope"}))  # type: ignore[arg-type]
+    assert caught.value.setting == setting

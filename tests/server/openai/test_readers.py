@@ -1,0 +1,112 @@
+"""Readers: forced calls, and what is left out of what an engine's parser finds."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine_adapter.types import Delta, FinishReason
+from server.openai.message_parts import (
+    AssistantMessage,
+    CallArguments,
+    CallBegin,
+    MessageReader,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+    TextReader,
+    ToolCall,
+    assemble,
+)
+from server.openai.readers import NamedReader, ParsedReader, RequiredReader
+
+TWO: tuple[Piece, ...] = (
+    ReasoningPiece("hm"),
+    TextPiece("I call"),
+    CallBegin(0, "call_1", "get"),
+    CallArguments(0, "{}"),
+    CallBegin(1, "call_2", "set"),
+    CallArguments(1, "{}"),
+)
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+class Parser:
+    """An engine's parser that finds `TWO` in any text."""
+
+    num_reasoning_tokens = 7
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        return TWO
+
+    def whole(self, everything: Delta) -> AssistantMessage:
+        return assemble(TWO)
+
+
+class Reasons(TextReader):
+    """A reader that finds reasoning up to a bar."""
+
+    is_plain = False
+    num_reasoning_tokens = 3
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        reasoning, bar, text = delta.text.rpartition("|")
+        return ((ReasoningPiece(reasoning),) if bar else ()) + ((TextPiece(text),) if text else ())
+
+
+def required(text: str, reason: FinishReason = STOP) -> tuple[AssistantMessage, str]:
+    reader = RequiredReader(TextReader())
+    message = reader.whole(Delta(text, finish_reason=reason))
+    return message, reader.finish_reason(reason)
+
+
+def test_required_calls_end_as_tool_calls_only_if_they_are_whole() -> None:
+    message, reason = required('[{"name":"get","parameters":{"a":1}}]')
+    assert [(call.name, call.arguments) for call in message.calls] == [("get", '{"a":1}')]
+    assert (message.text, reason) == ("", "tool_calls")
+    assert required('[{"name":"get","parameters":{"a":1}}]', LENGTH)[1] == "length"
+    message, reason = required('[{"name":"get","parameters":{"a":', LENGTH)
+    assert [(call.name, call.arguments) for call in message.calls] == [("get", '{"a":')]
+    assert reason == "length"
+    assert required('[{"name":"get","parameters":{"a":')[1] == "stop"
+    assert required('[{"name":"ge', LENGTH) == (AssistantMessage(), "length")
+
+
+def test_a_named_call_is_its_arguments_and_ends_with_stop() -> None:
+    reader = NamedReader(TextReader(), "get")
+    first = reader.read(Delta("{"))
+    assert isinstance(first[0], CallBegin)
+    assert (first[0].index, first[0].name) == (0, "get")
+    assert [*first[1:], *reader.read(Delta("}"))] == [CallArguments(0, "{"), CallArguments(0, "}")]
+    assert reader.read(Delta("", (2,), finish_reason=STOP)) == []
+    assert reader.finish_reason(STOP) == "stop"
+
+
+@pytest.mark.parametrize(
+    "reader", [RequiredReader(Reasons()), NamedReader(Reasons(), "get")], ids=["required", "named"]
+)
+def test_reasoning_comes_before_a_forced_call(reader: MessageReader) -> None:
+    text = '[{"name":"get","parameters":{}}]' if isinstance(reader, RequiredReader) else "{}"
+    pieces = [*reader.read(Delta("first|")), *reader.read(Delta("then|" + text))]
+    assert pieces[:2] == [ReasoningPiece("first"), ReasoningPiece("then")]
+    (call,) = assemble(pieces).calls
+    assert (call.name, call.arguments) == ("get", "{}")
+    assert (reader.num_reasoning_tokens, reader.has_text, reader.is_plain) == (3, False, False)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_not_wanted_of_a_parsed_message_is_left_out(whole: bool) -> None:
+    def read(**options: object) -> AssistantMessage:
+        reader = ParsedReader(Parser(), **options)  # type: ignore[arg-type]
+        delta = Delta("x", finish_reason=STOP)
+        message = reader.whole(delta) if whole else assemble(reader.read(delta))
+        assert (reader.finish_reason(STOP), reader.finish_reason(LENGTH)) == (
+            "tool_calls",
+            "length",
+        )
+        assert reader.num_reasoning_tokens == 7
+        return message
+
+    calls = (ToolCall("call_1", "get", "{}"), ToolCall("call_2", "set", "{}"))
+    everything = read(max_calls=None, shows_reasoning=True)
+    assert everything == AssistantMessage("I call", "hm", calls)
+    assert read(max_calls=1, shows_reasoning=False) == AssistantMessage("I call", "", calls[:1])

@@ -1,0 +1,460 @@
+"""Tools in `POST /v1/chat/completions`: forced calls, calls by choice, reasoning, wrong input."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engine_adapter.types import GenerationRequest
+from server.schema.tools import MAX_NESTING, MAX_SCHEMA_CHARS, MAX_TOOLS
+from tests.server.conftest import StartGateway
+from tests.server.gateway import Gateway, events
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"$ref": "#/$defs/unit"},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 7}},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["celsius", "kelvin"]}},
+}
+STOCK: dict[str, Any] = {
+    "type": "object",
+    "properties": {"unit": {"$ref": "#/$defs/unit"}, "next": {"$ref": "#"}},
+    "required": ["unit"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"type": "boolean"}},
+}
+SCHEMAS = {"get_weather": WEATHER, "get-stock": STOCK, "now": {"maxProperties": 0}}
+
+
+def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
+    function = {"name": name, "description": f"Calls {name}.", "parameters": parameters, **more}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [tool("get_weather", WEATHER), tool("get-stock", STOCK, strict=True), tool("now")]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+AUTO = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+
+
+def call_text(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+ANSWERS = {
+    "one call": "Well. " + call_text("get_weather", city="Bonn"),
+    "two calls": call_text("now") + call_text("get-stock", unit=True),
+    "no call": "Just 5 < 6.",
+    "thinking": "<think>First, <b>this</b>.</think>Then that.",
+    "think and call": "<think>I look.</think>" + call_text("now"),
+}
+
+
+@pytest.fixture
+async def choosing(start: StartGateway) -> Gateway:
+    """A server with parsers, and scripted answers."""
+    arguments = {"fake_answers": ANSWERS}
+    return await start(**AUTO, reasoning_parser="deepseek_r1", engine_args=arguments)
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Name and arguments of each call of a message."""
+    for call in message.get("tool_calls", ()):
+        assert set(call) == {"id", "type", "function"}
+        assert call["type"] == "function"
+        assert call["id"].startswith("call_")
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
+
+def streamed(chunks: Sequence[dict[str, Any]], index: int = 0) -> tuple[dict[str, Any], str]:
+    """The message that a stream's chunks make, and its finish reason. Checks OpenAI's format."""
+    choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+    first, *rest = choices
+    assert first["delta"]["role"] == "assistant"
+    message: dict[str, Any] = {"content": first["delta"]["content"], "tool_calls": []}
+    calls = message["tool_calls"]
+    for choice in rest:
+        delta = choice["delta"]
+        assert len([name for name in delta if name != "reasoning"]) <= 1
+        if "content" in delta:
+            message["content"] = (message["content"] or "") + delta["content"]
+        if "reasoning_content" in delta:
+            assert delta["reasoning"] == delta["reasoning_content"]
+            text = message.get("reasoning_content", "") + delta["reasoning_content"]
+            message["reasoning_content"] = text
+        for fragment in delta.get("tool_calls", ()):
+            if fragment["index"] == len(calls):
+                assert set(fragment) == {"index", "id", "type", "function"}
+                assert fragment["function"]["arguments"] == ""
+                begun = {key: value for key, value in fragment.items() if key != "index"}
+                calls.append({**begun, "function": dict(fragment["function"])})
+            else:
+                assert set(fragment) == {"index", "function"}
+                assert set(fragment["function"]) == {"arguments"}
+                arguments = fragment["function"]["arguments"]
+                calls[fragment["index"]]["function"]["arguments"] += arguments
+    assert [choice["finish_reason"] for choice in rest[:-1]] == [None] * (len(rest) - 1)
+    return message, rest[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+async def test_required_calls_fit_the_schemas_whole_and_streamed(
+    gateway: Gateway, parallel: bool | None
+) -> None:
+    names, counts = set(), set()
+    for seed in range(12):
+        asked = {
+            "tools": TOOLS,
+            "tool_choice": "required",
+            "parallel_tool_calls": parallel,
+            "seed": seed,
+        }
+        (choice,) = (await gateway.chat(**asked)).json()["choices"]
+        message = choice["message"]
+        assert (message["content"], message["refusal"]) == (None, None)
+        assert choice["finish_reason"] == "tool_calls"
+        calls = calls_of(message)
+        for name, arguments in calls:
+            jsonschema.validate(arguments, SCHEMAS[name])
+        assert len({call["id"] for call in message["tool_calls"]}) == len(calls)
+        names |= {name for name, _ in calls}
+        counts.add(len(calls))
+        rebuilt, reason = streamed(events(await gateway.chat(stream=True, **asked)))
+        assert (calls_of(rebuilt), rebuilt["content"], reason) == (calls, None, "tool_calls")
+    assert names == set(SCHEMAS)
+    assert counts == ({1} if parallel is False else {1, 2, 3})
+
+
+async def test_a_named_call_has_the_reason_stop_as_at_openai(gateway: Gateway) -> None:
+    for stream in (False, True):
+        response = await gateway.chat(tools=TOOLS, tool_choice=NAMED, stream=stream, seed=1)
+        if stream:
+            message, reason = streamed(events(response))
+        else:
+            choice = response.json()["choices"][0]
+            message, reason = choice["message"], choice["finish_reason"]
+        ((name, arguments),) = calls_of(message)
+        assert (name, message["content"], reason) == ("get_weather", None, "stop")
+        jsonschema.validate(arguments, WEATHER)
+
+
+async def test_a_tool_without_parameters_has_none(gateway: Gateway) -> None:
+    for empty in ({}, None):
+        choice = {"type": "function", "function": {"name": "now"}}
+        response = await gateway.chat(tools=[tool("now", empty)], tool_choice=choice)
+        assert calls_of(response.json()["choices"][0]["message"]) == [("now", {})]
+
+
+async def test_a_call_that_the_limit_cuts_is_partial(gateway: Gateway) -> None:
+    asked = {"tools": TOOLS[:1], "tool_choice": "required", "seed": 1}
+    whole = (await gateway.chat(**asked)).json()
+    (call, *_) = whole["choices"][0]["message"]["tool_calls"]
+    cut = 0
+    for limit in range(1, whole["usage"]["completion_tokens"]):
+        (choice,) = (await gateway.chat(max_tokens=limit, **asked)).json()["choices"]
+        assert choice["finish_reason"] == "length"
+        assert not choice["message"]["content"]
+        for partial in choice["message"].get("tool_calls", ())[:1]:
+            cut += 1
+            assert partial["function"]["name"] == "get_weather"
+            assert call["function"]["arguments"].startswith(partial["function"]["arguments"])
+    assert cut
+
+
+async def test_a_stop_string_that_cuts_a_call_is_told(gateway: Gateway) -> None:
+    for choice in ("required", NAMED):
+        asked = {"tools": TOOLS[:1], "tool_choice": choice, "stop": '"unit"', "seed": 1}
+        (got,) = (await gateway.chat(**asked)).json()["choices"]
+        assert (got["finish_reason"], got["stop_reason"]) == ("stop", '"unit"')
+        arguments = got["message"]["tool_calls"][0]["function"]["arguments"]
+        assert arguments.startswith('{"city":')
+        assert arguments.endswith(",")
+
+
+async def test_choices_logprobs_statistics_and_predictions_go_with_tools(gateway: Gateway) -> None:
+    asked: dict[str, Any] = {
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "n": 3,
+        "seed": 5,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "prediction": {"type": "content", "content": '[{"name":"now"'},
+    }
+    whole = (await gateway.chat(**asked)).json()
+    chunks = events(await gateway.chat(stream=True, **asked))
+    assert chunks[-1]["metrics"]["speculative_decoding"]["proposer"] == "prediction"
+    assert whole["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    assert "accepted_prediction_tokens" in whole["usage"]["completion_tokens_details"]
+    tokens = 0
+    for choice in whole["choices"]:
+        index = choice["index"]
+        message, reason = streamed(chunks, index)
+        assert calls_of(message) == calls_of(choice["message"])
+        assert reason == choice["finish_reason"] == "tool_calls"
+        assert choice["speculative_decoding"]["num_spec_steps"] > 0
+        of_chunks = [
+            entry
+            for chunk in chunks
+            for part in chunk["choices"]
+            if part["index"] == index and part["logprobs"]
+            for entry in part["logprobs"]["content"]
+        ]
+        assert of_chunks == choice["logprobs"]["content"]
+        tokens += len(of_chunks)
+    assert tokens == whole["usage"]["completion_tokens"]
+    assert len({json.dumps(calls_of(c["message"])) for c in whole["choices"]}) > 1
+
+
+async def test_chunks_carry_usage_and_statistics_if_asked(gateway: Gateway) -> None:
+    options = {
+        "include_usage": True,
+        "continuous_usage_stats": True,
+        "continuous_spec_stats": True,
+    }
+    asked = {"tools": TOOLS, "tool_choice": "required", "stream": True, "stream_options": options}
+    *chunks, last = events(await gateway.chat(**asked))
+    _, *calls = chunks
+    assert all(chunk["usage"]["prompt_tokens"] for chunk in chunks)
+    assert all("speculative_decoding" in chunk["choices"][0] for chunk in calls)
+    assert last["metrics"]["speculative_decoding"]["num_spec_steps"]
+
+
+async def test_a_response_format_is_that_of_the_text_so_forced_calls_have_their_own(
+    gateway: Gateway,
+) -> None:
+    wrapped = {"name": "a", "schema": {"type": "object"}}
+    asked = {"tools": TOOLS, "response_format": {"type": "json_schema", "json_schema": wrapped}}
+    for choice in ("required", NAMED):
+        message = (await gateway.chat(tool_choice=choice, **asked)).json()["choices"][0]["message"]
+        assert message["tool_calls"]
+    answer = (await gateway.chat(tool_choice="none", **asked)).json()["choices"][0]
+    assert json.loads(answer["message"]["content"]) == {}
+    assert answer["finish_reason"] == "stop"
+
+
+async def test_tools_change_the_prompt_and_none_leaves_the_text_alone(gateway: Gateway) -> None:
+    without = (await gateway.chat(max_tokens=4)).json()["usage"]["prompt_tokens"]
+    body = (await gateway.chat(max_tokens=4, tools=TOOLS, tool_choice="none")).json()
+    assert body["usage"]["prompt_tokens"] > without + 20
+    assert body["choices"][0]["message"]["content"]
+    assert "tool_calls" not in body["choices"][0]["message"]
+    counted = await gateway.post(
+        "/tokenize", {"messages": [{"role": "user", "content": "Say hello."}], "tools": TOOLS}
+    )
+    assert counted.json()["count"] == body["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"tool_call_parser": "hermes"}])
+async def test_auto_without_the_flags_is_a_400_that_names_them(
+    start: StartGateway, settings: dict[str, Any]
+) -> None:
+    gateway = await start(**settings)
+    for choice in ({}, {"tool_choice": "auto"}):
+        response = await gateway.chat(tools=TOOLS, **choice)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "tool_choice")
+        assert "--enable-auto-tool-choice and --tool-call-parser" in error["message"]
+    assert (await gateway.chat(max_tokens=2, tool_choice="auto", tools=[])).status_code == 200
+
+
+CHOSEN: list[tuple[str, str | None, str | None, list[tuple[str, Any]]]] = [
+    ("one call", "Well. ", None, [("get_weather", {"city": "Bonn"})]),
+    ("two calls", None, None, [("now", {}), ("get-stock", {"unit": True})]),
+    ("no call", "Just 5 < 6.", None, []),
+    ("thinking", "Then that.", "First, <b>this</b>.", []),
+    ("think and call", None, "I look.", [("now", {})]),
+]
+"""A prompt with its answer's text, reasoning and calls."""
+
+
+@pytest.mark.parametrize(("prompt", "text", "reasoning", "calls"), CHOSEN)
+async def test_the_model_chooses(
+    choosing: Gateway,
+    prompt: str,
+    text: str | None,
+    reasoning: str | None,
+    calls: list[tuple[str, Any]],
+) -> None:
+    body = (await choosing.chat(prompt, tools=TOOLS)).json()
+    (choice,) = body["choices"]
+    message = choice["message"]
+    assert (message["content"], calls_of(message)) == (text, calls)
+    assert message.get("reasoning_content") == message.get("reasoning") == reasoning
+    assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+    rebuilt, reason = streamed(events(await choosing.chat(prompt, tools=TOOLS, stream=True)))
+    assert (rebuilt["content"] or None, calls_of(rebuilt)) == (text, calls)
+    assert rebuilt.get("reasoning_content") == reasoning
+    assert reason == choice["finish_reason"]
+    counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert (counted >= 0) if reasoning else (counted == 0)
+
+
+async def test_one_call_is_the_limit_without_parallel_calls(choosing: Gateway) -> None:
+    for stream in (False, True):
+        response = await choosing.chat(
+            "two calls", tools=TOOLS, parallel_tool_calls=False, stream=stream
+        )
+        message = (
+            streamed(events(response))[0] if stream else response.json()["choices"][0]["message"]
+        )
+        assert calls_of(message) == [("now", {})]
+
+
+async def test_without_tools_or_with_none_a_call_is_text(choosing: Gateway) -> None:
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = (await choosing.chat("two calls", **fields)).json()["choices"]
+        assert choice["message"]["content"] == ANSWERS["two calls"]
+        assert choice["finish_reason"] == "stop"
+
+
+async def test_reasoning_can_be_left_out(choosing: Gateway) -> None:
+    for stream in (False, True):
+        response = await choosing.chat("thinking", include_reasoning=False, stream=stream)
+        message = (
+            streamed(events(response))[0] if stream else response.json()["choices"][0]["message"]
+        )
+        assert message["content"] == "Then that."
+        assert "reasoning_content" not in message
+    error = (await choosing.chat("thinking", include_reasoning=False, logprobs=True)).json()
+    assert error["error"]["param"] == "include_reasoning"
+
+
+async def test_template_variables_and_earlier_calls_reach_the_engine(
+    choosing: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    engine = choosing.engine
+    generate, parsing = engine.generate, engine.parsing
+
+    def spied(request: GenerationRequest) -> Any:
+        seen.append(request.template_variables)
+        return generate(request)
+
+    def spied_parsing(request: Any) -> Any:
+        seen.append((request.template_variables, request.num_earlier_calls, len(request.tools)))
+        return parsing(request)
+
+    monkeypatch.setattr(engine, "generate", spied)
+    monkeypatch.setattr(engine, "parsing", spied_parsing)
+    called = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "no call"},
+        {"role": "assistant", "tool_calls": [called, called]},
+        {"role": "tool", "tool_call_id": "a", "content": "5"},
+    ]
+    variables = {"enable_thinking": False}
+    body = {"messages": messages, "tools": TOOLS, "chat_template_kwargs": variables}
+    response = await choosing.post("/v1/chat/completions", body)
+    assert response.status_code == 200
+    assert seen == [(variables, 2, 3), variables]
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "boolean"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return {"type": "object", "properties": {"a": schema}}
+
+
+def named(name: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tools": {}}, "tools"),
+    ({"tools": "get"}, "tools"),
+    ({"tools": ["get"]}, "tools.0"),
+    ({"tools": [{}]}, "tools.0.type"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools.0.type"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+    ({"tools": [tool("now"), tool("two words")]}, "tools.1.function.name"),
+    ({"tools": [tool("")]}, "tools.0.function.name"),
+    ({"tools": [tool("x" * 65)]}, "tools.0.function.name"),
+    ({"tools": [tool("now\n")]}, "tools.0.function.name"),
+    ({"tools": [tool(5)]}, "tools.0.function.name"),  # type: ignore[arg-type]
+    ({"tools": [tool("now"), tool("now")]}, "tools.1.function.name"),
+    ({"tools": [tool("now", colour="red")]}, "tools.0.function.colour"),
+    ({"tools": [{**tool("now"), "colour": "red"}]}, "tools.0.colour"),
+    ({"tools": [tool("now", description=5)]}, "tools.0.function.description"),
+    ({"tools": [tool("now", description="\ud800")]}, "tools.0.function.description"),
+    ({"tools": [tool("now", strict="yes")]}, "tools.0.function.strict"),
+    ({"tools": [tool("now", [])]}, "tools.0.function.parameters"),
+    ({"tools": [tool("now", "{}")]}, "tools.0.function.parameters"),
+    ({"tools": [tool("now", {"type": "string"})]}, "tools.0.function.parameters"),
+    ({"tools": [tool("now", {"const": float("nan")})]}, "tools.0.function.parameters"),
+    ({"tools": [tool("now", nested(MAX_NESTING))]}, "tools.0.function.parameters"),
+    (
+        {"tools": [tool("now"), tool("a", {"description": "x" * MAX_SCHEMA_CHARS})]},
+        "tools.1.function.parameters",
+    ),
+    ({"tools": [tool("now", {"$ref": "#"})]}, "tools.0.function.parameters"),
+    ({"tools": [tool(f"t{i}") for i in range(MAX_TOOLS + 1)]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": NAMED}, "tool_choice"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": 5}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {}}, "tool_choice.type"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": TOOLS, "tool_choice": named(None)}, "tool_choice.function.name"),
+    ({"tools": TOOLS, "tool_choice": named("nope")}, "tool_choice.function.name"),
+    ({"tools": TOOLS, "tool_choice": named("x" * 5000)}, "tool_choice.function.name"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+        "tool_choice.type",
+    ),
+    ({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+    ({"tools": TOOLS, "tool_choice": NAMED, "min_tokens": 2}, "min_tokens"),
+    (
+        {"tools": TOOLS, "tool_choice": NAMED, "structured_outputs": {"json": {}}},
+        "structured_outputs",
+    ),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"include_reasoning": "no"}, "include_reasoning"),
+]
+"""Refused fields, and the field that the error names."""
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG, ids=[f"{i}" for i in range(len(WRONG))])
+async def test_wrong_input_is_a_400_that_names_its_field(
+    gateway: Gateway, fields: dict[str, Any], param: str
+) -> None:
+    for stream in (False, True):
+        response = await gateway.chat(max_tokens=4, stream=stream, **fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), error
+        assert len(error["message"]) < 500
+
+
+async def test_a_schema_that_the_engine_refuses_names_the_tools(gateway: Gateway) -> None:
+    tools = [tool("a", {"properties": {"x": {"pattern": "a"}}})]
+    for choice, param in (("required", "tools"), (named("a"), "tools.0.function.parameters")):
+        error = (await gateway.chat(tools=tools, tool_choice=choice)).json()["error"]
+        assert error["param"] == param
+
+
+async def test_a_format_and_a_choice_of_tools_exclude_each_other(choosing: Gateway) -> None:
+    for field, value in (
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"json": {}}),
+    ):
+        response = await choosing.chat("no call", tools=TOOLS, **{field: value})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == field
+
+
+async def test_tools_are_not_for_completions(gateway: Gateway) -> None:
+    for field, value in (("tools", TOOLS), ("tool_choice", "required")):
+        error = (await gateway.complete(**{field: value})).json()["error"]
+        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
