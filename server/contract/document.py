@@ -37,7 +37,7 @@ TAGS = {
     "Tokens": "Text to token ids and back.",
     "Server": "Probes, versions and metrics.",
     "Speculation": "The active method, proposers, policies and routing rules (admin).",
-    "LoRA": "Loads and unloads adapters (admin).",
+    "Adapters": "Loads and unloads LoRA adapters (admin).",
 }
 """Every tag of the routes, and what its routes are for."""
 

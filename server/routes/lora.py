@@ -13,7 +13,7 @@ from server.schema.answers import Model, UnloadedAdapter
 from server.schema.lora import LoadAdapterRequest, UnloadAdapterRequest
 from server.state import ReadyRuntime
 
-router = APIRouter(tags=["LoRA"])
+router = APIRouter(tags=["Adapters"])
 
 
 @router.post(

@@ -1,5 +1,6 @@
 """Schemathesis over our own document: generated requests, valid and invalid, to every operation."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client_tools import python_tool, run
+from tests.server.contract.contract import contract
 from tests.server.threaded import ThreadedServer
 
 pytestmark = pytest.mark.prove
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.prove
 LIMIT_S = 300
 VERSION = "4.32.5"
 SEED = 20261122
-EXAMPLES = 30
+EXAMPLES = 20
 """Generated requests per operation and phase, besides those that cover the schema's limits."""
 
 CONFIG = """
@@ -49,11 +51,15 @@ def test_no_answer_violates_the_document(
         [
             *(command, "--config-file", config, "--no-color", "run"),
             *(f"{server.url}/openapi.json", "--header", "Authorization: Bearer admin"),
-            *("--max-examples", EXAMPLES, "--seed", SEED, "--generation-deterministic"),
+            *("--max-examples", EXAMPLES, "--seed", SEED, "--generation-database", "none"),
             *("--continue-on-failure", "--no-shrink", "--request-timeout", 30),
         ],
         LIMIT_S,
         tmp_path,
     )
     assert done.returncode == 0, done.stdout[-5000:]
-    assert "No issues found" in done.stdout
+    operations = len(list(contract().operations()))
+    assert f"Tested: {operations}\n" in done.stdout
+    found = re.search(r"(\d+) generated, \1 passed", done.stdout)
+    assert found is not None
+    assert int(found[1]) > 100 * operations
