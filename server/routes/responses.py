@@ -25,7 +25,7 @@ router = APIRouter(tags=["Responses"])
     "/v1/responses",
     response_model=None,
     responses=answers(
-        schema.Response,
+        schema.ResponseObject,
         events=(ResponseEvent,),
         headers=GENERATION_HEADERS,
         errors={404: "model_not_found, response_not_found"},
@@ -45,7 +45,7 @@ async def create_response(
     operation_id="retrieve_response",
     response_model=None,
     responses=answers(
-        schema.Response, errors={400: "unsupported_parameter", 404: "response_not_found"}
+        schema.ResponseObject, errors={400: "unsupported_parameter", 404: "response_not_found"}
     ),
 )
 async def get_response(

@@ -165,7 +165,7 @@ class ResponseText(BaseModel):
     verbosity: str
 
 
-class Response(BaseModel):
+class ResponseObject(BaseModel):
     """A response of `/v1/responses`, whole or in an event."""
 
     id: str

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from server.schema.answers import SpeculativeDecoding, absent
 from server.schema.chat_answers import TokenLogprob
-from server.schema.response_answers import OutputItem, OutputTextPart, ReasoningPart, Response
+from server.schema.response_answers import OutputItem, OutputTextPart, ReasoningPart, ResponseObject
 
 
 class _Event(BaseModel):
@@ -25,7 +25,7 @@ class ResponseLifecycleEvent(_Event):
         "response.incomplete",
         "response.failed",
     ]
-    response: Response
+    response: ResponseObject
 
 
 class ResponseItemEvent(_Event):

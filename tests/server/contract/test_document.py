@@ -160,6 +160,8 @@ def test_every_header_of_ours_is_listed() -> None:
 def test_every_schema_has_a_name_of_its_own(document: dict[str, Any]) -> None:
     names = document["components"]["schemas"]
     assert [name for name in names if not re.fullmatch(r"[A-Za-z]+(-Input|-Output)?", name)] == []
+    # What generated clients use themselves.
+    assert not {"Response", "Request", "Error", "Client"} & set(names)
 
 
 def test_two_different_schemas_of_one_name_are_refused() -> None:
