@@ -27,6 +27,9 @@ class EngineArguments(BaseModel):
         None, description="context in tokens, prompt and generation together (2048 for the demo)"
     )
     max_num_seqs: Count | None = Field(None, description="most sequences in one step")
+    scheduling_policy: Literal["fcfs", "priority"] | None = Field(
+        None, description="order of waiting requests: fcfs, or priority by their field `priority`"
+    )
     max_num_batched_tokens: Count | None = Field(None, description="most tokens in one step")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="share of the device's memory to use, in (0, 1]"
