@@ -88,11 +88,9 @@ class SamplingOptions:
         min_p: removes tokens whose probability is below this share of the likeliest token's.
         logit_bias: token id -> the number added to its logit.
         allowed_token_ids: the only tokens that may be generated; empty allows all.
-        bad_words: words that may not be generated.
         structured_output: the constraint on the text.
-        seed: makes the sequence repeatable; `None` draws from the engine's generator.
-        logprobs: alternatives per generated token; 0 returns only the sampled token's own.
-        prompt_logprobs: the same for the prompt's tokens.
+        seed: makes the sequence repeatable.
+        logprobs, prompt_logprobs: alternatives per token; 0 returns only the token's own.
         stop: strings that end the text; the text ends before the matched string.
     """
 
@@ -126,8 +124,8 @@ class SpecDecodeParams:
     Attributes:
         spec_method: the request's method from its first step.
         pinned: the request names its method itself or a routing rule does; no switch changes it.
-        switch_epoch: the epoch at admission. If the engine has since applied an `immediate` switch
-            of a later epoch, a request that is not pinned starts with that switch's method.
+        switch_epoch: the epoch at admission. If the engine has applied a later `immediate` switch
+            since, a request that is not pinned starts with that switch's method.
         prediction: the tokens that the client expects, for a proposer that drafts them.
         streams_stats: every delta carries the statistics so far, not only the last one.
     """
@@ -161,10 +159,10 @@ class GenerationRequest:
     Attributes:
         request_id: unique among the live requests.
         prompt_token_ids: at least one token, and fewer than `EngineInfo.max_model_len`.
-        lora_adapter: the adapter that the target runs with; `None` is the base model. Proposers
-            always draft with the base model.
-        template_variables: those that the client has given to the chat template; a reasoning
-            parser may read them to know where a constraint begins.
+        lora_adapter: the target's. Proposers always draft with the base model.
+        template_variables: the client's variables of the chat template, for a reasoning parser.
+        cache_salt: only requests with the same salt share blocks of the prefix cache.
+        priority: a lower one is scheduled earlier, if the engine schedules by priority.
     """
 
     request_id: str
@@ -173,6 +171,8 @@ class GenerationRequest:
     spec_decode: SpecDecodeParams = SpecDecodeParams()
     lora_adapter: LoraAdapter | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
+    priority: int = 0
 
 
 class FinishReason(StrEnum):
@@ -184,11 +184,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One candidate token. Its text may be a part of a character."""
+    """One candidate token. Its text may be a part of a character; `rank` 1 is the likeliest."""
 
     token_id: int
     token: str
     logprob: float
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +208,7 @@ class Delta:
         text: new text; may be empty while a character or a stop string is incomplete.
         token_ids: new tokens; may be more than `text` shows.
         logprobs: one entry per new token, if the request asks for them.
-        prompt_logprobs: on the first delta, if the request asks for them; the entry of the first
-            token is `None`.
+        prompt_logprobs: on the first delta, if requested; the first token's entry is `None`.
         finish_reason: set only on the last delta.
         stop_reason: the stop string or token id that matched, if there was one.
         num_cached_tokens: prompt tokens found in the prefix cache.

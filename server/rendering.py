@@ -6,6 +6,7 @@ transformers may, if torch is installed.
 
 import asyncio
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,11 @@ class Renderer:
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as it is written in the vocabulary."""
         return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
+
+    def mentions(self, *names: str) -> bool:
+        """Whether the chat template has one of these names, of variables."""
+        template = self._chat_template or str(self._tokenizer.chat_template or "")
+        return any(re.search(rf"\b{re.escape(name)}\b", template) for name in names)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from engine_adapter.fake.options import FakeOptions
 from engine_adapter.fake.sequence import FakeSequence
-from engine_adapter.fake.tokens import draw
+from engine_adapter.fake.tokens import draw, text_key
 
 
 class PrefixCache:
@@ -17,12 +17,13 @@ class PrefixCache:
         self._num_blocks = num_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def read(self, token_ids: tuple[int, ...]) -> int:
+    def read(self, token_ids: tuple[int, ...], salt: str | None = None) -> int:
         """Adds a prompt; returns how many of its first tokens were cached before.
 
-        Only whole blocks count. The last token never counts: it must be computed.
+        Only whole blocks count, and those of prompts with the same salt. The last token never
+        counts: it must be computed.
         """
-        chain, cached, missed = 0, 0, False
+        chain, cached, missed = text_key((), None, salt) if salt else 0, 0, False
         for end in range(self._block_size, len(token_ids), self._block_size):
             chain = draw(chain, *token_ids[end - self._block_size : end])
             missed = missed or chain not in self._blocks
@@ -86,7 +87,17 @@ class Batch:
     def admit(self, now_s: float) -> None:
         """Starts waiting sequences, up to `max_num_seqs` running ones."""
         while self._waiting and len(self._running) < self._options.max_num_seqs:
-            sequence = self._waiting.popleft()
+            sequence = self._next()
+            self._waiting.remove(sequence)
             sequence.times.admitted_s = now_s
-            sequence.num_cached_tokens = self._prefixes.read(sequence.request.prompt_token_ids)
+            request = sequence.request
+            sequence.num_cached_tokens = self._prefixes.read(
+                request.prompt_token_ids, request.cache_salt
+            )
             self._running.append(sequence)
+
+    def _next(self) -> FakeSequence:
+        """The waiting sequence that starts first; of equal priorities, the one that came first."""
+        if self._options.scheduling_policy == "priority":
+            return min(self._waiting, key=lambda sequence: sequence.request.priority)
+        return self._waiting[0]

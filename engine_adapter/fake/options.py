@@ -16,13 +16,14 @@ class FakeOptions:
     """How the fake engine behaves; every `fake_*` name is a key of `--engine-args`.
 
     Of vLLM's arguments the fake engine uses `max_model_len`, `max_num_seqs`, `max_logprobs`,
-    `block_size` and `num_gpu_blocks_override`. It ignores the others, so that an unchanged
-    configuration can be tried on it. An unknown `fake_*` name is an error.
+    `scheduling_policy`, `block_size` and `num_gpu_blocks_override`. It ignores the others, so that
+    an unchanged configuration can be tried on it. An unknown `fake_*` name is an error.
 
     Attributes:
         max_model_len: context length in tokens; `None` is the model's own, or 2048.
         max_num_seqs: the most sequences that run at a time; the others wait.
         max_logprobs: the most alternatives per token.
+        scheduling_policy: `priority` orders the waiting sequences by priority.
         block_size: tokens in a KV block.
         num_gpu_blocks_override: KV blocks, for `vllm:kv_cache_usage_perc` and the prefix cache.
         fake_step_ms: milliseconds of every step.
@@ -48,6 +49,7 @@ class FakeOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_logprobs: int = 20
+    scheduling_policy: str = "fcfs"
     block_size: int = 16
     num_gpu_blocks_override: int = 4096
     fake_step_ms: float = 1.0
@@ -104,6 +106,7 @@ def _check_type(name: str, value: Any) -> None:
         "fake_die_at_call",
         "fake_fail_prompt",
         "fake_hang_prompt",
+        "scheduling_policy",
     ):
         if not isinstance(value, str):
             raise EngineConfigError(_SETTING, f"{name}: must be a string, got {value!r}")

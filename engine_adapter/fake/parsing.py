@@ -4,6 +4,7 @@ They stand in for vLLM's `deepseek_r1` and `hermes`, under these names, and know
 """
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -75,9 +76,12 @@ class FakeParser:
 
     def read(self, delta: Delta) -> Sequence[Piece]:
         """See `OutputParser.read`. A call appears with its end."""
-        if self._open == "<think>":
-            self._tokens += len(delta.token_ids)
-        return list(self._pieces(delta))
+        pieces = list(self._pieces(delta))
+        reasoning = sum(len(piece.text) for piece in pieces if isinstance(piece, ReasoningPiece))
+        if reasoning:
+            share = min(1, reasoning / max(1, len(delta.text)))
+            self._tokens += math.ceil(len(delta.token_ids) * share)
+        return pieces
 
     def whole(self, everything: Delta) -> AssistantMessage:
         """See `OutputParser.whole`."""
@@ -85,7 +89,7 @@ class FakeParser:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """The tokens of deltas that begin within the reasoning."""
+        """An estimate: of each delta's tokens, the share that its reasoning has of its text."""
         return self._tokens if self._reasoning else None
 
     def _pieces(self, delta: Delta) -> Iterator[Piece]:

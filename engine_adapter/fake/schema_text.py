@@ -102,8 +102,8 @@ class _Writer:
         if (form := schema.get("format")) in _FORMATS:
             return _FORMATS[form]
         text = _WORDS[self._draw(len(_WORDS))]
-        text += "x" * (schema.get("minLength", 0) - len(text))
-        return text[: schema.get("maxLength")]
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        return text.ljust(least, "x")[:most]
 
     def _number(self, schema: Mapping[str, Any]) -> int:
         least = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)

@@ -108,7 +108,7 @@ def token_logprob(
     ids = _candidates(vocabulary, key, position, token_id, max(count, rank + 1))
     ids.insert(rank, token_id)
     ranked = [
-        Alternative(i, vocabulary.text(i), math.log(best if r == 0 else (1 - best) * 0.5**r))
+        Alternative(i, vocabulary.text(i), math.log(best if r == 0 else (1 - best) * 0.5**r), r + 1)
         for r, i in enumerate(ids)
         if r < count or r == rank
     ]

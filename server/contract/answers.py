@@ -12,14 +12,14 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server.http.headers import IGNORED_FIELDS, REQUEST_ID, SPEC_METHOD
+from server.http.headers import IGNORED_FIELDS, REQUEST_ID, SPEC_METHOD, UNENFORCED_KEYWORDS
 
 Answers = dict[int | str, dict[str, Any]]
 """Status -> answer, as FastAPI's `responses` has it."""
 
 EVENT_STREAM = "text/event-stream"
 SCHEMAS = "#/components/schemas/{model}"
-GENERATION_HEADERS = (SPEC_METHOD, IGNORED_FIELDS)
+GENERATION_HEADERS = (SPEC_METHOD, IGNORED_FIELDS, UNENFORCED_KEYWORDS)
 ERROR = "ErrorResponse"
 """The name of the schema that every error has."""
 

@@ -3,11 +3,13 @@
 from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
 from server.openai.chat_shape import ChatShape
+from server.openai.output_limit import output_limit
 from server.openai.prompts import (
     chat_prompt,
-    check_max_tokens,
     check_prompt,
     predicted_tokens,
+    template_variables,
+    truncated,
 )
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
@@ -23,17 +25,26 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     info = runtime.info
     num_top = _num_top_logprobs(body)
     check_logprobs(info, num_top, "top_logprobs")
-    prompt = await chat_prompt(runtime.renderer, body.messages, body)
-    check_prompt(info, prompt, "messages")
+    check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
     max_tokens, param = _max_tokens(body)
-    if max_tokens is not None:
-        check_max_tokens(info, len(prompt), max_tokens, param)
-    options = sampling_options(body, info, len(prompt), max_tokens=max_tokens, logprobs=num_top)
+    whole = await chat_prompt(runtime.renderer, body.messages, body)
+    expected = max_tokens or runtime.settings.default_max_tokens
+    prompt = truncated(body, info, whole, expected)
+    check_prompt(info, prompt, "messages")
+    max_tokens = output_limit(runtime, len(prompt), max_tokens, param)
+    options = sampling_options(
+        body,
+        info,
+        len(prompt),
+        max_tokens=max_tokens,
+        logprobs=num_top,
+        prompt_logprobs=body.prompt_logprobs,
+    )
     prediction = await predicted_tokens(runtime.renderer, info, body.prediction)
     overlap = None
     if runtime.router.uses_overlap:
         overlap = await earlier_overlap(runtime.renderer, body.messages)
-    parsing = parsing_of(runtime, body, prompt)
+    parsing = parsing_of(runtime, body, tuple(prompt))
     options = for_parsing(options, parsing)
     shape = ChatShape(num_top, [new_reader(body, parsing) for _ in range(body.n or 1)])
     return PreparedRequest(
@@ -45,7 +56,7 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
         prediction,
         shape,
         overlap,
-        template_variables=body.chat_template_kwargs or {},
+        template_variables=template_variables(body),
     )
 
 

@@ -63,12 +63,14 @@ class ChoiceShape(ABC):
         object_type, chunk_object_type: the `object` of a whole response and of a chunk.
         echoes_prompt: every choice begins with its prompt.
         is_plain: the text of a delta is the text of its chunk, whatever came before.
+        has_prompts: a choice shows its prompt's token ids; otherwise the response does, once.
     """
 
     object_type: str
     chunk_object_type: str
     echoes_prompt = False
     is_plain = True
+    has_prompts = False
 
     def visible(self, delta: Delta) -> Delta:
         """The part of a delta that the client sees."""

@@ -8,12 +8,8 @@ from engine_adapter.types import Delta, EngineInfo, FinishReason, SamplingOption
 from server.errors import InvalidField
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
-from server.openai.prompts import (
-    check_max_tokens,
-    check_prompt,
-    predicted_tokens,
-    text_prompt,
-)
+from server.openai.output_limit import output_limit
+from server.openai.prompts import check_prompt, predicted_tokens, text_prompt, truncated
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
 from server.rendering import Renderer
@@ -33,12 +29,13 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     if body.max_tokens == 0 and not body.echo:
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
-    prompts = [await _encode(renderer, body, prompt) for prompt in body.prompt]
+    check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
+    prompts = [await _encode(renderer, body, info, prompt) for prompt in body.prompt]
     if len(prompts) * (body.n or 1) > MAX_PROMPTS:
         raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
-    options = [_options(body, info, len(prompt)) for prompt in prompts]
+    options = [_options(runtime, body, len(prompt)) for prompt in prompts]
     prediction = await predicted_tokens(renderer, info, body.prediction)
     echoes = _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
@@ -64,6 +61,7 @@ class CompletionShape(ChoiceShape):
         echoes: one entry per prompt if the choices begin with their prompts, else empty.
     """
 
+    has_prompts = True
     object_type = "text_completion"
     chunk_object_type = "text_completion"
 
@@ -93,8 +91,9 @@ class CompletionShape(ChoiceShape):
 
     def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The whole text."""
+        prompt_logprobs = state.prompt_logprobs if self.echoes_prompt else None
         return self._choice(
-            index, state.text, state.prompt_logprobs, state.logprobs, echo=self.echoes_prompt
+            index, state.text, prompt_logprobs, state.logprobs, echo=self.echoes_prompt
         )
 
     def _choice(
@@ -115,33 +114,40 @@ class CompletionShape(ChoiceShape):
         return {"index": index, "text": text, "logprobs": shaped, "finish_reason": None}
 
 
-def _options(body: CompletionRequest, info: EngineInfo, prompt_tokens: int) -> SamplingOptions:
-    max_tokens = body.max_tokens
-    if max_tokens is None:
-        max_tokens = min(DEFAULT_MAX_TOKENS, info.max_model_len - prompt_tokens)
-    check_max_tokens(info, prompt_tokens, max_tokens, "max_tokens")
+def _options(runtime: Runtime, body: CompletionRequest, prompt_tokens: int) -> SamplingOptions:
+    max_tokens = output_limit(
+        runtime, prompt_tokens, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS
+    )
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return sampling_options(
         body,
-        info,
+        runtime.info,
         prompt_tokens,
-        max_tokens=max(max_tokens, 1),
+        max_tokens=max(max_tokens or 0, 1),
         logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        prompt_logprobs=max((count for count in asked if count is not None), default=None),
     )
 
 
-async def _encode(renderer: Renderer, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    if not prompt:
-        raise InvalidField("prompt", "prompt must not be empty.")
-    return await text_prompt(renderer, prompt, body.add_special_tokens)
+async def _encode(
+    renderer: Renderer, body: CompletionRequest, info: EngineInfo, prompt: Prompt
+) -> Sequence[int]:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidField("prompt", "prompt must not be empty.")
+        prompt = list(await text_prompt(renderer, prompt, body.add_special_tokens))
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return truncated(body, info, prompt, max_tokens)
 
 
 def _echoes(
     renderer: Renderer, body: CompletionRequest, prompts: Sequence[Sequence[int]]
 ) -> tuple[Echo, ...]:
+    keeps_text = body.truncate_prompt_tokens is None
     return tuple(
-        Echo(given if isinstance(given, str) else renderer.decode(given), renderer.decode(ids[:1]))
+        Echo(
+            given if isinstance(given, str) and keeps_text else renderer.decode(ids),
+            renderer.decode(ids[:1]),
+        )
         for given, ids in zip(body.prompt, prompts, strict=True)
     )

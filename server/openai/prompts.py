@@ -1,12 +1,13 @@
 """A body's messages or text -> prompt token ids, the same for generation and for `/tokenize`."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields
-from server.schema.generation_body import Prediction
+from server.schema.generation_body import GenerationBody, Prediction
 from server.schema.messages import Message
 from server.text import clip
 
@@ -25,9 +26,40 @@ async def chat_prompt(
         add_generation_prompt=not continues and fields.add_generation_prompt is not False,
         continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
-        variables=fields.chat_template_kwargs,
+        variables=template_variables(fields),
         tools=[tool.for_template() for tool in fields.tools or ()],
     )
+
+
+def template_variables(fields: ChatPromptFields) -> dict[str, Any]:
+    """The template's own variables. The effort of reasoning is one of them, as in vLLM."""
+    given = dict(fields.chat_template_kwargs or {})
+    effort = fields.reasoning_effort
+    if effort is None:
+        return given
+    if given.get("reasoning_effort", effort) != effort:
+        message = "reasoning_effort and chat_template_kwargs.reasoning_effort differ; send one."
+        raise InvalidField("reasoning_effort", message)
+    return {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
+
+
+def truncated(
+    body: GenerationBody, info: EngineInfo, token_ids: Sequence[int], max_tokens: int | None
+) -> Sequence[int]:
+    """A prompt without the tokens that `truncate_prompt_tokens` cuts off.
+
+    -1 leaves as much as fits beside `max_tokens`. The last tokens stay, unless `truncation_side`
+    is `right`. Raises `InvalidField` for 0, which would leave nothing.
+    """
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return token_ids
+    if limit == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for what fits the context."
+        raise InvalidField("truncate_prompt_tokens", message)
+    if limit < 0:
+        limit = max(info.max_model_len - (max_tokens or 1), 1)
+    return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]
 
 
 async def text_prompt(

@@ -57,8 +57,9 @@ class ParsedReader(MessageReader):
     def _is_shown(self, piece: Piece) -> bool:
         if isinstance(piece, ReasoningPiece):
             return self._shows_reasoning
-        is_call = isinstance(piece, CallBegin | CallArguments)
-        return not is_call or self._max_calls is None or piece.index < self._max_calls
+        if isinstance(piece, TextPiece) or self._max_calls is None:
+            return True
+        return piece.index < self._max_calls
 
 
 class ForcedReader(MessageReader):

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
 
 from starlette.types import Receive
 
@@ -19,14 +18,12 @@ from server.control.routing import Traits
 from server.control.selection import Selection, decides_itself, select
 from server.errors import InvalidField, Stopping
 from server.http.event_stream import until_disconnect
+from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
 from server.openai.models import find_adapter
 from server.schema.base import Body
 from server.schema.generation_body import GenerationBody, SpecDecode
 from server.state import Runtime
-
-MAX_IGNORED_CHARS = 1024
-"""The maximum length of the header that lists the ignored fields."""
 
 _INT64 = 2**63
 
@@ -60,7 +57,7 @@ class CheckedBody:
 
     def headers(self) -> dict[str, str]:
         """`x-specgate-ignored-fields`, if fields were ignored."""
-        return {"x-specgate-ignored-fields": _header_list(self.ignored)} if self.ignored else {}
+        return {"x-specgate-ignored-fields": header_list(self.ignored)} if self.ignored else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +126,23 @@ class AdmittedRequest:
 
     def headers(self) -> dict[str, str]:
         """The response's own headers."""
-        return {"x-specgate-spec-method": self.selection.name, **self.prepared.checked.headers()}
+        prepared = self.prepared
+        headers = {"x-specgate-spec-method": self.selection.name, **prepared.checked.headers()}
+        constraint = prepared.options[0].structured_output
+        if constraint is not None and constraint.unenforced:
+            headers["x-specgate-unenforced-keywords"] = header_list(constraint.unenforced, ":-")
+        return headers
 
 
 def check_body(runtime: Runtime, body: Body) -> CheckedBody:
     """Checks what needs no tokenizer. Raises `NotFound`, `InvalidField`."""
     name = runtime.settings.served_model_name[0] if body.model is None else body.model
     adapter = find_adapter(runtime, name)
+    strict = runtime.settings.strict_fields
+    ignored = body.ignored_fields(strict=strict)
     if isinstance(body, GenerationBody):
-        body.check_stream_options()
-    ignored = body.ignored_fields(strict=runtime.settings.strict_fields)
+        check_generation(runtime.settings, body)
+    ignored += ignored_effort(runtime.renderer, body, strict=strict)
     return CheckedBody(name, ignored, adapter)
 
 
@@ -192,6 +196,8 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
             params,
             adapter,
             template_variables=prepared.template_variables,
+            cache_salt=prepared.body.cache_salt,
+            priority=prepared.body.priority or 0,
         )
         for p, (prompt, options) in enumerate(zip(prepared.prompts, prepared.options, strict=True))
         for i in range(n)
@@ -271,9 +277,3 @@ def _own_seed(index: int, options: SamplingOptions) -> SamplingOptions:
         return options
     seed = (options.seed + index + _INT64) % (2 * _INT64) - _INT64
     return replace(options, seed=seed)
-
-
-def _header_list(names: Sequence[str]) -> str:
-    """The names as a header can carry them: percent-encoded, and cut to a maximum length."""
-    text = ", ".join(quote(name[:64], safe="", errors="replace") for name in names)
-    return text if len(text) <= MAX_IGNORED_CHARS else text[: MAX_IGNORED_CHARS - 3] + "..."

@@ -8,6 +8,7 @@ from server.errors import ApiError
 from server.http.event_stream import DONE, error_events, event, json_text
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
+from server.openai.token_fields import TokenFields
 from server.openai.usage import choice_statistics, response_metrics, usage
 
 _TEXT_PLACEHOLDER = "\x00text\x00"
@@ -27,10 +28,11 @@ class ResponseBuilder:
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
         self._continuous_spec = body.continuous_spec_stats
+        self._tokens = TokenFields(request.prepared)
         indices = range(len(request.engine_requests))
         self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
-        has_frames = body.stream and self._shape.is_plain
-        self._frames = [self._frame(i) for i in indices] if has_frames else []
+        self._has_frames = bool(body.stream) and self._shape.is_plain and self._is_ordinary
+        self._frames = [self._frame(i) for i in indices] if self._has_frames else []
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
@@ -40,12 +42,15 @@ class ResponseBuilder:
         """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
         self._check_finished()
         choices = [
-            self._shape.whole_choice(index, choice) | self._finish_fields(index)
+            self._shape.whole_choice(index, choice)
+            | self._tokens.of_choice(index, choice)
+            | self._finish_fields(index)
             for index, choice in enumerate(self._choices)
         ]
         return {
             **self._head(self._shape.object_type),
             "choices": choices,
+            **self._tokens.of_body(self._choices),
             "usage": usage(self._request, self._choices),
             "metrics": response_metrics(self._request, self._choices),
         }
@@ -58,7 +63,7 @@ class ResponseBuilder:
         choice.add(delta)
         chunks = self._chunk_events(index, delta, is_first)
         if is_first and (role := self._shape.role_chunk(index)) is not None:
-            return (event(self._chunk([role])), *chunks)
+            return (event(self._chunk([role]) | self._tokens.of_first_chunk()), *chunks)
         return chunks
 
     def last_events(self) -> Sequence[bytes]:
@@ -70,6 +75,11 @@ class ResponseBuilder:
         chunk["usage"] = usage(self._request, self._choices)
         chunk["metrics"] = response_metrics(self._request, self._choices)
         return (event(chunk), DONE)
+
+    @property
+    def _is_ordinary(self) -> bool:
+        """Whether nothing but the text differs from one ordinary chunk to the next."""
+        return not (self._continuous_usage or self._continuous_spec or self._tokens.returns_ids)
 
     def failure(self, error: ApiError) -> bytes:
         """The encoded end of a stream that fails; unfinished choices get no finish reason."""
@@ -83,13 +93,15 @@ class ResponseBuilder:
     def _chunk_events(self, index: int, delta: Delta, is_first: bool) -> Sequence[bytes]:
         echo = is_first and self._shape.echoes_prompt
         is_last = delta.finish_reason is not None
+        self._tokens.hold(index, delta)
         if self._shape.is_plain and not is_last and delta.logprobs is None and not echo:
             if not delta.text:
                 return ()
-            if not self._continuous_usage and not self._continuous_spec:
+            if self._has_frames:
                 before, after = self._frames[index]
                 return (before + json_text(delta.text).encode() + after,)
         choices = self._shape.chunk_choices(index, delta, echo=echo)
+        choices = self._tokens.attach(index, choices, is_first=is_first)
         if self._continuous_spec:
             statistics = choice_statistics(self._request, self._choices[index])
             choices = [choice | {"speculative_decoding": statistics} for choice in choices]

@@ -29,8 +29,8 @@ def sampling_options(
     check_token_ids(info, bias, "logit_bias")
     check_token_ids(info, body.allowed_token_ids or (), "allowed_token_ids")
     return SamplingOptions(
-        temperature=_or(body.temperature, _DEFAULTS.temperature),
-        top_p=_or(body.top_p, _DEFAULTS.top_p),
+        temperature=_temperature(body),
+        top_p=_or(body.top_p or None, _DEFAULTS.top_p),
         # -1 is vLLM's older spelling of "all".
         top_k=max(body.top_k or 0, 0),
         min_p=_or(body.min_p, _DEFAULTS.min_p),
@@ -74,6 +74,11 @@ def _check_min_tokens(min_tokens: int, limit: int) -> None:
     if min_tokens > limit:
         message = f"min_tokens is {min_tokens}, but at most {limit} tokens can be generated."
         raise InvalidField("min_tokens", message)
+
+
+def _temperature(body: GenerationBody) -> float:
+    """0 for a `top_p` of 0, which OpenAI accepts: only the likeliest token is left."""
+    return 0.0 if body.top_p == 0 else _or(body.temperature, _DEFAULTS.temperature)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -6,6 +6,7 @@ from engine_adapter.parsing import Parsing, ParsingRequest
 from engine_adapter.types import SamplingOptions
 from server.errors import InvalidField
 from server.openai.message_parts import MessageReader, TextReader
+from server.openai.prompts import template_variables
 from server.openai.readers import NamedReader, ParsedReader, RequiredReader
 from server.schema.chat import ChatCompletionRequest
 from server.schema.tools import NamedTool, check_choice, check_tools
@@ -37,7 +38,7 @@ def parsing_of(
     request = ParsingRequest(
         prompt_token_ids=prompt,
         tools=tuple(tool.for_template() for tool in tools or ()),
-        template_variables=body.chat_template_kwargs or {},
+        template_variables=template_variables(body),
         num_earlier_calls=calls,
     )
     return runtime.engine.parsing(request)

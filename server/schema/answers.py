@@ -47,6 +47,18 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int = absent("with a prediction: drafted from it and rejected")
 
 
+class RankedLogprob(BaseModel):
+    """A token at a place of the prompt."""
+
+    logprob: float
+    rank: int | None = Field(description="1 for the likeliest token")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedLogprob] | None]
+"""For each token of the prompt: token id -> its probability there; null for the first token."""
+
+
 class Usage(BaseModel):
     """Tokens; each prompt counts once, whatever its number of choices."""
 

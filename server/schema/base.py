@@ -1,8 +1,10 @@
 """The base of all bodies: strict types, fields that are refused, fields that are ignored.
 
 Types are strict ("5" is not an integer, true is not a number). A declared field is honoured. The
-other fields are of three kinds: those in `REFUSED` cannot be honoured and are accepted only with
-a neutral value; those in `WITHOUT_EFFECT` do not affect the response; the rest is unknown.
+other fields are of four kinds: those in `REFUSED` cannot be honoured and are accepted only with
+a neutral value; those in `IGNORED` ask for what cannot make an answer wrong; those in
+`WITHOUT_EFFECT` do not affect the response; the rest is unknown. `IGNORED` and unknown fields are
+ignored with notice.
 """
 
 from collections.abc import Mapping
@@ -19,17 +21,16 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "logits_processors": ([],),
     "logit_processors": ([],),
-    "watermarking": (),
+    "watermarking": (False,),
     "repetition_detection": (),
-    "thinking_token_budget": (),
+    "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
-    # Older names of vLLM's structured output, which vLLM has dropped too.
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+    # Constraints on the text that other servers have.
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
     # Tools, and outputs besides text.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -38,12 +39,12 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "modalities": ([], ["text"]),
     "audio": (),
     "reasoning": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
     "web_search_options": (),
     "documents": ([],),
     "moderation": (),
     # Other forms of prompts and responses; some belong to the other endpoint.
+    "messages": ([],),
+    "prompt": (),
     "suffix": ("",),
     "echo": (False,),
     "best_of": (1,),
@@ -61,9 +62,8 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "return_token_ids": (False,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
-    # Fields that need storage or scheduling.
-    "store": (False,),
-    "service_tier": ("auto", "default"),
+    "routed_experts_prompt_start": (0,),
+    # Fields that need another engine.
     "priority": (0,),
     "cache_salt": (),
     "lora_request": (),
@@ -72,7 +72,42 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
 }
-"""Known fields that are not honoured, with their neutral values; null is always neutral."""
+"""Known fields that are not honoured, with their neutral values; null is always neutral.
+
+A body that declares one of them honours it.
+"""
+
+INSTEAD: Mapping[str, str] = {
+    "messages": "send a chat to /v1/chat/completions",
+    "prompt": "send a text to /v1/completions",
+    "guided_decoding_backend": "set structured_outputs_config in --engine-args",
+    "guided_whitespace_pattern": "set structured_outputs_config in --engine-args",
+    "regex": "send structured_outputs.regex",
+    "ebnf": "send structured_outputs.grammar",
+    "structural_tag": "send response_format or structured_outputs",
+    "functions": "send tools",
+    "function_call": "send tool_choice",
+    "chat_template": "start the server with --chat-template",
+    "lora_request": "send the adapter's name as model",
+    "lora_path": "send the adapter's name as model",
+    "lora_name": "send the adapter's name as model",
+    "logits_processors": "send logit_bias, bad_words or allowed_token_ids",
+    "logit_processors": "send logit_bias, bad_words or allowed_token_ids",
+}
+"""Refused fields that have a substitute."""
+
+IGNORED: Mapping[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    "stream_interval": (1,),
+    "request_id": (),
+}
+"""Known fields that are ignored with notice, with values that ask for nothing: without notice.
+
+They state a wish about storing, scheduling, style or chunks. A right answer stays right without it.
+"""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -80,12 +115,13 @@ WITHOUT_EFFECT = frozenset(
         "metadata",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "parallel_tool_calls",
         "include_reasoning",
         "session_id",
-        "request_id",
-        "truncation_side",
+        "mm_payload",
+        "return_mm_kwargs",
     }
 )
 """Known fields that identify the client, or that shape outputs which a text does not have."""
@@ -115,24 +151,42 @@ class Body(BaseModel):
     model: str | None = None
 
     def ignored_fields(self, *, strict: bool) -> tuple[str, ...]:
-        """The unknown fields, which are ignored.
+        """The fields that are ignored with notice.
 
         Raises `InvalidField` for a known field that cannot be honoured and, with `strict`,
-        for an unknown one.
+        for one that would be ignored with notice.
         """
-        ignored = []
-        for name, value in (self.model_extra or {}).items():
+        extra = self.model_extra or {}
+        for name, value in extra.items():
             if name in REFUSED:
                 _check_neutral(name, value)
-            elif name not in WITHOUT_EFFECT:
-                ignored.append(name)
+        ignored = tuple(name for name, value in extra.items() if _is_noticed(name, value))
         if ignored and strict:
-            name = ignored[0]
-            raise InvalidField(name, f"{clip(name)} is not a known field.", "unknown_parameter")
-        return tuple(ignored)
+            raise refused_when_strict(ignored[0])
+        return ignored
+
+
+def refused_when_strict(name: str) -> InvalidField:
+    """The error of a field that is ignored with notice unless `--strict-fields` is set."""
+    if name in IGNORED:
+        message = f"{name} has no effect on this server; leave it out."
+        return InvalidField(name, message, "unsupported_parameter")
+    return InvalidField(name, f"{clip(name)} is not a known field.", "unknown_parameter")
+
+
+def _is_noticed(name: str, value: Any) -> bool:
+    if name in IGNORED:
+        return value is not None and not _is_in(value, IGNORED[name])
+    return name not in REFUSED and name not in WITHOUT_EFFECT
 
 
 def _check_neutral(name: str, value: Any) -> None:
-    if value is not None and value not in REFUSED[name]:
-        message = f"{name} is not supported by this server; leave it out."
+    if value is not None and not _is_in(value, REFUSED[name]):
+        instead = INSTEAD.get(name, "leave it out")
+        message = f"{name} is not supported by this server; {instead}."
         raise InvalidField(name, message, "unsupported_parameter")
+
+
+def _is_in(value: Any, values: tuple[Any, ...]) -> bool:
+    """Whether the value is one of `values`; 0 is not false, and 1 is not true."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)

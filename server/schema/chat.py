@@ -1,6 +1,6 @@
 """The body of `/v1/chat/completions`, and the chat that `/tokenize` also accepts."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -19,6 +19,9 @@ class ChatPromptFields(BaseModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
 
 
 class ChatCompletionRequest(GenerationBody, ChatPromptFields):
@@ -39,6 +42,21 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
         if not self.tools:
             return "none"
         return self.tool_choice or "auto"
+
+    def ignored_fields(self, *, strict: bool) -> tuple[str, ...]:
+        """See `Body.ignored_fields`. A call that the model chooses to make has no constraint."""
+        ignored = super().ignored_fields(strict=strict)
+        if self.choice != "auto":
+            return ignored
+        unmet = [
+            f"tools.{i}.function.strict"
+            for i, tool in enumerate(self.tools or ())
+            if tool.function.strict
+        ]
+        if unmet and strict:
+            message = f"{unmet[0]} is not enforced with tool_choice 'auto'; leave it out."
+            raise InvalidField(unmet[0], message, "unsupported_parameter")
+        return (*ignored, *unmet)
 
     def structured_output(self) -> StructuredOutput | None:
         """The constraint of a call that must be made, otherwise that of the text.
@@ -62,6 +80,6 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
         if self.choice == "auto":
             reason = "would make calls impossible; send another tool_choice, or leave it out"
             raise InvalidField(field, f"{field} beside tools with tool_choice 'auto' {reason}.")
-        if self.choice != "none" and field == "structured_outputs":
-            message = "structured_outputs and a tool_choice that forces a call exclude each other."
+        if self.choice != "none" and field != "response_format":
+            message = f"{field} and a tool_choice that forces a call exclude each other."
             raise InvalidField(field, message)

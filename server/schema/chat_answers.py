@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from server.schema.answers import AnswerMetrics, SpeculativeDecoding, Usage, absent
+from server.schema.answers import AnswerMetrics, PromptLogprobs, SpeculativeDecoding, Usage, absent
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 """Why a choice has ended."""
@@ -66,6 +66,7 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
     stop_reason: str | int | None = Field(description="the stop string or token id that matched")
     speculative_decoding: SpeculativeDecoding
+    token_ids: list[int] = absent("with `return_token_ids`")
 
 
 class ChatCompletion(BaseModel):
@@ -78,6 +79,8 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     metrics: AnswerMetrics
+    prompt_token_ids: list[int] = absent("with `return_token_ids`")
+    prompt_logprobs: PromptLogprobs = absent("with `prompt_logprobs`")
 
 
 class FunctionDelta(BaseModel):
@@ -117,6 +120,7 @@ class ChatChunkChoice(BaseModel):
     speculative_decoding: SpeculativeDecoding = absent(
         "on the chunk that ends the choice, or with `continuous_spec_stats`"
     )
+    token_ids: list[int] = absent("with `return_token_ids`")
 
 
 class ChatCompletionChunk(BaseModel):
@@ -129,3 +133,4 @@ class ChatCompletionChunk(BaseModel):
     choices: list[ChatChunkChoice] = Field(description="empty on the chunk with the usage")
     usage: Usage | None = absent("with `include_usage`; null until the last chunk")
     metrics: AnswerMetrics = absent("on the last chunk")
+    prompt_token_ids: list[int] = absent("with `return_token_ids`, on the first chunk")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from server.schema.answers import AnswerMetrics, SpeculativeDecoding, Usage, absent
+from server.schema.answers import AnswerMetrics, PromptLogprobs, SpeculativeDecoding, Usage, absent
 
 FinishReason = Literal["stop", "length"]
 """Why a choice has ended."""
@@ -28,6 +28,9 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason
     stop_reason: str | int | None = Field(description="the stop string or token id that matched")
     speculative_decoding: SpeculativeDecoding
+    token_ids: list[int] = absent("with `return_token_ids`")
+    prompt_token_ids: list[int] = absent("with `return_token_ids`")
+    prompt_logprobs: PromptLogprobs = absent("with `prompt_logprobs`")
 
 
 class Completion(BaseModel):
@@ -53,6 +56,8 @@ class CompletionChunkChoice(BaseModel):
     speculative_decoding: SpeculativeDecoding = absent(
         "on the chunk that ends the choice, or with `continuous_spec_stats`"
     )
+    token_ids: list[int] = absent("with `return_token_ids`")
+    prompt_token_ids: list[int] = absent("with `return_token_ids`, on the first chunk")
 
 
 class CompletionChunk(BaseModel):

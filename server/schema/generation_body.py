@@ -7,7 +7,8 @@ from pydantic_core import PydanticCustomError
 
 from engine_adapter.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Body, Strict
+from server.schema.base import Body, Strict, UnicodeText
+from server.schema.foreign_constraints import ForeignConstraints
 from server.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
@@ -113,14 +114,18 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(Body):
+MAX_SALT = 1024
+"""vLLM's limit of the characters of `cache_salt`."""
+
+
+class GenerationBody(Body, ForeignConstraints):
     """Sampling, streaming and the selection of a proposer. Null means "not set" in every field."""
 
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_INT)
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
@@ -138,6 +143,12 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: Annotated[UnicodeText, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     prediction: Prediction | None = None
     spec_decode: SpecDecode | None = None
     speculative_model: str | None = None
@@ -161,7 +172,10 @@ class GenerationBody(Body):
         return options is not None and bool(options.continuous_spec_stats)
 
     def check_stream_options(self) -> None:
-        """Raises `InvalidField` if `stream_options` is set and cannot be honoured."""
+        """Raises `InvalidField` for what a stream, or an answer in one piece, cannot have."""
+        if self.stream and self.prompt_logprobs is not None:
+            message = "prompt_logprobs cannot be combined with stream."
+            raise InvalidField("prompt_logprobs", message)
         if self.stream_options is None:
             return
         if not self.stream:
@@ -174,7 +188,9 @@ class GenerationBody(Body):
         """The constraint on the text. Raises `InvalidField` for two of them, or an invalid one."""
         openai = self.response_format and from_response_format(self.response_format)
         vllm = self.structured_outputs and from_structured_outputs(self.structured_outputs)
-        if openai and vllm:
-            message = "structured_outputs and response_format are both given; send one of them."
-            raise InvalidField("structured_outputs", message)
-        return openai or vllm or None
+        given = [one for one in (openai, vllm, *self.foreign_constraints()) if one]
+        if len(given) > 1:
+            first, second = (one.param.partition(".")[0] for one in given[:2])
+            message = f"{second} and {first} are both given; send one of them."
+            raise InvalidField(second, message)
+        return given[0] if given else None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.text import clip
@@ -12,6 +12,12 @@ ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 PART_TYPES = ("input_text", "output_text", "refusal")
 """The kinds of parts that a message may have."""
+
+MAX_ITEMS = 10_000
+"""The most items of an input; each becomes a message or a part of one."""
+
+MAX_PARTS = 10_000
+"""The most parts of an item."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -31,6 +37,21 @@ def _known(kind: str, known: tuple[str, ...], default: str | None) -> BeforeVali
         return value
 
     return BeforeValidator(check)
+
+
+def form(value: Any) -> str:
+    """Which of the two forms a value has, so that an error is about that form only."""
+    return "text" if isinstance(value, str) else "list"
+
+
+def _text_or_list(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("text_or_list", "must be a text or a list")
+    return value
+
+
+TEXT_OR_LIST = BeforeValidator(_text_or_list)
+"""Refuses what has neither form."""
 
 
 class _Part(BaseModel):
@@ -70,12 +91,29 @@ OutputPart = Annotated[InputText, _known("part", ("input_text",), None)]
 """A part of what a function returned."""
 
 
+Content = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""The content of a message."""
+
+Returned = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[OutputPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""What a function returned."""
+
+
 class MessageItem(_Part):
     """A message. `id` and `status` are those of an item that a server returned earlier."""
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[MessagePart]
+    content: Content
     id: str | None = None
     status: Status | None = None
 
@@ -96,7 +134,7 @@ class FunctionCallOutputItem(_Part):
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1)
-    output: str | list[OutputPart]
+    output: Returned
     id: str | None = None
     status: Status | None = None
 
@@ -119,8 +157,10 @@ class ReasoningItem(_Part):
     """Reasoning of an earlier answer. `encrypted_content` can be read by its author only."""
 
     type: Literal["reasoning"]
-    summary: list[SummaryText] = []
-    content: list[ReasoningText] | None = None
+    summary: Annotated[list[SummaryText], Field(max_length=MAX_PARTS, fail_fast=True)] = []
+    content: Annotated[list[ReasoningText] | None, Field(max_length=MAX_PARTS, fail_fast=True)] = (
+        None
+    )
     encrypted_content: str | None = None
     id: str | None = None
     status: Status | None = None
@@ -134,3 +174,13 @@ InputItem = Annotated[
     _known("item", ITEM_TYPES, "message"),
 ]
 """An item of a request's input."""
+
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[
+        list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag("list")
+    ],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""The input of a response: a text is a user's message."""

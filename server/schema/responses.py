@@ -8,8 +8,9 @@ from pydantic_core import PydanticCustomError
 from server.errors import InvalidField
 from server.schema.base import Strict
 from server.schema.generation_body import MAX_INT, GenerationBody
-from server.schema.response_items import InputItem
+from server.schema.response_items import Input
 from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat
+from server.schema.tools import MAX_TOOLS
 from server.text import clip
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
@@ -18,8 +19,8 @@ MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log probabilities."""
 
-MAX_ITEMS = 10_000
-"""The most items of an input; each becomes a message or a part of one."""
+MAX_INCLUDES = 64
+"""The most entries of `include`, of which there are only a few kinds."""
 
 PAGE, MAX_PAGE = 20, 100
 """OpenAI's default and limit of the items of a page."""
@@ -91,12 +92,6 @@ def _metadata(pairs: dict[str, str] | None) -> dict[str, str] | None:
     return pairs
 
 
-def _input(value: Any) -> Any:
-    if not isinstance(value, str | list):
-        raise PydanticCustomError("input", "must be a text or a list of items")
-    return value
-
-
 class JsonSchemaText(JsonSchemaFormat):
     """JSON that fits a schema; the fields of a chat's `json_schema`, without that object."""
 
@@ -132,6 +127,13 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
+Functions = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(_function_only)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+"""The tools of a request."""
+
+
 class ChosenFunction(Strict):
     """One of the functions, which must be called."""
 
@@ -144,7 +146,10 @@ class AllowedTools(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[Annotated[ChosenFunction, BeforeValidator(_function_only)]] = Field(min_length=1)
+    tools: Annotated[
+        list[Annotated[ChosenFunction, BeforeValidator(_function_only)]],
+        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+    ]
 
 
 ToolChoice = Annotated[
@@ -160,10 +165,7 @@ ToolChoice = Annotated[
 class ResponsesRequest(GenerationBody):
     """A response. It also takes the sampling fields of a chat, under the same names."""
 
-    input: Annotated[
-        str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)],
-        BeforeValidator(_input),
-    ]
+    input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -172,11 +174,13 @@ class ResponsesRequest(GenerationBody):
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INT)
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    tools: list[Annotated[FunctionTool, BeforeValidator(_function_only)]] | None = None
+    tools: Functions | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: list[Includable] | None = None
+    include: Annotated[list[Includable], Field(max_length=MAX_INCLUDES, fail_fast=True)] | None = (
+        None
+    )
     top_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     user: str | None = None
     safety_identifier: str | None = None

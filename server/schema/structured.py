@@ -1,19 +1,22 @@
 """Structured output in request bodies: OpenAI's `response_format` and vLLM's `structured_outputs`.
 
-`structured_outputs` also takes regular expressions, choices and grammars. The engine checks
-whether it supports a schema or a pattern.
+`structured_outputs` also takes regular expressions, choices and grammars. Keywords of a schema that
+the engine cannot enforce are refused with OpenAI's `strict`, and left out with notice otherwise.
+The engine checks whether it supports the rest of a schema, or a pattern.
 """
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field
 
+from engine_adapter.schema_keywords import relax
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
-from server.text import clip
+from server.text import clip, cut
 
 
 def _not_empty(text: str) -> str:
@@ -27,7 +30,7 @@ Text = Annotated[UnicodeText, AfterValidator(_not_empty)]
 
 
 class JsonSchemaFormat(Strict):
-    """OpenAI's wrapper of a JSON schema. `strict` has no effect: a schema is always enforced."""
+    """OpenAI's wrapper of a JSON schema. With `strict` every keyword is enforced, or refused."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
@@ -42,16 +45,18 @@ class TextFormat(Strict):
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
+    """Any JSON object. `schema` is llama.cpp's: JSON that fits it."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class JsonFormat(Strict):
-    """JSON that fits a schema."""
+    """JSON that fits a schema. One beside the wrapper is known in order to be refused."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaFormat
+    schema_: Any = Field(None, alias="schema")
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonFormat, Field(discriminator="type")]
@@ -73,9 +78,16 @@ def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
     if isinstance(body, TextFormat):
         return None
     if isinstance(body, JsonObjectFormat):
+        if body.schema_ is not None:
+            return schema_constraint(body.schema_, "response_format.schema")
         return StructuredOutput(ConstraintKind.JSON_OBJECT, param="response_format")
-    schema = _json(body.json_schema.schema_, "response_format.json_schema.schema")
-    return StructuredOutput(ConstraintKind.JSON_SCHEMA, schema, param="response_format")
+    if body.schema_ is not None:
+        message = "response_format.schema: send it as response_format.json_schema.schema."
+        raise InvalidField("response_format.schema", message)
+    wrapped = body.json_schema
+    param = "response_format.json_schema.schema"
+    constraint = schema_constraint(wrapped.schema_, param, strict=bool(wrapped.strict))
+    return replace(constraint, param="response_format")
 
 
 def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
@@ -102,24 +114,37 @@ def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
 def schema_constraint(
     schema: dict[str, Any] | str, param: str, *, strict: bool = False
 ) -> StructuredOutput:
-    """JSON that fits a schema. Raises `InvalidField`, naming `param`."""
-    return StructuredOutput(ConstraintKind.JSON_SCHEMA, _json(schema, param), param=param)
+    """JSON that fits a schema, without the keywords that the engine cannot enforce.
+
+    Raises `InvalidField`, naming `param`, for a schema that cannot work and, with `strict`, for
+    one with such keywords.
+    """
+    text, relaxed = _json(schema, param)
+    unenforced = relax(relaxed)
+    if unenforced and strict:
+        names = cut(", ".join(unenforced))
+        message = f"{param} has keywords that cannot be enforced with strict: {names}."
+        raise InvalidField(param, message)
+    if unenforced:
+        text = json.dumps(relaxed)
+    return StructuredOutput(ConstraintKind.JSON_SCHEMA, text, param=param, unenforced=unenforced)
 
 
-def _json(schema: dict[str, Any] | str, param: str) -> str:
-    """A schema as JSON text. Text is parsed first, to check that it is an object."""
+def _json(schema: dict[str, Any] | str, param: str) -> tuple[str, dict[str, Any]]:
+    """A schema as JSON text, and a copy of it as an object."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, dict):
             raise InvalidField(param, f"{param} must be a JSON object.")
         text = json.dumps(value, allow_nan=False)
+        copy: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidField(param, f"{param} is not a JSON schema: {error}") from None
     if (ref := _circular_ref(value)) is not None:
         raise InvalidField(
             param, f"{param}: the $ref {clip(ref)} leads to itself, so no text matches it."
         )
-    return text
+    return text, copy
 
 
 def _circular_ref(schema: dict[str, Any]) -> str | None:

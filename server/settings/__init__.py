@@ -107,7 +107,15 @@ class Settings(EngineArguments):
         None, description="file to which every admin change is appended as a line of JSON"
     )
     console: bool = Field(True, description="serve /console if the extra `console` is installed")
-    strict_fields: bool = Field(False, description="refuse unknown fields of request bodies")
+    strict_fields: bool = Field(
+        False, description="refuse fields of request bodies that would be ignored"
+    )
+    default_max_tokens: Count | None = Field(
+        None, description="most output tokens of a chat that sets no limit (rest of the context)"
+    )
+    max_output_tokens: Count | None = Field(
+        None, description="largest limit of output tokens that a request may set"
+    )
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"
     )
@@ -173,6 +181,7 @@ class Settings(EngineArguments):
         _check_model("model", self.model)
         self._check_proposers()
         self._check_lora_modules()
+        self._check_output_limits()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
@@ -185,6 +194,13 @@ class Settings(EngineArguments):
                 raise SettingError("engine_args", f"{key} is set by Specgate itself; leave it out")
             if key in type(self).model_fields:
                 raise SettingError("engine_args", f"{key} has a setting of its own: {flag(key)}")
+
+    def _check_output_limits(self) -> None:
+        default, ceiling = self.default_max_tokens, self.max_output_tokens
+        if default is not None and ceiling is not None and default > ceiling:
+            raise SettingError(
+                "default_max_tokens", f"{default} is above {flag('max_output_tokens')} {ceiling}"
+            )
 
     def _check_lora_modules(self) -> None:
         if self.lora_modules and not self.enable_lora:

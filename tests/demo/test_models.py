@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ TRAINED_TEMPLATE = (
 def test_chats_without_tools_are_rendered_as_in_training(model: str) -> None:
     loaded = AutoTokenizer.from_pretrained(model_path(model))
     assert loaded.chat_template == CHAT_TEMPLATE
-    chats = [prompt.messages for prompt in load_prompts()]
+    chats: list[Any] = [prompt.messages for prompt in load_prompts()]
     chats += [
         [{"role": "developer", "content": ""}, {"role": "assistant", "content": None}],
         [{"role": role, "content": f"a {role} {{{{ x }}}}\n"} for role in ("user", "assistant")],

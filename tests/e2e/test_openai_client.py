@@ -1,5 +1,6 @@
 """OpenAI's own Python client against the real engine."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -156,6 +157,75 @@ def test_a_conversation_of_responses_is_that_of_chats(client: openai.OpenAI) -> 
     chat = client.chat.completions.create(**{**GREEDY, "max_tokens": 24}, messages=messages)
     assert second.output_text == chat.choices[0].message.content
     assert client.responses.retrieve(second.id).output_text == second.output_text
+
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "set_alarm",
+            "description": "Sets an alarm.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "day": {"enum": ["monday", "tuesday", "wednesday"]},
+                    "hour": {"type": "integer", "minimum": 0, "maximum": 23},
+                    "loud": {"type": "boolean"},
+                },
+                "required": ["day", "hour", "loud"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "cancel"}},
+]
+NAMED: Any = {"type": "function", "function": {"name": "set_alarm"}}
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_a_forced_call_does_not_depend_on_the_proposer(
+    client: openai.OpenAI, choice: Any, reason: str
+) -> None:
+    asked = {**GREEDY, "max_tokens": 80, "tools": TOOLS, "tool_choice": choice}
+    calls, drafted = set(), {}
+    for name in (*PROPOSERS, "none"):
+        with client.chat.completions.stream(
+            messages=MESSAGES,
+            parallel_tool_calls=False,
+            extra_body={"spec_decode": {"proposer": name}},
+            **asked,
+        ) as stream:
+            *_, last = [event.chunk for event in stream if event.type == "chunk"]
+            final = stream.get_final_completion().choices[0]
+        assert final.finish_reason == reason
+        (call,) = list(final.message.tool_calls or ())
+        calls.add((call.function.name, call.function.arguments))
+        told = statistics(last)
+        assert told["proposer"] == name
+        drafted[name] = (told["num_draft_tokens"], told["num_accepted_draft_tokens"])
+    ((called, arguments),) = calls
+    assert called in ("set_alarm", "cancel")
+    if called == "set_alarm":
+        assert set(json.loads(arguments)) == {"day", "hour", "loud"}
+    assert drafted["none"] == (0, 0)
+    assert sum(accepted for _, accepted in drafted.values()) > 0, drafted
+
+
+def test_a_turn_with_a_tools_result_is_answered(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**GREEDY, "max_tokens": 80, "tools": TOOLS}
+    first = client.chat.completions.create(messages=MESSAGES, tool_choice=NAMED, **asked)
+    message = first.choices[0].message
+    (call,) = list(message.tool_calls or ())
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is set."}
+    history: Any = [*MESSAGES, message.model_dump(), result]
+    answer = client.chat.completions.create(messages=history, tool_choice="none", **asked)
+    assert answer.choices[0].message.content
+
+
+def test_a_choice_of_tools_needs_the_flags(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:
+        client.chat.completions.create(messages=MESSAGES, tools=TOOLS, **GREEDY)
+    assert caught.value.param == "tool_choice"
 
 
 def test_a_cap_on_the_draft_is_enforced(client: openai.OpenAI) -> None:

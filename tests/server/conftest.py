@@ -9,8 +9,9 @@ import pytest
 import structlog
 
 from engine_adapter.fake.engine import FakeEngine
+from engine_adapter.types import GenerationRequest
 from tests.server.contract.contract import check_response
-from tests.server.gateway import BASE_URL, Gateway, build
+from tests.server.gateway import BASE_URL, Gateway, build, record_requests
 
 structlog.configure(
     # Tracebacks as plain text: structlog's own default takes a second for each.
@@ -51,3 +52,9 @@ async def start() -> AsyncIterator[StartGateway]:
 async def gateway(start: StartGateway) -> Gateway:
     """The demo's settings on a fake engine that takes no time."""
     return await start()
+
+
+@pytest.fixture
+def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
+    """The requests of an engine whose response is always `{}`."""
+    return record_requests(gateway, monkeypatch)

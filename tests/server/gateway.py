@@ -3,17 +3,20 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import AsyncGenerator, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from engine_adapter.counts import SpecStats
 from engine_adapter.factory import create_engine
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.interface import Engine
+from engine_adapter.types import Delta, FinishReason, GenerationRequest
 from server.app import create_app
 from server.control.audit import Audit
 from server.lifespan import StartupCallbacks
@@ -92,6 +95,18 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     data = [line.removeprefix("data: ") for line in lines if not line.startswith(":")]
     assert data[-1] == "[DONE]"
     return [json.loads(line) for line in data[:-1]]
+
+
+def record_requests(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
+    """Replaces the engine's answers by `{}`; the requests that it gets are in the list."""
+    requests: list[GenerationRequest] = []
+
+    async def generate(request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        requests.append(request)
+        yield Delta("{}", (5,), finish_reason=FinishReason.STOP, spec=SpecStats())
+
+    monkeypatch.setattr(gateway.engine, "generate", generate)
+    return requests
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 2.0) -> None:

@@ -38,6 +38,7 @@ from engine_adapter.vllm_engine.gateway.translation import (
     sampling_params,
     to_delta,
     to_invalid_request,
+    token_prompt,
 )
 from engine_adapter.vllm_engine.wire import switch_to_wire
 
@@ -137,7 +138,7 @@ class VllmEngine:
         """See `Engine.generate`."""
         process = self._supervisor.child
         params = sampling_params(request)
-        prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        prompt = token_prompt(request)
         adapter = lora_request(request.lora_adapter)
         with self._lora_registry.used(request.lora_adapter):
             outputs = process.generate(
@@ -145,6 +146,7 @@ class VllmEngine:
                 params,
                 request.request_id,
                 adapter,
+                request.priority,
                 template_variables=request.template_variables,
             )
             started = False

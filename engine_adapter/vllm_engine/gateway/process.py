@@ -102,6 +102,7 @@ class EngineProcess:
         params: Any,
         request_id: str,
         lora_request: Any = None,
+        priority: int = 0,
         *,
         template_variables: Mapping[str, Any],
     ) -> AsyncGenerator[Any, None]:
@@ -117,6 +118,7 @@ class EngineProcess:
             params,
             request_id,
             lora_request=lora_request,
+            priority=priority,
             reasoning_parser_kwargs=self._reasoning_options(template_variables),
         )
         return generator

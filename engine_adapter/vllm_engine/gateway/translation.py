@@ -58,6 +58,14 @@ def sampling_params(request: GenerationRequest) -> Any:
         raise to_invalid_request(error, request) from error
 
 
+def token_prompt(request: GenerationRequest) -> dict[str, Any]:
+    """vLLM's `TokensPrompt` of a request."""
+    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_token_ids)}
+    if request.cache_salt is not None:
+        prompt["cache_salt"] = request.cache_salt
+    return prompt
+
+
 def lora_request(adapter: LoraAdapter | None) -> Any:
     """vLLM's `LoRARequest`. Its name keys the prefix cache, so every load has its own name."""
     if adapter is None:
@@ -151,6 +159,7 @@ def _token_logprob(token_id: int, position: Any) -> TokenLogprob:
     """`position` maps token ids to vLLM's `Logprob`; ranks run from 1, the best."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank)
     alternatives = {
-        key: Alternative(key, entry.decoded_token or "", entry.logprob) for key, entry in ranked
+        key: Alternative(key, entry.decoded_token or "", entry.logprob, entry.rank)
+        for key, entry in ranked
     }
     return TokenLogprob(alternatives[token_id], tuple(alternatives.values()))

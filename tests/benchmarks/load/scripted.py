@@ -74,3 +74,33 @@ async def served(answer: Answer) -> AsyncIterator[str]:
         for writer in list(writers):
             writer.transport.abort()
         await asyncio.sleep(0)
+
+
+class Server:
+    """Answers after `delay_s`; counts what it has at the same time, and keeps the bodies."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.bodies: list[dict[str, Any]] = []
+        self.in_flight = 0
+        self.most = 0
+
+    async def __call__(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if head.startswith("GET"):
+            writer.write(plain("200 OK", {"data": [{"id": "m"}]}))
+            return
+        self.bodies.append(body)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        await asyncio.sleep(self.delay_s)
+        self.in_flight -= 1
+        await self.answer(body, writer)
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Writes the answer."""
+        writer.write(STREAM_HEAD + chunks(3))
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """The bodies of completions that are neither warm-up nor priming."""
+        return [b for b in self.bodies if "prompt" in b and b["max_tokens"] > 1]

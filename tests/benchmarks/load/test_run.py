@@ -9,14 +9,13 @@ import pytest
 
 from benchmarks.http_stream import Reply
 from benchmarks.load import run as load_run
-from benchmarks.load.arrivals import Arrivals, ClosedLoop, OpenLoop, Ramp
-from benchmarks.load.drive import Driver, PlannedRequest
+from benchmarks.load.arrivals import Arrivals, ClosedLoop, OpenLoop
 from benchmarks.load.prompts import Prompt
 from benchmarks.load.run import LoadPlan, LoadRun
 from benchmarks.load.samples import Condition, Pass
-from benchmarks.load.sides import Side, Target
+from benchmarks.load.sides import Side
 from benchmarks.load.workloads import Workload
-from tests.benchmarks.load.scripted import STREAM_HEAD, chunks, event, part, plain, served
+from tests.benchmarks.load.scripted import Server, served
 from tests.server.gateway import eventually
 
 PROMPTS = [Prompt(f"p{i}", "quote", {"prompt": f"prompt {i}"}) for i in range(12)]
@@ -41,36 +40,6 @@ class Watcher:
 
     def on_condition(self, condition: Condition, passes: Sequence[Pass]) -> None:
         self.conditions.append(condition.name)
-
-
-class Server:
-    """Answers after `delay_s`; counts what it has at the same time, and keeps the bodies."""
-
-    def __init__(self, delay_s: float = 0.0) -> None:
-        self.delay_s = delay_s
-        self.bodies: list[dict[str, Any]] = []
-        self.in_flight = 0
-        self.most = 0
-
-    async def __call__(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        if head.startswith("GET"):
-            writer.write(plain("200 OK", {"data": [{"id": "m"}]}))
-            return
-        self.bodies.append(body)
-        self.in_flight += 1
-        self.most = max(self.most, self.in_flight)
-        await asyncio.sleep(self.delay_s)
-        self.in_flight -= 1
-        await self.answer(body, writer)
-
-    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Writes the answer."""
-        writer.write(STREAM_HEAD + chunks(3))
-
-    @property
-    def measured(self) -> list[dict[str, Any]]:
-        """The bodies of completions that are neither warm-up nor priming."""
-        return [b for b in self.bodies if "prompt" in b and b["max_tokens"] > 1]
 
 
 def plan(url: str, names: Sequence[str] = ("a", "b"), **fields: Any) -> LoadPlan:
@@ -143,110 +112,6 @@ async def test_workloads_temperatures_and_loads_are_all_combined() -> None:
     assert [b["temperature"] for b in server.measured] == [0.0] * 4 + [0.7] * 4 + [0.0] * 4 + [
         0.7
     ] * 4
-
-
-def target(url: str) -> Target:
-    side = Side("a", url)
-    return Target(side, side.endpoint(), "m", {}, ())
-
-
-def requests(count: int) -> list[PlannedRequest]:
-    return [PlannedRequest(i, PROMPTS[i % len(PROMPTS)], 0.0, 3, i) for i in range(count)]
-
-
-async def drive(
-    url: str, arrivals: Arrivals, count: int, seconds: float | None = None, limit_s: float = 5.0
-) -> Driver:
-    driver = Driver(target(url), [requests(count)], seconds, limit_s)
-    await driver.run(arrivals, seed=3)
-    return driver
-
-
-async def test_a_closed_loop_keeps_its_concurrency() -> None:
-    server = Server(0.02)
-    async with served(server) as url:
-        driver = await drive(url, ClosedLoop(3), 9)
-    assert server.most == 3
-    assert len(driver.samples()) == 9
-    assert 0.06 <= driver.seconds < 2.0
-
-
-async def test_an_open_loop_does_not_wait_for_answers() -> None:
-    server = Server(0.4)
-    arrivals = OpenLoop(100.0)
-    async with served(server) as url:
-        driver = await drive(url, arrivals, 12)
-    assert server.most == 12
-    planned = arrivals.times_s(12, 3)
-    for sample in driver.samples():
-        assert sample.sent_s == pytest.approx(
-            planned[sample.index] + sample.late_ms / 1e3, abs=1e-3
-        )
-        assert sample.e2e_ms is not None
-        assert sample.e2e_ms > 390
-
-
-async def test_after_the_time_is_over_nothing_is_sent_and_all_end() -> None:
-    server = Server(0.1)
-    async with served(server) as url:
-        closed = await drive(url, ClosedLoop(2), 1000, seconds=0.25)
-        opened = await drive(url, OpenLoop(40.0), 1000, seconds=0.25)
-    assert 4 <= len(closed.samples()) <= 6
-    assert max(s.sent_s for s in opened.samples()) < 0.3
-    assert server.in_flight == 0
-
-
-async def test_a_ramp_changes_the_concurrency() -> None:
-    server = Server(0.03)
-    async with served(server) as url:
-        driver = await drive(url, Ramp(1, 6, 0.9), 1000, seconds=0.9)
-    assert server.most == 6
-    early = [s for s in driver.samples() if s.sent_s < 0.1]
-    middle = [s for s in driver.samples() if 0.4 <= s.sent_s < 0.5]
-    assert len(middle) > 2 * len(early)
-
-
-class Faulty(Server):
-    """Answers each prompt in another wrong way."""
-
-    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        number = int(str(body["prompt"]).split()[1])
-        token = event({"choices": [{"delta": {"content": "x"}}]})
-        answers = {
-            0: plain("429 Too Many Requests", {"error": {"message": "full"}}),
-            1: plain("503 Service Unavailable", {}),
-            2: STREAM_HEAD + part(token) + part(event({"error": {"message": "died"}})) + part(b""),
-            3: STREAM_HEAD + part(token),
-            4: STREAM_HEAD + part(token) + part(b""),
-            5: STREAM_HEAD + part(b"data: [DONE]\n\n") + part(b""),
-            6: STREAM_HEAD + part(b"data: {not json\n\n") + part(b""),
-        }
-        if number == 7:
-            writer.write(STREAM_HEAD + part(token))
-            await writer.drain()
-            await asyncio.sleep(2.0)
-        else:
-            writer.write(answers.get(number, STREAM_HEAD + chunks(2)))
-
-
-async def test_every_failure_is_a_sample_with_its_kind() -> None:
-    async with served(Faulty()) as url:
-        driver = await drive(url, ClosedLoop(4), 9, limit_s=0.5)
-    samples = sorted(driver.samples(), key=lambda s: s.index)
-    assert [s.error for s in samples] == [
-        "429",
-        "503",
-        "stream",
-        "connection",
-        "connection",
-        "empty",
-        "stream",
-        "timeout",
-        None,
-    ]
-    assert samples[0].detail == "429: full"
-    assert "died" in samples[2].detail
-    assert [s.tokens for s in samples] == [0, 0, 1, 1, 1, 0, 0, 1, 2]
 
 
 class Stopping(Server):

@@ -5,7 +5,7 @@ import pytest
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.fake.parsing import checked, parsing
-from engine_adapter.message_parts import AssistantMessage, ToolCall, assemble
+from engine_adapter.message_parts import AssistantMessage, ReasoningPiece, ToolCall, assemble
 from engine_adapter.parsing import ParsingRequest
 from engine_adapter.types import Delta, FinishReason
 
@@ -43,6 +43,15 @@ def test_reasoning_calls_and_text_are_told_apart(size: int) -> None:
     only_calls = message(EngineConfig("m", "m", tool_call_parser="hermes"), size)
     assert (only_calls.reasoning, len(only_calls.calls)) == ("", 2)
     assert only_calls.text.startswith("<think>1 < 2 <b></think>So")
+
+
+def test_what_is_held_back_comes_with_the_end() -> None:
+    made = parsing(BOTH, ParsingRequest((1,)))
+    assert made is not None
+    parser = made.new_parser()
+    assert parser.read(Delta("<think>a<", (1, 2))) == [ReasoningPiece("a")]
+    assert parser.read(Delta("", (3,), finish_reason=FinishReason.LENGTH)) == [ReasoningPiece("<")]
+    assert parser.num_reasoning_tokens == 2
 
 
 def test_without_parsers_or_tools_there_is_nothing_to_tell_apart() -> None:

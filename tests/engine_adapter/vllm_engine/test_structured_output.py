@@ -12,6 +12,7 @@ import pytest
 
 from engine_adapter.errors import InvalidRequest
 from engine_adapter.types import ConstraintKind, FinishReason, SamplingOptions, StructuredOutput
+from server.schema.tools import NamedTool, Tool, call_constraint
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
@@ -240,3 +241,47 @@ async def test_rows_without_a_constraint_are_unaffected_by_other_rows(
         ),
     )
     assert beside.tokens == alone.tokens
+
+
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": {"name": name, "parameters": schema}})
+    for name, schema in (
+        ("choose", {**of_keys(name=CHOSEN, again={"$ref": "#/$defs/b"}), "$defs": {"b": BOOLEAN}}),
+        ("count-up", of_keys(to={"type": "integer", "minimum": 1, "maximum": 99})),
+        ("stop", {}),
+    )
+]
+"""Functions with short arguments; the first refers to a part of its own schema."""
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_required_calls_are_those_of_plain_decoding_and_drafts_are_accepted(
+    live: Live, prompts: list[Prompt], parallel: bool
+) -> None:
+    constraint = call_constraint(TOOLS, "required", parallel=parallel)
+    assert constraint is not None
+    schemas = {tool.function.name: tool.function.parameters for tool in TOOLS}
+    accepted = dict.fromkeys(DRAFTING, 0)
+    for prompt in prompts[:4]:
+        for options in ({}, {"temperature": 1.0, "seed": 4}):
+            results = await of_each(live, prompt, constraint, **options)
+            for name, result in results.items():
+                assert result.tokens == results["none"].tokens
+                if name != "none":
+                    accepted[name] += result.counts(name).accepted
+            if results["none"].finish_reason is not FinishReason.STOP:
+                continue  # as many calls as there is room for
+            calls = json.loads(results["none"].text)
+            assert len(calls) == 1 or (parallel and calls)
+            for call in calls:
+                jsonschema.validate(call["parameters"], schemas[call["name"]])
+    assert all(accepted.values()), f"every proposer must draft for a required call: {accepted}"
+
+
+async def test_a_named_call_is_that_of_plain_decoding(live: Live, prompts: list[Prompt]) -> None:
+    choice = NamedTool.model_validate({"type": "function", "function": {"name": "choose"}})
+    constraint = call_constraint(TOOLS, choice, parallel=True)
+    assert constraint is not None
+    results = await of_each(live, prompts[3], constraint)
+    assert len({result.tokens for result in results.values()}) == 1
+    jsonschema.validate(json.loads(results["none"].text), TOOLS[0].function.parameters)

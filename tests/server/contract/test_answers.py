@@ -28,6 +28,10 @@ CONTINUOUS = {
         "continuous_spec_stats": True,
     },
 }
+TOKENS = {"return_token_ids": True, "prompt_logprobs": 1}
+PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS}
 PREDICTION = {"prediction": {"type": "content", "content": "hello"}}
 KEYS: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
 ADMIN = {"authorization": "Bearer admin"}
@@ -37,6 +41,10 @@ SUCCESS: dict[str, list[Any]] = {
         CHAT,
         CHAT | {"n": 2, "logprobs": True, "top_logprobs": 2},
         CHAT | PREDICTION,
+        CHAT | TOKENS,
+        CHAT | {"tools": [TOOL], "tool_choice": "required"},
+        CHAT | {"tools": [TOOL], "tool_choice": "required", "stream": True, "max_tokens": 60},
+        CHAT | {"stream": True, "return_token_ids": True},
         CHAT | {"stop": "e", "unknown": 1},
         CHAT | {"stream": True},
         CHAT | STREAM | {"logprobs": True, "top_logprobs": 1},
@@ -48,6 +56,8 @@ SUCCESS: dict[str, list[Any]] = {
         COMPLETION | {"prompt": ["a", "b"], "n": 2, "logprobs": 2},
         COMPLETION | {"echo": True, "logprobs": 1, "max_tokens": 0},
         COMPLETION | {"prompt": [1, 5, 6]} | PREDICTION,
+        COMPLETION | TOKENS,
+        COMPLETION | {"stream": True, "return_token_ids": True},
         COMPLETION | {"stream": True},
         COMPLETION | STREAM | {"logprobs": 1, "echo": True},
         COMPLETION | CONTINUOUS,
@@ -56,6 +66,8 @@ SUCCESS: dict[str, list[Any]] = {
         RESPONSE,
         RESPONSE | {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
         RESPONSE | {"instructions": "Be brief.", "store": False} | PREDICTION,
+        RESPONSE | {"tools": [RESPONSE_TOOL], "tool_choice": "required"},
+        RESPONSE | {"tools": [RESPONSE_TOOL], "tool_choice": "required", "stream": True},
         RESPONSE | {"stream": True},
         RESPONSE | {"stream": True, "stream_options": {"continuous_spec_stats": True}},
         RESPONSE | {"stream": True, "include": ["message.output_text.logprobs"]},

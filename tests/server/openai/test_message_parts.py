@@ -5,6 +5,7 @@ from server.openai.message_parts import (
     AssistantMessage,
     CallArguments,
     CallBegin,
+    Piece,
     ReasoningPiece,
     TextPiece,
     TextReader,
@@ -14,7 +15,7 @@ from server.openai.message_parts import (
 
 
 def test_pieces_make_the_message_in_the_order_of_the_calls() -> None:
-    pieces = [
+    pieces: list[Piece] = [
         ReasoningPiece("so "),
         ReasoningPiece("be it"),
         TextPiece("yes"),

@@ -37,7 +37,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "0"}, "temperature"),
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": float("inf")}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.01}, "top_p"),
     ({"top_p": 1.01}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"presence_penalty": 3}, "presence_penalty"),

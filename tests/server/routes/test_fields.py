@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from server.schema.base import REFUSED, WITHOUT_EFFECT
+from server.schema.base import IGNORED, INSTEAD, REFUSED, WITHOUT_EFFECT
+from server.schema.chat import ChatCompletionRequest
+from server.schema.completions import CompletionRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 
@@ -12,26 +14,20 @@ ASKING: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "modalities": ["text", "audio"],
-    "guided_json": {"type": "object"},
     "use_beam_search": True,
-    "store": True,
-    "service_tier": "priority",
-    "priority": -1,
     "lora_name": "mine",
-    "reasoning_effort": "high",
+    "thinking_token_budget": 5,
 }
 """Values that are not neutral; other fields are tried with a value without a meaning."""
 
 
 async def test_refused_fields_are_named_unless_neutral(gateway: Gateway) -> None:
-    own = {"/v1/completions": {"echo", "best_of"}, "/v1/chat/completions": {"top_logprobs"}}
-    own["/v1/chat/completions"] |= {"max_completion_tokens", "tools", "tool_choice"}
     for name, neutral in REFUSED.items():
-        for path, ask in (
-            ("/v1/completions", gateway.complete),
-            ("/v1/chat/completions", gateway.chat),
+        for body, ask in (
+            (CompletionRequest, gateway.complete),
+            (ChatCompletionRequest, gateway.chat),
         ):
-            if name in own[path]:
+            if name in body.model_fields:
                 continue
             value = ASKING.get(name, "what it asks for")
             error = (await ask(max_tokens=1, **{name: value})).json()["error"]
@@ -51,6 +47,30 @@ async def test_unknown_fields_are_listed_in_a_header(gateway: Gateway) -> None:
     assert response.headers[HEADER] == "colour"
 
 
+async def test_a_refusal_says_what_to_send_instead(gateway: Gateway) -> None:
+    assert INSTEAD.keys() <= REFUSED.keys()
+    error = (await gateway.chat(regex="a+")).json()["error"]
+    assert (error["param"], error["code"]) == ("regex", "unsupported_parameter")
+    assert "structured_outputs.regex" in error["message"]
+
+
+async def test_wishes_are_listed_in_a_header_unless_neutral(gateway: Gateway) -> None:
+    for ask in (gateway.complete, gateway.chat):
+        for name, neutral in IGNORED.items():
+            response = await ask(max_tokens=1, **{name: "high"})
+            assert (response.status_code, response.headers[HEADER]) == (200, name)
+            for value in (None, *neutral):
+                assert HEADER not in (await ask(max_tokens=1, **{name: value})).headers
+
+
+async def test_what_sdks_send_by_themselves_is_accepted(gateway: Gateway) -> None:
+    wishes = {"store": True, "service_tier": "flex", "verbosity": "low"}
+    response = await gateway.chat(max_tokens=1, **wishes, reasoning_effort="medium", top_p=0)
+    assert response.status_code == 200
+    listed = response.headers[HEADER].split(", ")
+    assert sorted(listed) == ["reasoning_effort", "service_tier", "store", "verbosity"]
+
+
 async def test_header_survives_any_name(gateway: Gateway) -> None:
     names = {"a\r\nx-evil: 1": 1, "ключ": 2, "long" * 500: 4}
     response = await gateway.complete(max_tokens=1, **names)
@@ -67,6 +87,9 @@ async def test_strict_fields_refuse_unknown_ones(start: StartGateway) -> None:
     gateway = await start(strict_fields=True)
     error = (await gateway.complete(colour="red")).json()["error"]
     assert (error["param"], error["code"]) == ("colour", "unknown_parameter")
+    for name in ("store", "reasoning_effort"):
+        error = (await gateway.chat(**{name: "high"})).json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     known = dict.fromkeys(WITHOUT_EFFECT, "x")
     assert (await gateway.complete(max_tokens=1, **known)).status_code == 200
 

@@ -25,7 +25,15 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": [{}]}, "input.0.role", "missing_required_parameter"),
     ({"input": [{"role": "user"}]}, "input.0.content", "missing_required_parameter"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", None),
-    ({"input": [{"role": "user", "content": 5}]}, "input.0.content", None),
+    *(
+        ({"input": [{"role": "user", "content": value}]}, "input.0.content", None)
+        for value in (
+            5,
+            None,
+            {"type": "input_text"},
+            [{"type": "input_text", "text": ""}] * 10_001,
+        )
+    ),
     (part(type="input_image", image_url="x"), "input.0.content.0", UNSUPPORTED),
     (part(type="input_file", file_id="x"), "input.0.content.0", UNSUPPORTED),
     (part(type="input_text"), "input.0.content.0.text", "missing_required_parameter"),

@@ -1,36 +1,15 @@
 """The fields of sampling and constraints: the engine's options, and refused values."""
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from engine_adapter.counts import SpecStats
-from engine_adapter.types import (
-    ConstraintKind,
-    Delta,
-    FinishReason,
-    GenerationRequest,
-    StructuredOutput,
-)
+from engine_adapter.types import ConstraintKind, GenerationRequest, StructuredOutput
 from server.schema import structured
 from tests.server.gateway import Gateway, events
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 SCHEMA_TEXT = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
-
-
-@pytest.fixture
-def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
-    """The requests of an engine whose response is always `{}`."""
-    requests: list[GenerationRequest] = []
-
-    async def generate(request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        requests.append(request)
-        yield Delta("{}", (5,), finish_reason=FinishReason.STOP, spec=SpecStats())
-
-    monkeypatch.setattr(gateway.engine, "generate", generate)
-    return requests
 
 
 def wrapped(schema: Any = SCHEMA, **fields: Any) -> dict[str, Any]:
@@ -47,6 +26,55 @@ HONOURED: list[tuple[dict[str, Any], str, Any]] = [
     ({"allowed_token_ids": [5, 6]}, "allowed_token_ids", (5, 6)),
     ({"bad_words": ["a", " b"]}, "bad_words", ("a", " b")),
     ({}, "structured_output", None),
+    ({"grammar": "", "format": ""}, "structured_output", None),
+    (
+        {"grammar": 'root ::= "a"'},
+        "structured_output",
+        StructuredOutput(ConstraintKind.GRAMMAR, 'root ::= "a"', param="grammar"),
+    ),
+    (
+        {"json_schema": SCHEMA},
+        "structured_output",
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, SCHEMA_TEXT, param="json_schema"),
+    ),
+    (
+        {"format": "json"},
+        "structured_output",
+        StructuredOutput(ConstraintKind.JSON_OBJECT, param="format"),
+    ),
+    (
+        {"format": SCHEMA},
+        "structured_output",
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, SCHEMA_TEXT, param="format"),
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        "structured_output",
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, SCHEMA_TEXT, param="response_format.schema"),
+    ),
+    (
+        {"guided_json": SCHEMA_TEXT},
+        "structured_output",
+        StructuredOutput(ConstraintKind.JSON_SCHEMA, SCHEMA_TEXT, param="guided_json"),
+    ),
+    (
+        {"guided_regex": "a+"},
+        "structured_output",
+        StructuredOutput(ConstraintKind.REGEX, "a+", param="guided_regex"),
+    ),
+    (
+        {"guided_choice": ["yes", "no"]},
+        "structured_output",
+        StructuredOutput(ConstraintKind.CHOICE, choices=("yes", "no"), param="guided_choice"),
+    ),
+    (
+        {"guided_grammar": 'root ::= "a"'},
+        "structured_output",
+        StructuredOutput(ConstraintKind.GRAMMAR, 'root ::= "a"', param="guided_grammar"),
+    ),
+    ({"top_p": 0, "temperature": 1.5}, "temperature", 0.0),
+    ({"top_p": 0, "temperature": 1.5}, "top_p", 1.0),
+    ({"top_p": 0.1, "temperature": 1.5}, "temperature", 1.5),
     ({"response_format": {"type": "text"}}, "structured_output", None),
     ({"structured_outputs": {}}, "structured_output", None),
     (
@@ -137,7 +165,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {}}, "response_format"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+    ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+    (
+        {"response_format": {**wrapped()["response_format"], "schema": {}}},
+        "response_format.schema",
+    ),
     (wrapped("object"), "response_format.json_schema.schema"),
     (wrapped(name="two words"), "response_format.json_schema.name"),
     (wrapped(colour="red"), "response_format.json_schema.colour"),
@@ -161,6 +194,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
     ({"structured_outputs": {"regex": "a"}} | wrapped(), "structured_outputs"),
+    ({"grammar": 'root ::= "a"'} | wrapped(), "grammar"),
+    ({"format": "json", "guided_regex": "a"}, "guided_regex"),
+    ({"format": "yaml"}, "format"),
+    ({"format": []}, "format"),
+    ({"grammar": {"type": "json"}}, "grammar"),
+    ({"json_schema": "{"}, "json_schema"),
+    ({"json_schema": {"$ref": "#"}}, "json_schema"),
+    ({"guided_json": "[]"}, "guided_json"),
+    ({"guided_regex": ""}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_grammar": " "}, "guided_grammar"),
+    ({"format": "json", "min_tokens": 3}, "min_tokens"),
     (wrapped() | {"ignore_eos": True}, "ignore_eos"),
     (wrapped() | {"min_tokens": 3}, "min_tokens"),
 ]

@@ -294,7 +294,19 @@ async def test_the_model_chooses(
     assert rebuilt.get("reasoning_content") == reasoning
     assert reason == choice["finish_reason"]
     counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
-    assert (counted >= 0) if reasoning else (counted == 0)
+    assert 0 < counted < body["usage"]["completion_tokens"] if reasoning else counted == 0
+
+
+async def test_strict_is_met_by_forced_calls_only(choosing: Gateway, start: StartGateway) -> None:
+    header = "x-specgate-ignored-fields"
+    response = await choosing.chat("no call", tools=TOOLS)
+    assert response.headers[header] == "tools.1.function.strict"
+    for choice in ("required", "none", NAMED):
+        assert header not in (await choosing.chat(tools=TOOLS, tool_choice=choice)).headers
+    picky = await start(**AUTO, strict_fields=True)
+    error = (await picky.chat("no call", tools=TOOLS)).json()["error"]
+    assert (error["param"], error["code"]) == ("tools.1.function.strict", "unsupported_parameter")
+    assert (await picky.chat("no call", tools=TOOLS, tool_choice="required")).status_code == 200
 
 
 async def test_one_call_is_the_limit_without_parallel_calls(choosing: Gateway) -> None:
@@ -419,6 +431,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"tools": TOOLS, "tool_choice": NAMED, "structured_outputs": {"json": {}}},
         "structured_outputs",
     ),
+    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"include_reasoning": "no"}, "include_reasoning"),
@@ -437,8 +450,18 @@ async def test_wrong_input_is_a_400_that_names_its_field(
         assert len(error["message"]) < 500
 
 
+async def test_old_names_say_what_to_send_instead(gateway: Gateway) -> None:
+    for field, value, instead in (
+        ("functions", [{"name": "f"}], "send tools"),
+        ("function_call", {"name": "f"}, "send tool_choice"),
+    ):
+        error = (await gateway.chat(**{field: value})).json()["error"]
+        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+        assert instead in error["message"]
+
+
 async def test_a_schema_that_the_engine_refuses_names_the_tools(gateway: Gateway) -> None:
-    tools = [tool("a", {"properties": {"x": {"pattern": "a"}}})]
+    tools = [tool("a", {"properties": {"x": {"pattern": "a"}}, "required": ["x"]})]
     for choice, param in (("required", "tools"), (named("a"), "tools.0.function.parameters")):
         error = (await gateway.chat(tools=tools, tool_choice=choice)).json()["error"]
         assert error["param"] == param
@@ -452,6 +475,20 @@ async def test_a_format_and_a_choice_of_tools_exclude_each_other(choosing: Gatew
         response = await choosing.chat("no call", tools=TOOLS, **{field: value})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == field
+
+
+async def test_keywords_that_are_not_enforced_are_named_or_refused_with_strict(
+    gateway: Gateway,
+) -> None:
+    header = "x-specgate-unenforced-keywords"
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for choice in ("required", named("a")):
+        response = await gateway.chat(tools=[tool("a", schema)], tool_choice=choice)
+        assert (response.status_code, response.headers[header]) == (200, "uniqueItems")
+        strict = [tool("a", schema, strict=True)]
+        error = (await gateway.chat(tools=strict, tool_choice=choice)).json()["error"]
+        assert error["param"] == "tools.0.function.parameters"
+        assert "uniqueItems" in error["message"]
 
 
 async def test_tools_are_not_for_completions(gateway: Gateway) -> None:

@@ -103,7 +103,7 @@ def test_a_named_call_and_the_turn_after_it(client: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "GetWeather"}}
     first = client.chat.completions.parse(**{**ASKED, "tool_choice": named}).choices[0]
     assert first.finish_reason == "stop"
-    (call,) = first.message.tool_calls or ()
+    (call,) = list(first.message.tool_calls or ())
     history = [
         *ASKED["messages"],
         first.message.model_dump(exclude={"parsed"}),

@@ -97,6 +97,13 @@ def test_policies_and_rules_are_read_as_text_and_as_structure() -> None:
         assert [rule.name for rule in settings.rules()] == ["a"]
 
 
+def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose() -> None:
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    for chooses, of_calls in ((True, "hermes"), (False, None)):
+        config = Settings(model="org/m", enable_auto_tool_choice=chooses, **parsers).engine_config()
+        assert (config.tool_call_parser, config.reasoning_parser) == (of_calls, "qwen3")
+
+
 def test_named_keys_are_not_shown() -> None:
     settings = Settings(model="org/m", named_api_key=["team-a=sk-one=="])
     assert settings.named_api_key["team-a"].get_secret_value() == "sk-one=="
@@ -203,6 +210,8 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"port": 65536}, "less than or equal to 65535"),
         ({"model": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
         ({"model": "./models/none"}, "there is no folder"),
+        ({"enable_auto_tool_choice": True}, "needs --tool-call-parser"),
+        ({"engine_args": {"reasoning_parser": "x"}}, "--reasoning-parser"),
         ({"chat_template": "/no/template"}, "there is no file '/no/template'"),
         ({"surprise": 1}, "Extra inputs"),
     ],
@@ -229,3 +238,19 @@ def test_every_setting_has_a_description() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
     assert set(EngineArguments.model_fields) < set(Settings.model_fields)
+
+
+def test_a_default_of_output_tokens_above_the_ceiling_is_refused() -> None:
+    message = refusal(default_max_tokens=31, max_output_tokens=30)
+    assert "31 is above --max-output-tokens 30" in message
+    settings = Settings(default_max_tokens=30, max_output_tokens=30)
+    assert (settings.default_max_tokens, settings.max_output_tokens) == (30, 30)
+    for name in ("default_max_tokens", "max_output_tokens"):
+        assert name in refusal(**{name: 0})
+
+
+def test_the_scheduling_policy_is_the_engines() -> None:
+    settings = Settings(scheduling_policy="priority")
+    assert settings.engine_config().arguments["scheduling_policy"] == "priority"
+    assert "scheduling_policy" in refusal(scheduling_policy="random")
+    assert "--scheduling-policy" in refusal(engine_args={"scheduling_policy": "priority"})

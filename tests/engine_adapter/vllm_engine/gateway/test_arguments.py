@@ -1,6 +1,7 @@
 """Settings become vLLM's engine arguments and environment."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine.gateway.arguments import (
     CPU_KV_CACHE_BYTES,
+    WAITING,
     engine_args,
     prepare_environment,
 )
@@ -19,6 +21,7 @@ DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 
@@ -30,7 +33,7 @@ def config(**arguments: Any) -> EngineConfig:
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Unsets the variables during the test."""
-    for name in (*DEFAULTS, "VLLM_USE_V2_MODEL_RUNNER"):
+    for name in (*DEFAULTS, *WAITING, "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     return monkeypatch
@@ -64,6 +67,15 @@ def test_a_variable_that_the_user_has_set_is_kept(
     environment.setenv(name, value)
     prepare_environment(config())
     assert os.environ[name] == value
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_how_threads_wait_is_left_to_a_user_who_says_it(
+    environment: pytest.MonkeyPatch, name: str
+) -> None:
+    environment.setenv(name, "7")
+    prepare_environment(config())
+    assert {n: os.environ[n] for n in WAITING if n in os.environ} == {name: "7"}
 
 
 @pytest.mark.parametrize("value", [None, "0", "1"])
@@ -197,3 +209,13 @@ def test_structured_output_has_one_backend_and_compact_json(
 def test_a_backend_per_request_is_refused() -> None:
     error = refusal(structured_outputs_config={"backend": "auto"})
     assert error.setting == "structured_outputs_config"
+
+
+@pytest.mark.needs_vllm
+def test_the_reasoning_parser_is_that_of_structured_output_too() -> None:
+    given = replace(config(), reasoning_parser="deepseek_r1")
+    made = engine_args(given, 5, None).create_engine_config().structured_outputs_config
+    assert made.reasoning_parser == "deepseek_r1"
+    error = refusal(structured_outputs_config={"reasoning_parser": "deepseek_r1"})
+    assert error.setting == "structured_outputs_config"
+    assert "--reasoning-parser" in str(error)

@@ -18,7 +18,11 @@ from engine_adapter.types import (
     StructuredOutput,
 )
 from engine_adapter.vllm_engine.core.counting import RowState
-from engine_adapter.vllm_engine.gateway.translation import sampling_params, to_delta
+from engine_adapter.vllm_engine.gateway.translation import (
+    sampling_params,
+    to_delta,
+    token_prompt,
+)
 from engine_adapter.vllm_engine.wire import from_extra_args
 
 UNPINNED = SpecDecodeParams()
@@ -223,3 +227,9 @@ def test_the_prompts_first_token_has_no_log_probability() -> None:
     assert first is None
     assert second is not None
     assert (second.chosen.token_id, [top.token_id for top in second.top]) == (2, [4, 2])
+
+
+def test_a_prompt_carries_its_salt_only_if_it_has_one() -> None:
+    assert token_prompt(GenerationRequest("r", (1, 2))) == {"prompt_token_ids": [1, 2]}
+    salted = token_prompt(GenerationRequest("r", (1, 2), cache_salt="s"))
+    assert salted == {"prompt_token_ids": [1, 2], "cache_salt": "s"}

@@ -118,14 +118,19 @@ async def generate(
     sampling: SamplingOptions,
     spec: SpecDecodeParams | None = None,
     adapter: LoraAdapter | None = None,
+    **fields: Any,
 ) -> Result:
-    """Runs one sequence to its end. Without `spec` it starts with plain decoding, not pinned."""
+    """Runs one sequence to its end. Without `spec` it starts with plain decoding, not pinned.
+
+    `fields` are more fields of its `GenerationRequest`.
+    """
     request = GenerationRequest(
         f"test-{next(_ids)}",
         prompt,
         sampling,
         spec or SpecDecodeParams(switch_epoch=live.epoch),
         adapter,
+        **fields,
     )
     tokens: list[int] = []
     times: list[float] = []

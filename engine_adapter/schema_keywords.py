@@ -1,0 +1,113 @@
+"""What the grammar engine of vLLM's `guidance` backend, llguidance, cannot enforce of a schema.
+
+llguidance refuses a schema for a single keyword that it does not implement. Ordinary classes have
+such keywords: a set has `uniqueItems`, a path has a `format` of its own. `relax` takes them out, so
+that the rest of the schema can be enforced. A schema becomes only weaker by it. Read in llguidance
+1.7; a test compares the lists with the installed release.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+UNENFORCED = frozenset(
+    {
+        "$dynamicRef",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "if",
+        "maxContains",
+        "minContains",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+"""Keywords of JSON Schema that are not enforced."""
+
+FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
+"""Values of `format` that are enforced."""
+
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value maps names to schemas."""
+
+_OF_SCHEMAS = (
+    *("additionalProperties", "items", "prefixItems", "additionalItems"),
+    *("allOf", "anyOf", "oneOf"),
+)
+"""Keywords whose value is a schema or a list of schemas."""
+
+_TOKENS = re.compile(
+    r"\\(?P<escaped>.)|\[\^?\]?(?P<class>(?:\\.|[^\]\\])*)\]|(?P<around>\(\?<?[=!])"
+)
+"""An escape, a character class, or the beginning of a look-ahead or look-behind."""
+
+_WITHOUT_WIDTH = frozenset("123456789kbBZ")
+"""Escaped, they are back-references, word boundaries and the end of the text."""
+
+
+def relax(schema: dict[str, Any]) -> tuple[str, ...]:
+    """Removes from a schema, in place, what is not enforced.
+
+    Returns:
+        The names of what was removed, each once: the keyword, and for a format also its value
+        (`format:password`). A keyword whose value asks for nothing is removed without a name.
+    """
+    removed: dict[str, None] = {}
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, list):
+            nodes.extend(reversed(node))
+        if isinstance(node, dict):
+            for keyword, name in list(_unenforced(node)):
+                if node.pop(keyword) is not False:
+                    removed[name] = None
+            nodes.extend(reversed(list(_subschemas(node))))
+    return tuple(removed)
+
+
+def _unenforced(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(Keyword, its name for people) of what a schema itself has, its subschemas left aside."""
+    for keyword, value in node.items():
+        if keyword in UNENFORCED:
+            yield keyword, keyword
+        elif not isinstance(value, str) or not _allows_text(node):
+            continue
+        elif keyword == "format" and value not in FORMATS:
+            yield keyword, f"format:{value}"
+        elif keyword == "pattern" and _looks_around(value):
+            yield keyword, keyword
+
+
+def _subschemas(node: dict[str, Any]) -> Iterator[Any]:
+    for keyword in _OF_NAMES:
+        if isinstance(named := node.get(keyword), dict):
+            yield from named.values()
+    for keyword in _OF_SCHEMAS:
+        if keyword in node:
+            yield node[keyword]
+
+
+def _allows_text(node: dict[str, Any]) -> bool:
+    """Whether a schema allows a string, the only type that formats and patterns restrict."""
+    kind = node.get("type", "string")
+    return kind == "string" or (isinstance(kind, list) and "string" in kind)
+
+
+def _looks_around(pattern: str) -> bool:
+    """Whether a pattern needs more than a regular expression can say, as llguidance reads it."""
+    return any(
+        token["around"] is not None
+        or (token["escaped"] or "-") in _WITHOUT_WIDTH
+        or re.search(r"(?<!\\)(?:\\\\)*\\[1-9kbBZ]", token["class"] or "") is not None
+        for token in _TOKENS.finditer(pattern)
+    )

@@ -1,0 +1,118 @@
+"""Closed and open loops and ramps against a server that answers with prepared bytes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from benchmarks.load.arrivals import Arrivals, ClosedLoop, OpenLoop, Ramp
+from benchmarks.load.drive import Driver, PlannedRequest
+from benchmarks.load.prompts import Prompt
+from benchmarks.load.sides import Side, Target
+from tests.benchmarks.load.scripted import STREAM_HEAD, Server, chunks, event, part, plain, served
+
+PROMPTS = [Prompt(f"p{i}", "quote", {"prompt": f"prompt {i}"}) for i in range(12)]
+
+
+def target(url: str) -> Target:
+    side = Side("a", url)
+    return Target(side, side.endpoint(), "m", {}, ())
+
+
+def requests(count: int) -> list[PlannedRequest]:
+    return [PlannedRequest(i, PROMPTS[i % len(PROMPTS)], 0.0, 3, i) for i in range(count)]
+
+
+async def drive(
+    url: str, arrivals: Arrivals, count: int, seconds: float | None = None, limit_s: float = 5.0
+) -> Driver:
+    driver = Driver(target(url), [requests(count)], seconds, limit_s)
+    await driver.run(arrivals, seed=3)
+    return driver
+
+
+async def test_a_closed_loop_keeps_its_concurrency() -> None:
+    server = Server(0.02)
+    async with served(server) as url:
+        driver = await drive(url, ClosedLoop(3), 9)
+    assert server.most == 3
+    assert len(driver.samples()) == 9
+    assert 0.06 <= driver.seconds < 2.0
+
+
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    server = Server(0.4)
+    arrivals = OpenLoop(100.0)
+    async with served(server) as url:
+        driver = await drive(url, arrivals, 12)
+    assert server.most == 12
+    planned = arrivals.times_s(12, 3)
+    for sample in driver.samples():
+        assert sample.sent_s == pytest.approx(
+            planned[sample.index] + sample.late_ms / 1e3, abs=1e-3
+        )
+        assert sample.e2e_ms is not None
+        assert sample.e2e_ms > 390
+
+
+async def test_after_the_time_is_over_nothing_is_sent_and_all_end() -> None:
+    server = Server(0.1)
+    async with served(server) as url:
+        closed = await drive(url, ClosedLoop(2), 1000, seconds=0.25)
+        opened = await drive(url, OpenLoop(40.0), 1000, seconds=0.25)
+    assert 4 <= len(closed.samples()) <= 6
+    assert max(s.sent_s for s in opened.samples()) < 0.3
+    assert server.in_flight == 0
+
+
+async def test_a_ramp_changes_the_concurrency() -> None:
+    server = Server(0.03)
+    async with served(server) as url:
+        driver = await drive(url, Ramp(1, 6, 0.9), 1000, seconds=0.9)
+    assert server.most == 6
+    early = [s for s in driver.samples() if s.sent_s < 0.1]
+    middle = [s for s in driver.samples() if 0.4 <= s.sent_s < 0.5]
+    assert len(middle) > 2 * len(early)
+
+
+class Faulty(Server):
+    """Answers each prompt in another wrong way."""
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        number = int(str(body["prompt"]).split()[1])
+        token = event({"choices": [{"delta": {"content": "x"}}]})
+        answers = {
+            0: plain("429 Too Many Requests", {"error": {"message": "full"}}),
+            1: plain("503 Service Unavailable", {}),
+            2: STREAM_HEAD + part(token) + part(event({"error": {"message": "died"}})) + part(b""),
+            3: STREAM_HEAD + part(token),
+            4: STREAM_HEAD + part(token) + part(b""),
+            5: STREAM_HEAD + part(b"data: [DONE]\n\n") + part(b""),
+            6: STREAM_HEAD + part(b"data: {not json\n\n") + part(b""),
+        }
+        if number == 7:
+            writer.write(STREAM_HEAD + part(token))
+            await writer.drain()
+            await asyncio.sleep(2.0)
+        else:
+            writer.write(answers.get(number, STREAM_HEAD + chunks(2)))
+
+
+async def test_every_failure_is_a_sample_with_its_kind() -> None:
+    async with served(Faulty()) as url:
+        driver = await drive(url, ClosedLoop(4), 9, limit_s=0.5)
+    samples = sorted(driver.samples(), key=lambda s: s.index)
+    assert [s.error for s in samples] == [
+        "429",
+        "503",
+        "stream",
+        "connection",
+        "connection",
+        "empty",
+        "stream",
+        "timeout",
+        None,
+    ]
+    assert samples[0].detail == "429: full"
+    assert "died" in samples[2].detail
+    assert [s.tokens for s in samples] == [0, 0, 1, 1, 1, 0, 0, 1, 2]
