@@ -18,6 +18,8 @@ DEFAULT_MAX_LOADED = 16
 """The most adapters that can be loaded if `max_cpu_loras` is not set."""
 
 CONFIG_FILE = "adapter_config.json"
+SHOWN_CHARS = 100
+"""The most characters of a path that a message repeats."""
 
 
 class LoraRegistry:
@@ -66,9 +68,8 @@ class LoraRegistry:
         if len(known) >= self._max_loaded:
             message = f"{len(known)} adapters are loaded, as many as max_cpu_loras allows."
             raise LoraRefused("no_room", message)
-        folder = Path(path)
-        if (folder.exists() or folder.is_absolute()) and not (folder / CONFIG_FILE).is_file():
-            message = f"{name}: {path!r} is not a folder with a file {CONFIG_FILE}"
+        if _has_no_adapter(path):
+            message = f"{name}: {path[:SHOWN_CHARS]!r} is not a folder with a file {CONFIG_FILE}"
             raise EngineConfigError("lora_modules", message, "lora_path")
 
     def _check_enabled(self) -> None:
@@ -112,6 +113,16 @@ class LoraRegistry:
             yield
         finally:
             self._num_users[adapter.id] -= 1
+
+
+def _has_no_adapter(path: str) -> bool:
+    """Whether the path is one of this machine and has no adapter; a hub id is not such a path."""
+    folder = Path(path)
+    try:
+        is_here = folder.exists() or folder.is_absolute()
+        return is_here and not (folder / CONFIG_FILE).is_file()
+    except OSError:  # a name that is too long, or a folder that must not be read
+        return True
 
 
 def max_loaded(arguments: Mapping[str, Any]) -> int:

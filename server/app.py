@@ -1,5 +1,7 @@
 """`create_app`: the application, its middleware and its routes."""
 
+from functools import partial
+
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
@@ -7,9 +9,11 @@ from starlette.middleware import Middleware
 from engine_adapter.interface import Engine
 from server import __version__
 from server.console import pages
+from server.contract.document import document
 from server.control.audit import Audit
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
+from server.http.cors import Cors
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
@@ -22,6 +26,7 @@ from server.routes import (
     metrics,
     models,
     policy,
+    responses,
     tokenize,
 )
 from server.settings import Settings
@@ -31,6 +36,7 @@ from server.telemetry.metrics import Metrics
 ROUTERS = (
     chat.router,
     completions.router,
+    responses.router,
     models.router,
     tokenize.router,
     health.router,
@@ -59,22 +65,33 @@ def create_app(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,
-        middleware=[
-            # From the outside in. A refusal by an inner one is logged and counted and has a
-            # request id; the body of an unauthenticated request is never read.
-            Middleware(RequestId),
-            Middleware(AccessLog, metrics=metrics),
-            Middleware(ErrorBoundary),
-            Middleware(AuthMiddleware, settings=settings, has_console=has_console),
-            Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
-        ],
+        middleware=_middleware(settings, metrics, has_console),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.openapi = partial(document, app)  # type: ignore[method-assign]
     app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit())
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:
         app.include_router(router)
     return app
+
+
+def _middleware(settings: Settings, metrics: Metrics, has_console: bool) -> list[Middleware]:
+    """From the outside in.
+
+    A refusal by an inner one is logged and counted, has a request id, and can be read by a page of
+    an allowed origin. A preflight has no key, so it is answered before keys are checked. The body
+    of an unauthenticated request is never read.
+    """
+    origins = settings.allowed_origins
+    return [
+        Middleware(RequestId),
+        Middleware(AccessLog, metrics=metrics),
+        *([Middleware(Cors, origins=origins)] if origins else []),
+        Middleware(ErrorBoundary),
+        Middleware(AuthMiddleware, settings=settings, has_console=has_console),
+        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+    ]

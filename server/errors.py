@@ -22,7 +22,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
 
 from engine_adapter.errors import (
     EngineDead,
@@ -32,6 +31,7 @@ from engine_adapter.errors import (
     LoraRefused,
     ProposerRefused,
 )
+from server.http.unknown_paths import allowed_methods, unknown_path, wrong_method
 from server.text import cut, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
@@ -157,29 +157,27 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _handle(request: Request, error: Exception) -> JSONResponse:
     mapped = to_api_error(error)
-    if mapped.status == 405:
-        mapped.headers = {"Allow": _allowed(request)}
+    if isinstance(error, HTTPException):
+        _explain(request, mapped)
     if mapped.status == 500:
         log.error("request_failed", exc_info=error)
     return error_response(mapped)
 
 
-def _allowed(request: Request) -> str:
-    """The methods of all routes of the path; Starlette's own list has those of the first one."""
-    methods: set[str] = set()
-    for route in request.app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            methods |= route.methods or set()
-    return ", ".join(sorted(methods))
+def _explain(request: Request, error: ApiError) -> None:
+    """Says of an unknown path, or of a wrong method, what is right."""
+    if error.status == 404:
+        error.message = unknown_path(request.scope["path"], request.app.routes)
+    elif error.status == 405:
+        allowed = allowed_methods(request)
+        error.message = wrong_method(request, allowed)
+        error.headers = {"Allow": ", ".join(allowed)}
 
 
 def _http_error(error: HTTPException) -> ApiError:
     """Starlette's own errors: unknown path, wrong method, and a body that is too large."""
     codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
     message = str(error.detail) or HTTPStatus(error.status_code).phrase
-    if error.status_code in (404, 405):
-        phrases = {404: "Unknown path.", 405: "This path does not support this method."}
-        message = phrases[error.status_code]
     code = codes.get(error.status_code)
     if error.status_code == 400:
         # FastAPI raises it for a body that is not JSON.
@@ -189,7 +187,7 @@ def _http_error(error: HTTPException) -> ApiError:
 
 def _validation_error(error: RequestValidationError) -> ApiError:
     """The error that is deepest in the body: of a union's branches, the one that fits best."""
-    found = [(_path(e["loc"][1:], error.body), e) for e in error.errors()]
+    found = [(_field(e["loc"], error.body), e) for e in error.errors()]
     path, detail = max(found, key=lambda pair: len(pair[0]))
     param = cut(".".join(map(str, path)))
     kind = detail["type"]
@@ -212,6 +210,12 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
         reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
     return InvalidField(param, f"{param}: {reason}", context.get("code"))
+
+
+def _field(loc: Sequence[str | int], body: Any) -> list[str | int]:
+    """The path of a field of the body, or a parameter of the query."""
+    source, *rest = loc
+    return rest if source == "query" else _path(rest, body)
 
 
 def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:

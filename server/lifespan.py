@@ -21,6 +21,7 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.state import AppState, Runtime
 
@@ -113,5 +114,6 @@ async def _create_runtime(state: AppState) -> Runtime:
         policy_admin=PolicyAdmin(
             engine, router, loaded_proposers, settings.named_api_key, metrics, audit
         ),
+        responses=ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
         stopping=state.stopping,
     )

@@ -19,6 +19,7 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -47,6 +48,7 @@ class Runtime:
     proposer_admin: ProposerAdmin
     lora_admin: LoraAdmin
     policy_admin: PolicyAdmin
+    responses: ResponseStore
     stopping: asyncio.Event
     started_at: float = field(default_factory=time.time)
 

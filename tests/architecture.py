@@ -32,6 +32,8 @@ PLAIN_PARTS = (
 ROUTES_MAY_IMPORT = (
     "server.__version__",
     "server.console.pages",
+    "server.contract.answers",
+    "server.http.headers",
     "server.http.auth",
     "server.control",
     "server.state",

@@ -31,6 +31,13 @@ from server.schema import admin, policy
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import SpecDecode, StreamOptions
+from server.schema.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    MessageItem,
+    ReasoningItem,
+)
+from server.schema.responses import FunctionTool, ResponsesRequest
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings, flag
 from server.settings.sources import load_settings
@@ -133,10 +140,21 @@ def test_every_documented_route_exists() -> None:
             assert name in have
 
 
-BODIES = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
+BODIES = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 PARTS = (
     SpecDecode,
     StreamOptions,
+    FunctionTool,
+    MessageItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    ReasoningItem,
     admin.SwitchRequest,
     admin.SpecMethodResponse,
     admin.Proposer,

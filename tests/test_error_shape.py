@@ -78,6 +78,10 @@ def test_all_routes_are_checked() -> None:
     assert {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/responses/x",
+        "/v1/responses/x/cancel",
+        "/v1/responses/x/input_items",
         "/v1/models",
         "/v1/models/x",
         "/tokenize",

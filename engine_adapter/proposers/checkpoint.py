@@ -31,6 +31,10 @@ WEIGHTS = (
 """File names of weights. The first file that exists has them all, or is the index of the shards."""
 
 
+SHOWN_CHARS = 100
+"""The most characters of a path that a message repeats if the system refuses it."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used. The message has the file and the expected value.
 
@@ -196,8 +200,12 @@ class Checkpoint:
 
 
 def _locate(model: str, name: str) -> Path:
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(model).expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # too long a name; "~" before a name that no user has
+        raise CheckpointError(f"{model[:SHOWN_CHARS]}: {error}") from error
+    if is_folder:
         if not (folder / name).is_file():
             raise _MissingFile(f"{folder / name} is missing")
         return folder / name

@@ -33,6 +33,7 @@ from server.commands.batch_files import (
     Request,
     bad_line_entry,
     count_input,
+    generated_tokens,
     read_input,
     response_entry,
 )
@@ -207,9 +208,7 @@ class BatchRun:
             entry = bad_line_entry(item) if isinstance(item, BadLine) else await send(client, item)
             self._output.write(entry)
             self._answered += 1
-            response = entry["response"]
-            if response is not None and response["status_code"] == 200:
-                self._tokens += response["body"]["usage"]["completion_tokens"]
+            self._tokens += generated_tokens(entry)
             bar.update(task, advance=1, rate=f"{self._rate():.1f} tokens/s")
 
     def _bar(self) -> Bar:

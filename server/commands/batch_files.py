@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """The routes that a request of a batch can use."""
 
 _ENTRY_START = '{"id": "batch_req_'
@@ -132,6 +132,17 @@ def response_entry(request: Request, status: int, request_id: str, body: Any) ->
     """The entry of a request that was sent, with its response of any status."""
     response = {"status_code": status, "request_id": request_id, "body": body}
     return _entry(request.custom_id, response, None)
+
+
+def generated_tokens(entry: dict[str, Any]) -> int:
+    """The tokens that an entry's answer has; 0 for a refusal or a failure."""
+    response = entry["response"]
+    if response is None or response["status_code"] != 200:
+        return 0
+    figures = response["body"]["usage"]
+    # The routes have different names for it.
+    count: int = figures.get("completion_tokens", figures.get("output_tokens", 0))
+    return count
 
 
 def bad_line_entry(bad: BadLine) -> dict[str, Any]:

@@ -108,6 +108,15 @@ def api_key_name(headers: Headers, settings: Settings) -> str | None:
     return names[0] if names else None
 
 
+def key_owner(headers: Headers, settings: Settings) -> bytes:
+    """Who owns what an authorized request stores: its key's hash, empty without API keys.
+
+    Without API keys nobody is told apart, whatever a client sends as its key.
+    """
+    has_keys = bool(settings.api_key or settings.named_api_key)
+    return _bearer_hash(headers) if has_keys else b""
+
+
 def _unauthorized(key: str, headers: Headers) -> ApiError:
     message = f"This path needs {key}: `Authorization: Bearer KEY`."
     if "authorization" in headers:

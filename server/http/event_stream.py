@@ -7,7 +7,7 @@ proxies close silent connections; 0 sends no comments.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ClientDisconnected, Stopping, error_body, to_api_error
+from server.errors import ApiError, ClientDisconnected, Stopping, error_body, to_api_error
 
 T = TypeVar("T")
 
@@ -43,6 +43,11 @@ def json_text(value: Any) -> str:
 def event(value: Any) -> bytes:
     """A data event with `value` as JSON."""
     return f"data: {json_text(value)}\n\n".encode()
+
+
+def error_events(error: ApiError) -> bytes:
+    """The end of a stream that fails, as completions and chats have it."""
+    return event(error_body(error)) + DONE
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -72,7 +77,10 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends the encoded events of an async generator, and always closes it."""
+    """Sends the encoded events of an async generator, and always closes it.
+
+    `on_failure` encodes the events that end a stream which fails after its first event.
+    """
 
     media_type = "text/event-stream"
 
@@ -82,12 +90,14 @@ class EventStream(Response):
         *,
         keepalive_s: float,
         headers: Mapping[str, str] | None = None,
+        on_failure: Callable[[ApiError], bytes] = error_events,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
         # Response has set the length of an empty body.
         del self.headers["content-length"]
         self._events = events
         self._keepalive_s = keepalive_s
+        self._on_failure = on_failure
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +117,7 @@ class EventStream(Response):
                 if not self._started:
                     raise
                 log.error("stream_failed", code="stopping")
-                await self._write(send, event(error_body(Stopping())) + DONE)
+                await self._write(send, self._on_failure(Stopping()))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, send: Send) -> None:
@@ -131,7 +141,7 @@ class EventStream(Response):
                 mapped = to_api_error(error)
                 unexpected = error if mapped.status == 500 else None
                 log.error("stream_failed", code=mapped.code, exc_info=unexpected)
-                await self._write(send, event(error_body(mapped)) + DONE)
+                await self._write(send, self._on_failure(mapped))
                 return
             await self._write(send, data)
 

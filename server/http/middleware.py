@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
 from server.errors import ApiError, Stopping, error_response, to_api_error
+from server.http.headers import REQUEST_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
 
-REQUEST_ID = "x-request-id"
 OTHER_METHOD = "other"
 """The method label of methods that HTTP does not define, so that labels are bounded."""
 

@@ -50,7 +50,7 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     return PreparedRequest(
         body,
         checked,
-        "chatcmpl",
+        "chatcmpl-",
         [prompt],
         [options],
         prediction,

@@ -39,7 +39,7 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     prediction = await predicted_tokens(renderer, info, body.prediction)
     echoes = _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
-    return PreparedRequest(body, checked, "cmpl", prompts, options, prediction, shape)
+    return PreparedRequest(body, checked, "cmpl-", prompts, options, prediction, shape)
 
 
 @dataclass(frozen=True, slots=True)

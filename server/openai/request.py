@@ -65,7 +65,7 @@ class PreparedRequest:
     """A request that is checked and rendered; its proposer is not selected yet.
 
     Attributes:
-        id_prefix: the beginning of the response's id.
+        id_prefix: the beginning of the response's id, with its separator.
         prompts: token ids.
         options: one entry per prompt.
         prediction: the token ids that the client expects.
@@ -180,7 +180,7 @@ async def admitted(
 
 def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> AdmittedRequest:
     selection, routing = choose(runtime, prepared, origin)
-    request_id = f"{prepared.id_prefix}-{uuid.uuid4().hex}"
+    request_id = f"{prepared.id_prefix}{uuid.uuid4().hex}"
     n = prepared.n
     params = replace(
         selection.params,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from engine_adapter.cancellation import was_cancelled
 from engine_adapter.interface import Engine
 from engine_adapter.types import Delta
+from server.errors import ApiError
 from server.http.auth import api_key_name
 from server.http.event_stream import EventStream, until_disconnect
 from server.openai.answer_overlap import measured
@@ -20,6 +21,34 @@ from server.openai.response import ResponseBuilder
 from server.state import Runtime
 
 T = TypeVar("T")
+
+
+class Builder(Protocol):
+    """Shapes the deltas of one admitted request, in the format of an endpoint.
+
+    For a response in one piece: `add` every delta, then `body`. For a stream: the `events` of
+    every delta, then the `last_events`, or `failure` if the stream ends before.
+    """
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Adds a delta of choice `index`."""
+        ...
+
+    def body(self) -> dict[str, Any]:
+        """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
+        ...
+
+    def events(self, index: int, delta: Delta) -> Sequence[bytes]:
+        """The encoded events of a delta of choice `index`."""
+        ...
+
+    def last_events(self) -> Sequence[bytes]:
+        """The encoded end of a stream. Raises `RuntimeError` if a choice has not finished."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The encoded end of a stream that fails."""
+        ...
 
 
 class GenerationResponse(Response):
@@ -31,10 +60,16 @@ class GenerationResponse(Response):
     the generation.
     """
 
-    def __init__(self, runtime: Runtime, prepared: PreparedRequest) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        prepared: PreparedRequest,
+        new_builder: Callable[[AdmittedRequest], Builder] = ResponseBuilder,
+    ) -> None:
         super().__init__()
         self._runtime = runtime
         self._prepared = prepared
+        self._new_builder = new_builder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ApiError` and `EngineError` before the first byte."""
@@ -46,19 +81,24 @@ class GenerationResponse(Response):
                 admitted(self._runtime, receive, self._prepared, origin)
             )
             response_headers = request.headers()
+            builder = self._new_builder(request)
             if self._prepared.body.stream:
                 keepalive_s = self._runtime.settings.keepalive_s
-                events = stream_events(engine, request, in_flight.aclose)
-                stream = EventStream(events, keepalive_s=keepalive_s, headers=response_headers)
+                events = stream_events(engine, request, builder, in_flight.aclose)
+                stream = EventStream(
+                    events,
+                    keepalive_s=keepalive_s,
+                    headers=response_headers,
+                    on_failure=builder.failure,
+                )
                 await stream(scope, receive, send)
                 return
-            body = await until_disconnect(receive, whole_body(engine, request))
+            body = await until_disconnect(receive, whole_body(engine, request, builder))
         await JSONResponse(body, headers=response_headers)(scope, receive, send)
 
 
-async def whole_body(engine: Engine, request: AdmittedRequest) -> dict[str, Any]:
+async def whole_body(engine: Engine, request: AdmittedRequest, builder: Builder) -> dict[str, Any]:
     """Generates, and returns the response in one piece. Cancelling it aborts the generation."""
-    builder = ResponseBuilder(request)
     async with aclosing(_deltas(engine, request)) as deltas:
         async for index, delta in deltas:
             builder.add(index, delta)
@@ -66,13 +106,15 @@ async def whole_body(engine: Engine, request: AdmittedRequest) -> dict[str, Any]
 
 
 async def stream_events(
-    engine: Engine, request: AdmittedRequest, generated: Callable[[], Awaitable[None]]
+    engine: Engine,
+    request: AdmittedRequest,
+    builder: Builder,
+    generated: Callable[[], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
     """Generates, and yields encoded events. Closing it aborts the generation.
 
     `generated` is called when the engine has finished, before the events that end the stream.
     """
-    builder = ResponseBuilder(request)
     async with aclosing(_deltas(engine, request)) as deltas:
         async for index, delta in deltas:
             for event in builder.events(index, delta):

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine_adapter.types import Delta
-from server.http.event_stream import DONE, event, json_text
+from server.errors import ApiError
+from server.http.event_stream import DONE, error_events, event, json_text
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.token_fields import TokenFields
@@ -17,8 +18,7 @@ _TEXT_PLACEHOLDER = "\x00text\x00"
 class ResponseBuilder:
     """Shapes the deltas of one admitted request.
 
-    For a response in one piece: `add` every delta, then `body`. For a stream: the `events` of
-    every delta, then the `last_events`.
+    See `server.openai.respond.Builder`.
     """
 
     def __init__(self, request: AdmittedRequest) -> None:
@@ -80,6 +80,10 @@ class ResponseBuilder:
     def _is_ordinary(self) -> bool:
         """Whether nothing but the text differs from one ordinary chunk to the next."""
         return not (self._continuous_usage or self._continuous_spec or self._tokens.returns_ids)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The encoded end of a stream that fails; unfinished choices get no finish reason."""
+        return error_events(error)
 
     def _check_finished(self) -> None:
         """A finish reason is never made up: without one the engine has failed."""

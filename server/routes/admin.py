@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 
 from engine_adapter.errors import EngineConfigError, EngineDead
 from engine_adapter.types import ProposerInfo
+from server.contract.answers import answers
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
 from server.control.method_names import SelectionError
 from server.control.records import SwitchResult
@@ -25,10 +26,20 @@ from server.schema.admin import (
 from server.state import ReadyRuntime, Runtime, StartedRuntime
 from server.telemetry.rolling_stats import WINDOW_S
 
-router = APIRouter()
+router = APIRouter(tags=["Speculation"])
 
 
-@router.post("/v1/switch_spec_method")
+@router.post(
+    "/v1/switch_spec_method",
+    responses=answers(
+        errors={
+            404: "proposer_not_found",
+            409: "switch_in_progress, proposer_quarantined",
+            503: "engine_dead",
+            504: "drain_timeout",
+        }
+    ),
+)
 async def switch_spec_method(
     request: Request, body: SwitchRequest, runtime: StartedRuntime
 ) -> SwitchResult:
@@ -58,7 +69,7 @@ async def switch_spec_method(
         raise Stopping("The server is stopping; nothing was changed.") from None
 
 
-@router.get("/v1/spec_method")
+@router.get("/v1/spec_method", operation_id="get_spec_method")
 async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
     """The active method, the requests in flight, and the recent figures of each proposer."""
     switcher = runtime.switcher
@@ -78,14 +89,17 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
     )
 
 
-@router.get("/v1/proposers")
+@router.get("/v1/proposers", operation_id="list_proposers")
 async def proposers(runtime: StartedRuntime) -> ProposersResponse:
     """Every loaded proposer, and the last loads and unloads."""
     data = [_proposer(info, runtime) for info in await runtime.engine.proposers()]
     return ProposersResponse(data=data, changes=list(runtime.audit.proposer_changes))
 
 
-@router.post("/v1/load_proposer")
+@router.post(
+    "/v1/load_proposer",
+    responses=answers(errors={409: "proposer_exists, needs_restart, load_in_progress"}),
+)
 async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""
     asker = caller(request.headers, request.client, runtime.settings)
@@ -95,7 +109,15 @@ async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRunti
         raise InvalidField(error.field, error.message, error.code) from None
 
 
-@router.post("/v1/unload_proposer")
+@router.post(
+    "/v1/unload_proposer",
+    responses=answers(
+        errors={
+            404: "proposer_not_found",
+            409: "proposer_in_use, needs_restart, load_in_progress, switch_in_progress",
+        }
+    ),
+)
 async def unload_proposer(
     request: Request, body: UnloadRequest, runtime: ReadyRuntime
 ) -> UnloadResponse:

@@ -3,15 +3,27 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from server.contract.answers import GENERATION_HEADERS, answers
 from server.openai.chat import prepare_chat
 from server.openai.respond import GenerationResponse
+from server.schema.answers import ErrorResponse
 from server.schema.chat import ChatCompletionRequest
+from server.schema.chat_answers import ChatCompletion, ChatCompletionChunk
 from server.state import ReadyRuntime
 
-router = APIRouter()
+router = APIRouter(tags=["Chat"])
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    responses=answers(
+        ChatCompletion,
+        events=(ChatCompletionChunk, ErrorResponse),
+        headers=GENERATION_HEADERS,
+        errors={404: "model_not_found"},
+    ),
+)
 async def create_chat_completion(body: ChatCompletionRequest, runtime: ReadyRuntime) -> Response:
     """Answers a chat."""
     return GenerationResponse(runtime, await prepare_chat(runtime, body))

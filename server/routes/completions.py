@@ -3,15 +3,27 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from server.contract.answers import GENERATION_HEADERS, answers
 from server.openai.completions import prepare_completion
 from server.openai.respond import GenerationResponse
+from server.schema.answers import ErrorResponse
+from server.schema.completion_answers import Completion, CompletionChunk
 from server.schema.completions import CompletionRequest
 from server.state import ReadyRuntime
 
-router = APIRouter()
+router = APIRouter(tags=["Completions"])
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post(
+    "/v1/completions",
+    response_model=None,
+    responses=answers(
+        Completion,
+        events=(CompletionChunk, ErrorResponse),
+        headers=GENERATION_HEADERS,
+        errors={404: "model_not_found"},
+    ),
+)
 async def create_completion(body: CompletionRequest, runtime: ReadyRuntime) -> Response:
     """Continues one or more prompts."""
     return GenerationResponse(runtime, await prepare_completion(runtime, body))

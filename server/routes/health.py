@@ -2,16 +2,23 @@
 
 from fastapi import APIRouter
 
+from server.contract.answers import answers
 from server.errors import Stopping, Unavailable
+from server.schema.answers import Health, Readiness
 from server.state import AnyState
 
-router = APIRouter()
+router = APIRouter(tags=["Server"])
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health")
+@router.get(
+    "/health",
+    operation_id="get_health",
+    response_model=None,
+    responses=answers(Health, errors={503: "engine_start_failed, engine_dead"}),
+)
 async def health(state: AnyState) -> dict[str, str]:
-    """200 while the engine is alive or loads for the first time; else 503 with the reason.
+    """Says 200 while the engine is alive or loads for the first time; else 503 with the reason.
 
     With `Retry-After` the engine is being replaced; without it the process must be restarted.
     """
@@ -23,9 +30,16 @@ async def health(state: AnyState) -> dict[str, str]:
 
 
 @router.head("/ready", include_in_schema=False)
-@router.get("/ready")
+@router.get(
+    "/ready",
+    operation_id="get_readiness",
+    response_model=None,
+    responses=answers(
+        Readiness, errors={503: "engine_not_ready, engine_start_failed, engine_dead, stopping"}
+    ),
+)
 async def ready(state: AnyState) -> dict[str, str]:
-    """200 while requests are served; else 503 with the reason."""
+    """Says 200 while requests are served; else 503 with the reason."""
     await health(state)
     if state.stopping.is_set():
         raise Stopping

@@ -5,16 +5,22 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from engine_adapter.errors import EngineConfigError
+from server.contract.answers import answers
 from server.errors import InvalidField
 from server.http.auth import caller
 from server.openai.models import adapter_model
+from server.schema.answers import Model, UnloadedAdapter
 from server.schema.lora import LoadAdapterRequest, UnloadAdapterRequest
 from server.state import ReadyRuntime
 
-router = APIRouter()
+router = APIRouter(tags=["Adapters"])
 
 
-@router.post("/v1/load_lora_adapter")
+@router.post(
+    "/v1/load_lora_adapter",
+    response_model=None,
+    responses=answers(Model, errors={409: "adapter_exists, no_room, lora_disabled"}),
+)
 async def load_lora_adapter(
     request: Request, body: LoadAdapterRequest, runtime: ReadyRuntime
 ) -> dict[str, Any]:
@@ -27,7 +33,13 @@ async def load_lora_adapter(
     return adapter_model(runtime, adapter)
 
 
-@router.post("/v1/unload_lora_adapter")
+@router.post(
+    "/v1/unload_lora_adapter",
+    response_model=None,
+    responses=answers(
+        UnloadedAdapter, errors={404: "adapter_not_found", 409: "adapter_in_use, lora_disabled"}
+    ),
+)
 async def unload_lora_adapter(
     request: Request, body: UnloadAdapterRequest, runtime: ReadyRuntime
 ) -> dict[str, Any]:

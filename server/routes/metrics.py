@@ -3,14 +3,16 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from server.contract.answers import answers
 from server.state import AnyState, AppState
 
 OPENMETRICS = "application/openmetrics-text"
 
-router = APIRouter()
+router = APIRouter(tags=["Server"])
 
 
 async def with_engine(state: AnyState) -> AppState:
@@ -22,18 +24,21 @@ async def with_engine(state: AnyState) -> AppState:
     return state
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics",
+    operation_id="get_metrics",
+    response_class=PlainTextResponse,
+    responses=answers(texts=(OPENMETRICS,)),
+)
 def metrics(
     request: Request,
     state: Annotated[AppState, Depends(with_engine)],
     names: Annotated[list[str] | None, Query(alias="name[]")] = None,
 ) -> Response:
-    """Every series, or those with the given names.
-
-    Not a coroutine: encoding a large registry would delay streams. The library's own negotiation
-    writes `vllm_` instead of `vllm:` in OpenMetrics unless the scraper accepts UTF-8 names. The
-    names here need no escaping.
-    """
+    """Prometheus' series: every one, or those with the given names."""
+    # Not a coroutine: encoding a large registry would delay streams. The library's own negotiation
+    # writes `vllm_` instead of `vllm:` in OpenMetrics unless the scraper accepts UTF-8 names. The
+    # names here need no escaping.
     registry = state.registry.restricted_registry(names) if names else state.registry
     if OPENMETRICS in request.headers.get("accept", ""):
         body = openmetrics.generate_latest(  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 
 from engine_adapter.policies.parameters import PolicyError
+from server.contract.answers import answers
 from server.control.policy_admin import for_people
 from server.control.rule_reader import RuleError
 from server.errors import InvalidField
@@ -18,10 +19,10 @@ from server.schema.policy import (
 from server.state import ReadyRuntime, Runtime, StartedRuntime
 from server.telemetry.rolling_stats import WINDOW_S
 
-router = APIRouter()
+router = APIRouter(tags=["Speculation"])
 
 
-@router.get("/v1/spec_policy")
+@router.get("/v1/spec_policy", operation_id="get_spec_policy")
 async def spec_policy(runtime: StartedRuntime) -> PolicyResponse:
     """The policies, the routing rules, and what has been measured."""
     return _response(runtime)
@@ -46,7 +47,7 @@ async def change_spec_policy(
     return _response(runtime)
 
 
-@router.post("/v1/explain")
+@router.post("/v1/explain", responses=answers(errors={404: "model_not_found"}))
 async def explain(body: ExplainRequest, runtime: ReadyRuntime) -> ExplainResponse:
     """The method that a request would get now, and why; nothing is generated."""
     return await explain_request(runtime, body)

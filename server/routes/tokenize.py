@@ -3,22 +3,37 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from server.contract.answers import answers
+from server.http.headers import IGNORED_FIELDS
 from server.openai.request import check_body
 from server.openai.tokenization import detokenize, tokenize
+from server.schema.answers import DetokenizeResponse, TokenizeResponse
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.state import ReadyRuntime
 
-router = APIRouter()
+router = APIRouter(tags=["Tokens"])
 
 
-@router.post("/tokenize", response_model=None)
+@router.post(
+    "/tokenize",
+    operation_id="tokenize",
+    response_model=None,
+    responses=answers(TokenizeResponse, headers=(IGNORED_FIELDS,), errors={404: "model_not_found"}),
+)
 async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The token ids of a text or a chat."""
     checked = check_body(runtime, body)
     return JSONResponse(await tokenize(runtime, body), headers=checked.headers())
 
 
-@router.post("/detokenize", response_model=None)
+@router.post(
+    "/detokenize",
+    operation_id="detokenize",
+    response_model=None,
+    responses=answers(
+        DetokenizeResponse, headers=(IGNORED_FIELDS,), errors={404: "model_not_found"}
+    ),
+)
 async def post_detokenize(body: DetokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The text of token ids."""
     checked = check_body(runtime, body)

@@ -14,6 +14,18 @@ Prompt = str | list[int]
 """One prompt: a text, or token ids."""
 
 
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[int], Field(min_length=1)]
+
+PromptForms = (
+    _Text
+    | _Ids
+    | Annotated[list[_Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+"""What a body's `prompt` may be, for the API's schema."""
+
+
 def _prompts(value: Any) -> list[Prompt]:
     """The prompts of a request, from any of the four forms."""
     if _is_prompt(value):
@@ -48,7 +60,7 @@ def _error(reason: str) -> PydanticCustomError:
 class CompletionRequest(GenerationBody):
     """A text completion. `prompt` is always a list here."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=PromptForms)]
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     best_of: int | None = Field(None, ge=1, le=MAX_INT)
     echo: bool | None = None

@@ -43,7 +43,15 @@ def _can_stop(values: list[str] | None) -> list[str] | None:
     return values
 
 
-Stop = Annotated[list[str] | None, BeforeValidator(_as_list), AfterValidator(_can_stop)]
+_StopText = Annotated[str, Field(min_length=1)]
+StopForms = _StopText | list[_StopText] | None
+"""What a body's `stop` may be, for the API's schema."""
+
+Stop = Annotated[
+    list[str] | None,
+    BeforeValidator(_as_list, json_schema_input_type=StopForms),
+    AfterValidator(_can_stop),
+]
 """A string, or a list of them."""
 
 

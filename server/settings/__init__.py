@@ -27,6 +27,7 @@ from server.control.rule_reader import RuleError, read_rules
 from server.control.selection import resolve
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.origins import Origins
 from server.settings.types import (
     Count,
     JsonList,
@@ -88,6 +89,11 @@ class Settings(EngineArguments):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")
+    allowed_origins: Origins = Field(
+        (),
+        description="origin of the web pages that may call this API from a browser, such as "
+        "http://127.0.0.1:3000, or * for every page (repeatable; default: none)",
+    )
     api_key: Secrets = Field(
         (), description="key that inference requests must bear (repeatable; best as a variable)"
     )
@@ -125,6 +131,12 @@ class Settings(EngineArguments):
     )
     max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
         ByteSize(32 * 2**20), description="largest request body in bytes, or as 32MiB"
+    )
+    max_stored_responses: int = Field(
+        1000, ge=0, description="responses of /v1/responses kept in memory; 0 keeps none"
+    )
+    max_stored_response_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(256 * 2**20), description="most bytes of these responses together, or as 256MiB"
     )
     keepalive_s: float = Field(
         15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"

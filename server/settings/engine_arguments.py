@@ -1,4 +1,4 @@
-"""The engine's arguments that are settings of their own, under vLLM's names."""
+"""The settings that go to vLLM unchanged."""
 
 from typing import Annotated, Literal
 

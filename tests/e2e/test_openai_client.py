@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.e2e.served import MODEL, PROPOSERS, Served
 
@@ -91,6 +92,71 @@ def test_the_text_does_not_depend_on_the_proposer(
         if name.startswith("draft"):
             assert told["num_spec_steps"] == told["by_proposer"][name]["drafts"] > 0
     assert len(set(texts.values())) == 1, texts
+
+
+def test_a_response_has_the_text_of_its_chat_under_every_proposer(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(messages=MESSAGES, **GREEDY)
+    asked: dict[str, Any] = {"model": MODEL, "input": MESSAGES, "max_output_tokens": 32}
+    for name, k in {**PROPOSERS, "none": 0}.items():
+        by_name = {"spec_decode": {"proposer": name}}
+        whole = client.responses.create(**asked, temperature=0, store=False, extra_body=by_name)
+        with client.responses.stream(
+            **asked, temperature=0, store=False, extra_body=by_name
+        ) as stream:
+            events = list(stream)
+        last: Any = events[-1]
+        assert last.type == f"response.{whole.status}"
+        assert whole.output_text == last.response.output_text == chat.choices[0].message.content
+        told = statistics(whole)
+        assert (told["proposer"], told["num_spec_tokens"]) == (name, k)
+        if name != "suffix":  # it drafts more from what it has seen before
+            assert statistics(last.response)["num_draft_tokens"] == told["num_draft_tokens"]
+        if name.startswith("draft"):
+            assert told["num_accepted_draft_tokens"] > 0
+
+
+class Verdict(BaseModel):
+    """What a response is parsed into."""
+
+    sorted: bool
+    length: Literal[1, 2, 3]
+
+
+@pytest.mark.parametrize("proposer", ["none", "ngram", "draft", "eagle3"])
+def test_a_response_is_parsed_into_a_model(client: openai.OpenAI, proposer: str) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "input": "Is the list sorted?",
+        "temperature": 0,
+        "max_output_tokens": 64,
+        "extra_body": {"spec_decode": {"proposer": proposer}},
+    }
+    parsed = client.responses.parse(**asked, text_format=Verdict)
+    assert parsed.status == "completed"
+    assert isinstance(parsed.output_parsed, Verdict)
+    plain = client.responses.parse(
+        **{**asked, "extra_body": {"spec_decode": {"proposer": "none"}}}, text_format=Verdict
+    )
+    assert parsed.output_text == plain.output_text
+    with client.responses.stream(**asked, text_format=Verdict) as stream:
+        final = stream.get_final_response()
+    assert final.output_parsed == parsed.output_parsed
+
+
+def test_a_conversation_of_responses_is_that_of_chats(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 24}
+    first = client.responses.create(**asked, input=MESSAGES, instructions="Be brief.")
+    second = client.responses.create(
+        **asked, input="Now write a test.", previous_response_id=first.id
+    )
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "Now write a test."},
+    ]
+    chat = client.chat.completions.create(**{**GREEDY, "max_tokens": 24}, messages=messages)
+    assert second.output_text == chat.choices[0].message.content
+    assert client.responses.retrieve(second.id).output_text == second.output_text
 
 
 TOOLS: Any = [

@@ -47,9 +47,9 @@ def run(block: str, curl_home: Path) -> str:
 
 
 def test_the_pages_have_examples_to_run() -> None:
-    assert len(CURLS) == 14
+    assert len(CURLS) == 15
     assert len(PYTHON) == 1
-    assert len(API_CURLS) == 9
+    assert len(API_CURLS) == 10
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))
@@ -63,8 +63,11 @@ def test_a_curl_of_the_readme(served: Served, curl_home: Path, block: str) -> No
         answer = json.loads(output)
         if '"model"' in block:
             assert answer["model"] == MODEL
-            reasons = {"tool_calls"} if '"tool_choice"' in block else {"stop", "length"}
-            assert answer["choices"][0]["finish_reason"] in reasons
+            if answer["object"] == "response":
+                assert answer["output"][0]["content"][0]["text"]
+            else:
+                reasons = {"tool_calls"} if '"tool_choice"' in block else {"stop", "length"}
+                assert answer["choices"][0]["finish_reason"] in reasons
             assert answer["metrics"]["speculative_decoding"]["proposer"]
         else:
             assert {"active", "spec_method"} & set(answer)

@@ -10,6 +10,7 @@ import structlog
 
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.types import GenerationRequest
+from tests.server.contract.contract import check_response
 from tests.server.gateway import BASE_URL, Gateway, build, record_requests
 
 structlog.configure(
@@ -22,14 +23,21 @@ StartGateway = Callable[..., Awaitable[Gateway]]
 
 @pytest.fixture
 async def start() -> AsyncIterator[StartGateway]:
-    """Starts gateways with the given settings; `wait=False` does not wait for the engine."""
+    """Starts gateways with the given settings; `wait=False` does not wait for the engine.
+
+    Every answer that the client of a gateway gets must be one of the OpenAPI document's.
+    """
     async with AsyncExitStack() as stack:
 
         async def _start(*, wait: bool = True, **settings: Any) -> Gateway:
             app, engine, registry = build(**settings)
             await stack.enter_async_context(app.router.lifespan_context(app))
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            client = httpx.AsyncClient(transport=transport, base_url=BASE_URL)
+            client = httpx.AsyncClient(
+                transport=transport,
+                base_url=BASE_URL,
+                event_hooks={"response": [check_response]},
+            )
             await stack.enter_async_context(client)
             gateway = Gateway(app, cast(FakeEngine, engine), registry, client)
             if wait:

@@ -18,7 +18,7 @@ from deploy.grafana.dashboards.panels import SOURCE, PanelBuilder
 SELECTOR = 'job=~"$job",instance=~"$instance"'
 """The labels by which every query selects the servers that the reader chose."""
 
-GENERATION = SELECTOR + ',route=~"/v1/(chat/)?completions"'
+GENERATION = SELECTOR + ',route=~"/v1/((chat/)?completions|responses)"'
 """The same, and the routes that generate."""
 
 TAG = "specgate"

@@ -35,7 +35,7 @@ _EARLY = p.steps((None, p.RED), (0.9, p.ORANGE), (LATENCY_OBJECTIVE, p.GREEN))
 _ROW_OBJECTIVES: list[PanelBuilder] = [
     p.tile(
         "Requests without server error",
-        "Share of the requests for completions, in the shown time, that got no 5xx."
+        "Share of the requests for completions and responses, in the shown time, that got no 5xx."
         " The objective is 99.9 %.",
         p.SHARE,
         Query(f"1 - {_errors('$__range')}", "without error"),

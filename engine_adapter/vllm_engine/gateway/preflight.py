@@ -96,15 +96,16 @@ def _load_config(
 ) -> Any:
     from transformers import AutoConfig
 
-    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
-        raise EngineConfigError(setting, f"there is no folder {model}")
     try:
+        if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+            raise EngineConfigError(setting, f"there is no folder {model}")
         return AutoConfig.from_pretrained(
             model,
             revision=revision or "main",
             trust_remote_code=bool(config.arguments.get("trust_remote_code")),
         )
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    # RuntimeError: there is no user of the name behind "~".
+    except (OSError, RuntimeError, ValueError, json.JSONDecodeError) as error:
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 

@@ -195,3 +195,8 @@ def test_a_hub_id_that_cannot_be_loaded_is_named(hub: Path, model: str) -> None:
     message = refusal(model)
     assert message.startswith(f"{model}: config.json: ")
     assert len(message) > len(f"{model}: config.json: ")
+
+
+@pytest.mark.parametrize("model", ["0" * 4096, "/" + "0" * 300, "~nobody-of-this-name/heads"])
+def test_a_path_that_the_system_refuses_is_named(model: str) -> None:
+    assert refusal(model).startswith(f"{model[:100]}: ")

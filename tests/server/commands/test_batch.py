@@ -84,6 +84,22 @@ def test_every_request_has_an_entry_in_openais_format(
     assert "3 done, 0 skipped, 0 left, 0 failed in all; 15 tokens" in capsys.readouterr().out
 
 
+def test_responses_are_answered_and_their_tokens_counted(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"input": "hi", "max_output_tokens": 5, "spec_decode": {"proposer": "suffix"}}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    bad = {**line, "custom_id": "b", "body": {**body, "background": True}}
+    files.write([line, bad, {**line, "custom_id": "c", "body": {**body, "stream": True}}])
+    assert files.run() == FAILED
+    answer = files.entry("a")["response"]["body"]
+    assert (answer["object"], answer["usage"]["output_tokens"]) == ("response", 5)
+    assert answer["metrics"]["speculative_decoding"]["proposer"] == "suffix"
+    assert files.entry("b")["response"]["body"]["error"]["param"] == "background"
+    assert files.entry("c")["error"]["code"] == "invalid_line"
+    assert "5 tokens" in capsys.readouterr().out
+
+
 def test_bodies_are_refused_as_over_http(files: Files) -> None:
     files.write([completion("a"), completion("b", temperature=9), completion("c", model="nobody")])
     assert files.run("--concurrency", "1") == FAILED
@@ -115,7 +131,8 @@ def test_invalid_lines_have_an_entry_with_line_and_reason(files: Files) -> None:
     messages = {line: entry["error"]["message"] for line, entry in bad.items()}
     assert messages[1].startswith("line 1: not valid JSON: ")
     assert messages[5] == "line 5: method must be POST"
-    assert messages[6] == "line 6: url must be one of /v1/chat/completions, /v1/completions"
+    urls = "/v1/chat/completions, /v1/completions, /v1/responses"
+    assert messages[6] == f"line 6: url must be one of {urls}"
     assert [bad[line]["custom_id"] for line in (1, 4, 5)] == [None, None, "get"]
     before = files.target.read_text()
     assert files.run() == FAILED

@@ -60,7 +60,13 @@ async def test_every_route_but_the_probes_needs_a_key() -> None:
             if method != "HEAD":
                 error = response.json()["error"]
                 assert (error["code"], error["param"]) == ("invalid_api_key", None)
-    assert seen >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"}
+    assert seen >= {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/models",
+        "/metrics",
+    }
     assert seen >= {"/health", "/ready"}
 
 

@@ -121,7 +121,8 @@ async def test_failure_after_keep_alive_is_an_error_event(start: StartGateway) -
 
 async def test_inference_waits_for_the_engine_with_503(start: StartGateway) -> None:
     gateway = await start(wait=False, engine_args={"fake_start_s": 0.3})
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+    paths = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+    for path in paths:
         # Even for an invalid body: it cannot be checked yet.
         response = await gateway.post(path, {})
         error = response.json()["error"]

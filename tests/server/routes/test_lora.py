@@ -67,6 +67,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (NEW, {"lora_name": MODEL, "lora_path": "a/b"}, 409, "lora_name", "adapter_exists"),
     (NEW, {"lora_name": "x", "lora_path": "."}, 400, "lora_path", None),
     (NEW, {"lora_name": "x", "lora_path": "/no/folder"}, 400, "lora_path", None),
+    (NEW, {"lora_name": "x", "lora_path": "0" * 4096}, 400, "lora_path", None),
     (NEW, {"lora_name": "x"}, 400, "lora_path", "missing_required_parameter"),
     (NEW, {"lora_name": "", "lora_path": "a"}, 400, "lora_name", None),
     (NEW, {"lora_name": "\ud800", "lora_path": "a"}, 400, "lora_name", None),

@@ -80,7 +80,9 @@ def test_a_plain_target_is_accepted(make_model: MakeModel) -> None:
     preflight.check_models(config(make_model("target"), [{"name": "ngram"}]))
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./no-such-folder", "~/no-such-folder"])
+@pytest.mark.parametrize(
+    "path", ["/no/such/folder", "./no-such-folder", "~/no-such-folder", "~nobody-of-this-name/x"]
+)
 def test_a_missing_folder_is_named(path: str) -> None:
     error = refusal(preflight.check_models, config(path))
     assert error.setting == "model"

@@ -1,0 +1,81 @@
+"""What a route declares of its answers. It is for the OpenAPI document only: nothing is validated.
+
+A model of `server.schema.answers` and its siblings describes a body; the body itself is made
+without it. A route declares what only it knows. `server.contract.document` adds what follows from
+its body, its dependencies and its path: 400, 401, 403, 413, 500 and 503.
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from server.http.headers import IGNORED_FIELDS, REQUEST_ID, SPEC_METHOD, UNENFORCED_KEYWORDS
+
+Answers = dict[int | str, dict[str, Any]]
+"""Status -> answer, as FastAPI's `responses` has it."""
+
+EVENT_STREAM = "text/event-stream"
+SCHEMAS = "#/components/schemas/{model}"
+GENERATION_HEADERS = (SPEC_METHOD, IGNORED_FIELDS, UNENFORCED_KEYWORDS)
+ERROR = "ErrorResponse"
+"""The name of the schema that every error has."""
+
+
+def answers(
+    model: type[BaseModel] | None = None,
+    *,
+    events: Sequence[type[BaseModel]] = (),
+    texts: Sequence[str] = (),
+    headers: Sequence[str] = (),
+    errors: Mapping[int, str] | None = None,
+) -> Answers:
+    """The answers of a route, for its `responses`.
+
+    Args:
+        model: the JSON body of a 200; not needed if the route has a response model.
+        events: what the data of an event of a stream can be, if the route can stream.
+        texts: media types of bodies that are texts.
+        headers: headers of a 200 besides the request's id.
+        errors: status -> the codes that the route itself raises, separated by commas; empty for
+            an error without a code.
+    """
+    content: dict[str, Any] = {text: {"schema": {"type": "string"}} for text in texts}
+    success: dict[str, Any] = {"headers": header_references(headers)}
+    if events:
+        content[EVENT_STREAM] = {"schema": _events(events)}
+        names = " or ".join(event.__name__ for event in events)
+        success["description"] = (
+            f"The whole answer, or with `stream` its events: the data of each is a {names}."
+        )
+    if content:
+        success["content"] = content
+    if model is not None:
+        success["model"] = model
+    found: Answers = {200: success} if model is not None or content or headers else {}
+    for status, codes in (errors or {}).items():
+        description = code_list(codes) if codes else HTTPStatus(status).phrase
+        found[status] = {"description": description}
+    return found
+
+
+def header_references(names: Sequence[str]) -> dict[str, Any]:
+    """Name -> reference to its description, the request's id included."""
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in (REQUEST_ID, *names)}
+
+
+def code_list(codes: str) -> str:
+    """Codes of errors, separated by commas, as a description shows them."""
+    return ", ".join(f"`{code.strip()}`" for code in codes.split(","))
+
+
+def _events(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """The schema of an event; `$defs` has the schemas that the document does not have yet."""
+    keys: list[tuple[type[BaseModel], Literal["serialization"]]] = [
+        (model, "serialization") for model in models
+    ]
+    references, definitions = models_json_schema(keys, ref_template=SCHEMAS)
+    found = [references[key] for key in keys]
+    return {**({"anyOf": found} if len(found) > 1 else found[0]), "$defs": definitions["$defs"]}

@@ -1,0 +1,159 @@
+"""`document`: the OpenAPI document of the application's routes.
+
+FastAPI makes the parameters, the bodies and the schemas. What it cannot know is added here: the
+errors in OpenAI's format instead of its own 422, keys, headers, and names for generated clients.
+"""
+
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute
+
+from server import __version__
+from server.contract.answers import ERROR, SCHEMAS, code_list, header_references
+from server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from server.http.headers import REQUEST_ID, RESPONSE_HEADERS, RETRY_AFTER
+from server.schema.answers import ErrorResponse
+from server.state import get_ready_runtime, get_runtime
+
+DESCRIPTION = """\
+OpenAI's API for one model, on an engine with several speculative-decoding proposers.
+
+Every error of every route is an `ErrorResponse`. A field may be null where that means "not set".
+Keys apply only if the server has some: without API keys every route but the admin routes is open,
+and without an admin key these answer the server's own machine only. docs/api.md has the details.
+"""
+
+TAGS = {
+    "Chat": "Answers chats.",
+    "Responses": "Answers chats under OpenAI's newer API, and stores the answers.",
+    "Completions": "Continues texts.",
+    "Models": "The served names.",
+    "Tokens": "Text to token ids and back.",
+    "Server": "Probes, versions and metrics.",
+    "Speculation": "The active method, proposers, policies and routing rules (admin).",
+    "Adapters": "Loads and unloads LoRA adapters (admin).",
+}
+"""Every tag of the routes, and what its routes are for."""
+
+API_KEY, ADMIN_KEY = "ApiKey", "AdminKey"
+
+_SECURITY = {
+    API_KEY: {"type": "http", "scheme": "bearer", "description": "a key of `--api-key`"},
+    ADMIN_KEY: {"type": "http", "scheme": "bearer", "description": "a key of `--admin-key`"},
+}
+_BAD_BODY = "The body is not valid; `param` names the field, `code` may be null."
+_NOT_OURS = ("HTTPValidationError", "ValidationError")
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of an application, made once."""
+    if app.openapi_schema is None:
+        app.openapi_schema = make_document(app.routes)
+    return app.openapi_schema
+
+
+def make_document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
+    """The document of the routes that are not hidden (`include_in_schema`)."""
+    shown = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
+    made = get_openapi(
+        title="Specgate",
+        version=__version__,
+        description=DESCRIPTION,
+        routes=shown,
+        tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+        servers=[{"url": "/"}],
+        license_info={"name": "Apache 2.0", "identifier": "Apache-2.0"},
+    )
+    for route in shown:
+        for method in route.methods:
+            _complete(made["paths"][route.path_format][method.lower()], route)
+    components = made["components"]
+    components["schemas"] = _schemas(made)
+    components["securitySchemes"] = _SECURITY
+    components["headers"] = {
+        name: {"description": text, "required": name == REQUEST_ID, "schema": {"type": "string"}}
+        for name, text in RESPONSE_HEADERS.items()
+    }
+    return made
+
+
+def _complete(operation: dict[str, Any], route: APIRoute) -> None:
+    operation["operationId"] = route.operation_id or route.name
+    summary, _, rest = operation.pop("description", "").partition("\n\n")
+    operation["summary"] = " ".join(summary.split()).rstrip(".")
+    if rest:
+        operation["description"] = rest
+    operation["security"] = _security(route.path)
+    responses: dict[str, Any] = operation["responses"]
+    responses.pop("422", None)
+    for error, text in _own_errors(route):
+        response = responses.setdefault(str(error.value), {})
+        said = response.get("description")
+        response["description"] = f"{text}, {said}" if said else text
+    for status, response in responses.items():
+        if int(status) >= HTTPStatus.BAD_REQUEST:
+            _describe_error(int(status), response)
+        else:
+            response.setdefault("headers", header_references(()))
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _security(path: str) -> list[dict[str, list[str]]]:
+    if path in OPEN_PATHS:
+        return []
+    return [{ADMIN_KEY: []}] if path in ADMIN_PATHS else [{API_KEY: []}, {ADMIN_KEY: []}]
+
+
+def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
+    """The errors that follow from a route's path, body and dependencies."""
+    if route.path not in OPEN_PATHS:
+        yield HTTPStatus.UNAUTHORIZED, code_list("invalid_api_key")
+    if route.path in ADMIN_PATHS:
+        yield HTTPStatus.FORBIDDEN, code_list("admin_disabled")
+    if route.body_field is not None:
+        yield HTTPStatus.BAD_REQUEST, _BAD_BODY
+        yield HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code_list("request_too_large")
+    yield HTTPStatus.INTERNAL_SERVER_ERROR, code_list("internal_error")
+    needed = {dependency.call for dependency in route.dependant.dependencies}
+    if get_ready_runtime in needed:
+        yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("engine_not_ready, engine_dead, stopping")
+    elif get_runtime in needed:
+        yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("engine_not_ready, stopping")
+
+
+def _describe_error(status: int, response: dict[str, Any]) -> None:
+    retries = (RETRY_AFTER,) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()
+    reference = {"$ref": SCHEMAS.format(model=ERROR)}
+    response["headers"] = header_references(retries)
+    response["content"] = {"application/json": {"schema": reference}}
+    response.setdefault("description", HTTPStatus(status).phrase)
+
+
+def _schemas(made: dict[str, Any]) -> dict[str, Any]:
+    """All schemas by name, those included that a stream's events have brought with them."""
+    found: dict[str, Any] = made["components"].get("schemas", {})
+    for name in _NOT_OURS:
+        found.pop(name, None)
+    _, error = models_json_schema([(ErrorResponse, "serialization")], ref_template=SCHEMAS)
+    brought = [error["$defs"], *_pop_definitions(made["paths"])]
+    for name, schema in (item for definitions in brought for item in definitions.items()):
+        if found.setdefault(name, schema) != schema:
+            raise ValueError(f"two different schemas are called {name}: rename one of the models")
+    return dict(sorted(found.items()))
+
+
+def _pop_definitions(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        if "$defs" in node:
+            yield node.pop("$defs")
+        for value in node.values():
+            yield from _pop_definitions(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _pop_definitions(value)

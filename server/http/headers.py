@@ -1,0 +1,18 @@
+"""The response headers that clients may read besides HTTP's own."""
+
+from collections.abc import Mapping
+
+REQUEST_ID = "x-request-id"
+SPEC_METHOD = "x-specgate-spec-method"
+IGNORED_FIELDS = "x-specgate-ignored-fields"
+UNENFORCED_KEYWORDS = "x-specgate-unenforced-keywords"
+RETRY_AFTER = "Retry-After"
+
+RESPONSE_HEADERS: Mapping[str, str] = {
+    REQUEST_ID: "the request's id, which the server's log has too",
+    SPEC_METHOD: "the method chosen at admission: a proposer, a policy, or none",
+    IGNORED_FIELDS: "unknown fields of the body, percent-encoded, separated by commas",
+    UNENFORCED_KEYWORDS: "keywords of the JSON schema that are not enforced, separated by commas",
+    RETRY_AFTER: "seconds until a retry can help; absent if it cannot",
+}
+"""Name -> meaning. Pages of other origins may read them, and the OpenAPI document has them."""

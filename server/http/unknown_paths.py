@@ -1,0 +1,123 @@
+"""What an unknown path, or a wrong method, is told: which routes exist, the closest ones first."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Match
+
+from server.text import clip
+
+MAX_ROUTES = 6
+"""The most routes that a message lists."""
+
+MAX_PATH = 100
+"""The most characters of a path that are compared with the routes, and repeated."""
+
+MAX_METHOD = 20
+"""The most characters of a method that are repeated."""
+
+_MAIN = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/models", "/tokenize")
+"""The routes that a client most likely needs, of those that exist."""
+
+_TEXT = "this server generates text"
+_MISSING: Mapping[str, str] = {
+    "embeddings?": f"{_TEXT} and makes no embeddings",
+    "rerank|score|classify|pooling": f"{_TEXT}; it does not rank, score or classify",
+    "audio": f"{_TEXT}; it neither hears nor speaks",
+    "realtime": f"{_TEXT}; it has no live sessions",
+    "images|videos": f"{_TEXT} and makes no images or videos",
+    "moderations": f"{_TEXT} and moderates none",
+    "files|uploads|vector_stores|containers": f"{_TEXT} and stores no files",
+    "batch(es)?": "`specgate batch` answers a file of requests without a server",
+    "assistants|threads|conversations|evals": f"{_TEXT} and keeps no assistants or threads",
+    "fine_tuning|fine-tunes": f"{_TEXT} and trains no models",
+    "messages|complete": "this server speaks OpenAI's API, not Anthropic's",
+    "api": "this server speaks OpenAI's API, not Ollama's",
+    "generate|generate_stream|infill": "this server speaks OpenAI's API",
+}
+"""The first part of a path after the version -> why another server's route is not here."""
+
+
+def unknown_path(path: str, routes: Iterable[BaseRoute]) -> str:
+    """The message for a path that no route has."""
+    known = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
+    methods: dict[str, set[str]] = {}
+    for route in known:
+        methods.setdefault(route.path_format, set()).update(route.methods)
+    message = f"There is no {_shown(path)} here"
+    if (meant := _meant(path, known)) is not None:
+        right, route = meant
+        allowed = " or ".join(sorted(methods[route.path_format]))
+        return f"{message}; did you mean {allowed} {_shown(right)}?{_hint(path, right)}"
+    reason = _reason(path)
+    close = difflib.get_close_matches(path[:MAX_PATH].lower(), methods, n=3, cutoff=0.75)
+    listed = [*(() if reason else close), *(p for p in _MAIN if p in methods)]
+    named = [f"{' and '.join(sorted(methods[p]))} {p}" for p in dict.fromkeys(listed)]
+    message += f": {reason}." if reason else "."
+    if named:
+        message += f" It has {', '.join(named[:MAX_ROUTES])}, and what GET /openapi.json lists."
+    return message
+
+
+def wrong_method(request: Request, allowed: Sequence[str]) -> str:
+    """The message for a path whose routes lack the method; `allowed` is what they have."""
+    if request.method == "OPTIONS" and "access-control-request-method" in request.headers:
+        return (
+            "Pages of other origins may not call this server from a browser; --allowed-origins "
+            "allows them."
+        )
+    method = clip(request.method[:MAX_METHOD])[1:-1]
+    path = _shown(request.scope["path"])
+    return f"{path} does not support {method}; it supports {' and '.join(allowed)}."
+
+
+def allowed_methods(request: Request) -> list[str]:
+    """The methods of all routes of the path; Starlette's own list has those of the first one."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods)
+
+
+def _meant(path: str, routes: Iterable[APIRoute]) -> tuple[str, APIRoute] | None:
+    """The path that differs only in its prefix, its slashes or the case of letters."""
+    parts = _parts(path)
+    while parts and parts[0].lower() in ("v1", "openai"):
+        del parts[0]
+    rest = "/".join(parts)
+    for right in (f"/v1/{rest}", f"/{rest}", f"/v1/{rest.lower()}", f"/{rest.lower()}"):
+        for route in routes:
+            if right != path and route.path_regex.match(right):
+                return right, route
+    return None
+
+
+def _hint(path: str, right: str) -> str:
+    if not right.startswith("/v1/"):
+        return ""
+    versions = [part.lower() for part in _parts(path)].count("v1")
+    if versions > 1:
+        return " The base URL of the client has /v1 already."
+    return "" if versions else " The base URL of an OpenAI client ends in /v1."
+
+
+def _reason(path: str) -> str | None:
+    parts = [part.lower() for part in _parts(path)]
+    while parts and re.fullmatch(r"v\d+|openai", parts[0]):
+        del parts[0]
+    if not parts:
+        return None
+    return next((why for task, why in _MISSING.items() if re.fullmatch(task, parts[0])), None)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path[:MAX_PATH].split("/") if part]
+
+
+def _shown(path: str) -> str:
+    """A path as a message repeats it: without control characters, and cut."""
+    return clip(path)[1:-1] if len(path) <= MAX_PATH else clip(path[:MAX_PATH])[1:-1] + "…"

@@ -1,0 +1,1 @@
+"""`/v1/responses`: a chat in the format of OpenAI's Responses API, and the stored responses."""

@@ -1,0 +1,146 @@
+"""A response's deltas -> the response in one piece, or the events of its stream."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from engine_adapter.types import Delta, FinishReason
+from server.errors import ApiError
+from server.openai.choices import ChoiceState
+from server.openai.request import AdmittedRequest
+from server.openai.responses.frames import EventWriter
+from server.openai.responses.input_items import Item
+from server.openai.responses.output import Output
+from server.openai.responses.prepare import PreparedResponse
+from server.openai.responses.response_object import request_fields, response_usage
+from server.openai.responses.store import ResponseStore, StoredResponse
+from server.openai.usage import choice_statistics, response_metrics
+
+
+class ResponsesBuilder:
+    """Shapes the deltas of one response; see `server.openai.respond.Builder`.
+
+    A response that has ended, in whatever way, is stored before its last event or its body is sent.
+    """
+
+    def __init__(
+        self, store: ResponseStore, response: PreparedResponse, request: AdmittedRequest
+    ) -> None:
+        self._store = store
+        self._response = response
+        self._request = request
+        self._streams = bool(response.body.stream)
+        self._continuous_spec = response.request.body.continuous_spec_stats
+        self._reader = response.shape.reader(0)
+        # A whole message does not tell which log probabilities are those of its text.
+        by_piece = response.body.has_logprobs and not self._reader.is_plain
+        self._reads_pieces = self._streams or by_piece
+        self._state = ChoiceState(keep_text=not self._reads_pieces)
+        self._events = EventWriter(silent=not self._streams)
+        num_top = (response.body.top_logprobs or 0) if response.body.has_logprobs else None
+        self._output = Output(self._events, num_top)
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Adds a delta."""
+        self._state.add(delta)
+        if self._reads_pieces:
+            self._output.add(self._reader.read(delta), delta.logprobs, self._more())
+
+    def body(self) -> dict[str, Any]:
+        """The response in one piece. Raises `RuntimeError` if it has not finished."""
+        reason = self._finish_reason()
+        state = self._state
+        if not self._reads_pieces:
+            everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
+            self._output.add_whole(self._reader.whole(everything), state.logprobs)
+        return self._finished(reason)
+
+    def events(self, index: int, delta: Delta) -> Sequence[bytes]:
+        """The encoded events of a delta; none while a character is incomplete."""
+        if not self._state.has_begun:
+            for kind in ("response.created", "response.in_progress"):
+                self._events.write(kind, {"response": self._object("in_progress", [])})
+        self.add(index, delta)
+        return self._events.take()
+
+    def last_events(self) -> Sequence[bytes]:
+        """The encoded end of a stream. Raises `RuntimeError` if it has not finished."""
+        response = self._finished(self._finish_reason())
+        self._events.write(f"response.{response['status']}", {"response": response})
+        return self._events.take()
+
+    def failure(self, error: ApiError) -> bytes:
+        """The encoded end of a stream that fails: a response that has begun ends as failed."""
+        if not self._state.has_begun:
+            fields = {"code": error.code, "message": error.message, "param": error.param}
+            self._events.write("error", fields)
+            return b"".join(self._events.take())
+        failed = self._object("failed", self._output.so_far())
+        # OpenAI's codes of a failure are few; `type` tells the causes apart.
+        failed["error"] = {
+            "code": "server_error",
+            "message": error.message,
+            "type": error.code or error.type,
+            "param": error.param,
+        }
+        self._keep(failed)
+        self._events.write("response.failed", {"response": failed})
+        return b"".join(self._events.take())
+
+    def _more(self) -> dict[str, Any] | None:
+        """The fields that an event with text has besides."""
+        if not self._continuous_spec:
+            return None
+        return {"speculative_decoding": choice_statistics(self._request, self._state)}
+
+    def _finish_reason(self) -> FinishReason:
+        """A finish reason is never made up: without one the engine has failed."""
+        reason = self._state.finish_reason
+        if reason is None:
+            raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
+        return reason
+
+    def _finished(self, reason: FinishReason) -> dict[str, Any]:
+        """The response, complete or cut off by a limit of tokens. It is stored."""
+        complete = reason is not FinishReason.LENGTH
+        output = self._output.end(complete=complete)
+        response = self._object("completed" if complete else "incomplete", output)
+        if complete:
+            response["completed_at"] = int(time.time())
+        else:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        response["usage"] = response_usage(self._request, [self._state])
+        response["metrics"] = response_metrics(self._request, [self._state])
+        self._keep(response)
+        return response
+
+    def _object(self, status: str, output: list[Item]) -> dict[str, Any]:
+        return {
+            "id": self._request.id,
+            "object": "response",
+            "created_at": self._request.created,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._request.prepared.checked.model,
+            "output": output,
+            **request_fields(self._response),
+            "usage": None,
+        }
+
+    def _keep(self, response: dict[str, Any]) -> None:
+        """Stores the response, if the client wants that."""
+        if not self._response.stored:
+            return
+        self._store.add(
+            StoredResponse(
+                id=self._request.id,
+                owner=self._response.owner,
+                previous_id=self._response.body.previous_response_id,
+                status=response["status"],
+                body=json.dumps(response).encode(),
+                items=json.dumps(self._response.items).encode(),
+            )
+        )

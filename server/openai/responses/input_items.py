@@ -1,0 +1,90 @@
+"""A request's input as items in OpenAI's format, with the ids under which they can be listed."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from server.errors import InvalidField
+from server.schema.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    InputText,
+    MessageItem,
+    MessagePart,
+    OutputText,
+    ReasoningItem,
+)
+
+Item = dict[str, Any]
+"""An item as JSON has it, of a request's input or of a response's output."""
+
+
+def new_id(prefix: str) -> str:
+    """A new id of an item."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def input_items(given: str | Sequence[InputItem]) -> list[Item]:
+    """The items of a request, in full. Raises `InvalidField` for one that cannot be read."""
+    if isinstance(given, str):
+        given = [MessageItem(type="message", role="user", content=given)]
+    return [_item(item, f"input.{number}") for number, item in enumerate(given)]
+
+
+def _item(item: InputItem, param: str) -> Item:
+    match item:
+        case MessageItem():
+            return _message(item)
+        case FunctionCallItem():
+            fields = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            return _head(item, "fc") | fields
+        case FunctionCallOutputItem():
+            output: str | list[Item] = (
+                item.output
+                if isinstance(item.output, str)
+                else [{"type": "input_text", "text": part.text} for part in item.output]
+            )
+            return _head(item, "fco") | {"call_id": item.call_id, "output": output}
+        case ReasoningItem():
+            return _reasoning(item, param)
+
+
+def _head(
+    item: MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, prefix: str
+) -> Item:
+    """The fields that every item has."""
+    status = item.status or "completed"
+    return {"type": item.type, "id": item.id or new_id(prefix), "status": status}
+
+
+def _message(item: MessageItem) -> Item:
+    is_answer = item.role == "assistant"
+    if isinstance(item.content, str):
+        kind = OutputText(type="output_text", text=item.content) if is_answer else None
+        parts: Sequence[MessagePart] = [kind or InputText(type="input_text", text=item.content)]
+    else:
+        parts = item.content
+    content = [_part(part, is_answer) for part in parts]
+    return _head(item, "msg") | {"role": item.role, "content": content}
+
+
+def _part(part: MessagePart, is_answer: bool) -> Item:
+    if isinstance(part, InputText | OutputText):
+        if is_answer:
+            return {"type": "output_text", "text": part.text, "annotations": []}
+        return {"type": "input_text", "text": part.text}
+    return {"type": "refusal", "refusal": part.refusal}
+
+
+def _reasoning(item: ReasoningItem, param: str) -> Item:
+    if item.encrypted_content is not None and not item.content:
+        message = (
+            f"{param}.encrypted_content can be read only by the server that wrote it, and the "
+            "item has no content; leave the item out."
+        )
+        raise InvalidField(f"{param}.encrypted_content", message, "unsupported_parameter")
+    return _head(item, "rs") | {
+        "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
+        "content": [{"type": "reasoning_text", "text": part.text} for part in item.content or ()],
+    }

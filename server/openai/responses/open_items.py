@@ -1,0 +1,154 @@
+"""The items of an output while they grow, and the events that open, extend and close each."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from server.openai.responses.frames import DeltaFrame, EventWriter
+from server.openai.responses.input_items import Item, new_id
+
+
+class OpenItem(ABC):
+    """An item that grows by pieces of one kind.
+
+    Attributes:
+        id_prefix: the beginning of its id.
+        text_events: the beginning of the types of the events that have its text.
+        has_part: its text is a part of its content.
+    """
+
+    id_prefix: str
+    text_events: str
+    has_part = True
+
+    def __init__(self, index: int) -> None:
+        """`index` is its position in the output."""
+        self.id = new_id(self.id_prefix)
+        self.index = index
+        self._texts: list[str] = []
+        self._frame = DeltaFrame(f"{self.text_events}.delta", self.delta_fields())
+
+    @property
+    def text(self) -> str:
+        """All its text."""
+        return "".join(self._texts)
+
+    @abstractmethod
+    def item(self, status: str) -> Item:
+        """The item as it is now."""
+
+    @abstractmethod
+    def done_fields(self) -> dict[str, Any]:
+        """The fields of the event that has the whole text."""
+
+    def delta_fields(self) -> dict[str, Any]:
+        """The fields of an event that has new text, but for the text."""
+        return self.place()
+
+    def part(self) -> Item:
+        """Its only part as it is now; empty for an item without one."""
+        return {}
+
+    def place(self) -> dict[str, Any]:
+        """The fields that say where an event's text belongs."""
+        place = {"item_id": self.id, "output_index": self.index}
+        return {**place, "content_index": 0} if self.has_part else place
+
+    def begin(self, events: EventWriter) -> None:
+        """Opens it."""
+        item = self.item("in_progress")
+        if self.has_part:
+            item["content"] = []
+        events.write("response.output_item.added", {"output_index": self.index, "item": item})
+        if self.has_part:
+            events.write("response.content_part.added", {**self.place(), "part": self.part()})
+
+    def extend(self, text: str, events: EventWriter) -> None:
+        """Adds text."""
+        self._texts.append(text)
+        events.write_delta(self._frame, text)
+
+    def extend_with(self, text: str, more: dict[str, Any], events: EventWriter) -> None:
+        """Adds text, in an event that has more fields than usual."""
+        self._texts.append(text)
+        events.write(f"{self.text_events}.delta", {**self.delta_fields(), "delta": text, **more})
+
+    def end(self, status: str, events: EventWriter) -> Item:
+        """Closes it, and returns it."""
+        events.write(f"{self.text_events}.done", {**self.place(), **self.done_fields()})
+        if self.has_part:
+            events.write("response.content_part.done", {**self.place(), "part": self.part()})
+        item = self.item(status)
+        events.write("response.output_item.done", {"output_index": self.index, "item": item})
+        return item
+
+
+class OpenMessage(OpenItem):
+    """The text of the answer, with its log probabilities."""
+
+    id_prefix = "msg"
+    text_events = "response.output_text"
+
+    def __init__(self, index: int) -> None:
+        self.logprobs: list[Item] = []
+        super().__init__(index)
+
+    def item(self, status: str) -> Item:
+        """A message with one part."""
+        head = {"id": self.id, "type": "message", "status": status, "role": "assistant"}
+        return {**head, "content": [self.part()]}
+
+    def part(self) -> Item:
+        """The text as a part."""
+        logprobs = list(self.logprobs)
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": logprobs}
+
+    def delta_fields(self) -> dict[str, Any]:
+        """Every event has log probabilities; usually there are none."""
+        return {**self.place(), "logprobs": []}
+
+    def done_fields(self) -> dict[str, Any]:
+        """The text and its log probabilities."""
+        return {"text": self.text, "logprobs": self.logprobs}
+
+
+class OpenReasoning(OpenItem):
+    """The reasoning before the answer."""
+
+    id_prefix = "rs"
+    text_events = "response.reasoning_text"
+
+    def item(self, status: str) -> Item:
+        """Reasoning without a summary."""
+        head = {"id": self.id, "type": "reasoning", "status": status}
+        return {**head, "summary": [], "content": [self.part()]}
+
+    def part(self) -> Item:
+        """The reasoning as a part."""
+        return {"type": "reasoning_text", "text": self.text}
+
+    def done_fields(self) -> dict[str, Any]:
+        """The whole reasoning."""
+        return {"text": self.text}
+
+
+class OpenCall(OpenItem):
+    """A call of a function; its text is its arguments."""
+
+    id_prefix = "fc"
+    text_events = "response.function_call_arguments"
+    has_part = False
+
+    def __init__(self, index: int, call_id: str, name: str) -> None:
+        self._call_id = call_id
+        self._name = name
+        super().__init__(index)
+
+    def item(self, status: str) -> Item:
+        """The call with its arguments."""
+        head = {"id": self.id, "type": "function_call", "status": status}
+        call = {"call_id": self._call_id, "name": self._name, "arguments": self.text}
+        return {**head, **call}
+
+    def done_fields(self) -> dict[str, Any]:
+        """The name and all arguments."""
+        return {"name": self._name, "arguments": self.text}

@@ -1,0 +1,163 @@
+"""`/v1/responses`: from the body to a prepared request, by way of the chat that generates it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from json import loads
+from typing import Any
+
+from engine_adapter.types import SamplingOptions
+from server.errors import ApiError, InvalidField
+from server.openai.chat import prepare_chat
+from server.openai.chat_shape import ChatShape
+from server.openai.request import PreparedRequest
+from server.openai.responses.as_chat import chat_body, check_own_fields, check_text
+from server.openai.responses.conversation import Source, Turn, beginnings, turns
+from server.openai.responses.field_names import response_error, response_field
+from server.openai.responses.input_items import Item, input_items
+from server.openai.responses.store import BrokenChain, ResponseStore
+from server.schema.responses import ResponsesRequest
+from server.state import Runtime
+from server.text import clip
+
+TOO_LONG = "context_length_exceeded"
+"""The code of the errors that `truncation` can prevent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResponse:
+    """A response that is checked and rendered.
+
+    Attributes:
+        owner: whose key the request bears.
+        items: the request's own input.
+        stored: it can be read and continued later.
+        shape: has the reader of the assistant's message.
+    """
+
+    body: ResponsesRequest
+    owner: bytes
+    items: Sequence[Item]
+    stored: bool
+    request: PreparedRequest
+    shape: ChatShape
+
+    @property
+    def sampling(self) -> SamplingOptions:
+        """How its text is sampled."""
+        return self.request.options[0]
+
+
+async def prepare_response(
+    runtime: Runtime, body: ResponsesRequest, owner: bytes
+) -> PreparedResponse:
+    """Checks and renders a response. Raises `ApiError`, in the terms of the response's fields."""
+    body.check_stream_options()
+    check_own_fields(body)
+    stored = _is_stored(runtime.responses, body)
+    history = earlier_items(runtime.responses, body, owner)
+    items = input_items(body.input)
+    check_text(body, items)
+    own = [Source(item, f"input.{number}") for number, item in enumerate(items)]
+    conversation = turns([*history, *own])
+    request = await _prepare_chat(runtime, body, conversation)
+    shape = request.shape
+    assert isinstance(shape, ChatShape)
+    return PreparedResponse(body, owner, items, stored, request, shape)
+
+
+def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: bytes) -> list[Source]:
+    """The items of the conversation that the request continues. Raises `InvalidField`."""
+    name = "previous_response_id"
+    previous_id = body.previous_response_id
+    if previous_id is None:
+        return []
+    previous = store.find(previous_id, owner)
+    if previous is None:
+        message = f"{name}: there is no stored response {clip(previous_id)}. {retention(store)}"
+        raise InvalidField(name, message, "previous_response_not_found")
+    if previous.status == "failed":
+        message = f"{name}: {clip(previous_id)} failed, so there is nothing to continue."
+        raise InvalidField(name, message)
+    try:
+        chain = store.chain(previous)
+    except BrokenChain as error:
+        message = (
+            f"{name}: {clip(previous_id)} continues {clip(error.missing_id)}, which was deleted. "
+            "Send the whole conversation as input."
+        )
+        raise InvalidField(name, message, "previous_response_not_found") from None
+    return [
+        Source(item, name)
+        for response in chain
+        for item in (*loads(response.items), *loads(response.body)["output"])
+    ]
+
+
+def retention(store: ResponseStore) -> str:
+    """How long responses are stored, as a sentence for errors."""
+    if not store.is_enabled:
+        return "This server stores no responses (--max-stored-responses)."
+    return (
+        f"This server keeps the {store.max_responses} most recently used responses in memory, up "
+        f"to {store.max_bytes} bytes together, until it stops; send the whole conversation as "
+        "input, or raise --max-stored-responses or --max-stored-response-bytes."
+    )
+
+
+def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:
+    if body.store and not store.is_enabled:
+        raise InvalidField("store", f"store: {retention(store)}", "unsupported_parameter")
+    return store.is_enabled and body.store is not False
+
+
+async def _prepare_chat(
+    runtime: Runtime, body: ResponsesRequest, conversation: Sequence[Turn]
+) -> PreparedRequest:
+    """The prepared chat; with `truncation`, without the oldest messages that do not fit."""
+    try:
+        return await _render(runtime, body, conversation)
+    except InvalidField as error:
+        begins = beginnings(conversation)
+        if body.truncation != "auto" or error.code != TOO_LONG or not begins:
+            raise
+    # From the shortest on, so that no attempt renders much more than the context.
+    fitting = await _render(runtime, body, conversation[begins[0] :])
+    fits, too_long, step = 0, len(begins), 1
+    while too_long - fits > 1:
+        attempt = fits + step if too_long == len(begins) else (fits + too_long) // 2
+        attempt = min(attempt, too_long - 1)
+        try:
+            fitting = await _render(runtime, body, conversation[begins[attempt] :])
+            fits, step = attempt, step * 2
+        except InvalidField as error:
+            if error.code != TOO_LONG:
+                raise
+            too_long = attempt
+    return fitting
+
+
+async def _render(
+    runtime: Runtime, body: ResponsesRequest, conversation: Sequence[Turn]
+) -> PreparedRequest:
+    """Prepares the chat of these messages. Raises `ApiError`."""
+    messages: list[dict[str, Any]] = [turn.message for turn in conversation]
+    sources = [turn.param for turn in conversation]
+    if body.instructions is not None:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+        sources.insert(0, "instructions")
+    try:
+        prepared = await prepare_chat(runtime, chat_body(body, messages))
+    except ApiError as error:
+        raise response_error(error, sources) from None
+    return replace(
+        prepared, id_prefix="resp_", options=[_renamed(each) for each in prepared.options]
+    )
+
+
+def _renamed(options: SamplingOptions) -> SamplingOptions:
+    """The options with the response's name of the constraint, which the engine's errors show."""
+    constraint = options.structured_output
+    if constraint is None:
+        return options
+    param = response_field(constraint.param)
+    return replace(options, structured_output=replace(constraint, param=param))

@@ -1,0 +1,219 @@
+"""The shapes of the answers of `/v1/responses`: a response, its items, and lists of items."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from server.schema.answers import AnswerMetrics, CompletionTokensDetails, absent
+from server.schema.chat_answers import TokenLogprob
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class UrlCitation(BaseModel):
+    """An annotation of a text. This server writes none."""
+
+    type: str
+
+
+class OutputTextPart(BaseModel):
+    """A text of the answer."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[UrlCitation] = Field(description="always empty")
+    logprobs: list[TokenLogprob] = absent("empty unless `include` asks for them")
+
+
+class InputTextPart(BaseModel):
+    """A text that the client wrote."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
+    """A refusal in an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ReasoningPart(BaseModel):
+    """Reasoning as the model wrote it."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryPart(BaseModel):
+    """A summary of reasoning in an input; this server writes none."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class OutputMessage(BaseModel):
+    """A message of the answer."""
+
+    id: str
+    type: Literal["message"]
+    status: Status
+    role: Literal["assistant"]
+    content: list[OutputTextPart]
+
+
+class ReasoningOutput(BaseModel):
+    """Reasoning."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: Status
+    summary: list[SummaryPart]
+    content: list[ReasoningPart]
+
+
+class FunctionCall(BaseModel):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function_call"]
+    status: Status
+    call_id: str
+    name: str
+    arguments: str = Field(description="JSON, complete if the status is completed")
+
+
+class ListedMessage(BaseModel):
+    """A message of the input."""
+
+    id: str
+    type: Literal["message"]
+    status: Status
+    role: Literal["user", "assistant", "system", "developer"]
+    content: list[
+        Annotated[InputTextPart | OutputTextPart | RefusalPart, Field(discriminator="type")]
+    ]
+
+
+class FunctionCallOutput(BaseModel):
+    """What a function returned."""
+
+    id: str
+    type: Literal["function_call_output"]
+    status: Status
+    call_id: str
+    output: str | list[InputTextPart]
+
+
+OutputItem = Annotated[OutputMessage | ReasoningOutput | FunctionCall, Field(discriminator="type")]
+ListedItem = Annotated[
+    ListedMessage | ReasoningOutput | FunctionCall | FunctionCallOutput,
+    Field(discriminator="type"),
+]
+
+
+class FailedResponse(BaseModel):
+    """Why a response has failed."""
+
+    code: str
+    message: str
+    type: str = Field(description="the code that the same error has as a response of its own")
+    param: str | None
+
+
+class IncompleteDetails(BaseModel):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class InputTokensDetails(BaseModel):
+    """Of the input's tokens."""
+
+    cached_tokens: int = Field(description="tokens whose KV was reused")
+    cache_write_tokens: int = Field(description="always 0: this is not counted")
+
+
+class OutputTokensDetails(CompletionTokensDetails):
+    """Of the generated tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseReasoning(BaseModel):
+    """How the response was to reason."""
+
+    effort: str | None
+    summary: None
+
+
+class ResponseText(BaseModel):
+    """The format of the text."""
+
+    format: dict[str, Any] = Field(description="as the request had it, or of the type text")
+    verbosity: str
+
+
+class ResponseObject(BaseModel):
+    """A response of `/v1/responses`, whole or in an event."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int = Field(description="Unix time in seconds")
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    completed_at: int | None = Field(description="Unix time in seconds")
+    error: FailedResponse | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputItem]
+    instructions: str | None
+    previous_response_id: str | None
+    store: bool
+    background: bool
+    metadata: dict[str, str]
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    text: ResponseText
+    reasoning: ResponseReasoning
+    tools: list[dict[str, Any]] = Field(description="as the request had them")
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    truncation: str
+    service_tier: str
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    usage: ResponseUsage | None
+    metrics: AnswerMetrics = absent("of a response that has ended")
+
+
+class DeletedResponse(BaseModel):
+    """`DELETE /v1/responses/{response_id}`."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(BaseModel):
+    """A page of the items that a response was generated from."""
+
+    object: Literal["list"]
+    data: list[ListedItem]
+    first_id: str = Field(description="empty for an empty page")
+    last_id: str = Field(description="empty for an empty page")
+    has_more: bool

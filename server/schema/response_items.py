@@ -1,0 +1,186 @@
+"""The items of a response's input: messages, function calls with their outputs, and reasoning."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from server.text import clip
+
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+"""The kinds of items that a request may have; an item without a type is a message."""
+
+PART_TYPES = ("input_text", "output_text", "refusal")
+"""The kinds of parts that a message may have."""
+
+MAX_ITEMS = 10_000
+"""The most items of an input; each becomes a message or a part of one."""
+
+MAX_PARTS = 10_000
+"""The most parts of an item."""
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def _known(kind: str, known: tuple[str, ...], default: str | None) -> BeforeValidator:
+    """Refuses a part of another kind by its name, before its fields are looked at."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if (given := value.get("type")) is None and default is not None:
+            return {**value, "type": default}
+        if given is not None and given not in known:
+            reason = f"the {kind} type {clip(given)} is not supported; use {', '.join(known)}"
+            context = {"reason": reason, "code": "unsupported_parameter"}
+            raise PydanticCustomError("unsupported_type", "{reason}", context)
+        return value
+
+    return BeforeValidator(check)
+
+
+def form(value: Any) -> str:
+    """Which of the two forms a value has, so that an error is about that form only."""
+    return "text" if isinstance(value, str) else "list"
+
+
+def _text_or_list(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("text_or_list", "must be a text or a list")
+    return value
+
+
+TEXT_OR_LIST = BeforeValidator(_text_or_list)
+"""Refuses what has neither form."""
+
+
+class _Part(BaseModel):
+    """A part of an item; fields that say nothing to a model of text are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class InputText(_Part):
+    """A text that the client wrote."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(_Part):
+    """A text that a model wrote; its annotations and log probabilities are ignored."""
+
+    type: Literal["output_text"]
+    text: str
+
+
+class Refusal(_Part):
+    """A model's refusal to answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+MessagePart = Annotated[
+    Annotated[InputText | OutputText | Refusal, Field(discriminator="type")],
+    _known("part", PART_TYPES, None),
+]
+"""A part of a message."""
+
+OutputPart = Annotated[InputText, _known("part", ("input_text",), None)]
+"""A part of what a function returned."""
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""The content of a message."""
+
+Returned = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[OutputPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""What a function returned."""
+
+
+class MessageItem(_Part):
+    """A message. `id` and `status` are those of an item that a server returned earlier."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallItem(_Part):
+    """A call that a model made; `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallOutputItem(_Part):
+    """What the call `call_id` returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1)
+    output: Returned
+    id: str | None = None
+    status: Status | None = None
+
+
+class SummaryText(_Part):
+    """A summary of reasoning."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(_Part):
+    """Reasoning as the model wrote it."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_Part):
+    """Reasoning of an earlier answer. `encrypted_content` can be read by its author only."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryText], Field(max_length=MAX_PARTS, fail_fast=True)] = []
+    content: Annotated[list[ReasoningText] | None, Field(max_length=MAX_PARTS, fail_fast=True)] = (
+        None
+    )
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: Status | None = None
+
+
+InputItem = Annotated[
+    Annotated[
+        MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem,
+        Field(discriminator="type"),
+    ],
+    _known("item", ITEM_TYPES, "message"),
+]
+"""An item of a request's input."""
+
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[
+        list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag("list")
+    ],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""The input of a response: a text is a user's message."""

@@ -1,0 +1,214 @@
+"""The body of `/v1/responses`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from server.errors import InvalidField
+from server.schema.base import Strict
+from server.schema.generation_body import MAX_INT, GenerationBody
+from server.schema.response_items import Input
+from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat
+from server.schema.tools import MAX_TOOLS
+from server.text import clip
+
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+"""OpenAI's limits of `metadata`: pairs, and characters of a key and of a value."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""The entry of `include` that asks for log probabilities."""
+
+MAX_INCLUDES = 64
+"""The most entries of `include`, of which there are only a few kinds."""
+
+PAGE, MAX_PAGE = 20, 100
+"""OpenAI's default and limit of the items of a page."""
+
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""OpenAI's values of `include`. All but the first add to items that this server never makes."""
+
+
+def _unsupported(reason: str) -> PydanticCustomError:
+    context = {"reason": reason, "code": "unsupported_parameter"}
+    return PydanticCustomError("unsupported", "{reason}", context)
+
+
+def _refused(*neutral: Any, instead: str = "leave it out") -> BeforeValidator:
+    """A known field that cannot be honoured; only null and its neutral values are accepted."""
+
+    def check(value: Any) -> None:
+        # `type`, because 1 == true.
+        known = any(type(value) is type(other) and value == other for other in neutral)
+        if value is not None and not known:
+            raise _unsupported(f"is not supported by this server; {instead}")
+
+    return BeforeValidator(check)
+
+
+def _function_only(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind is not None and kind != "function":
+        raise _unsupported(f"the tool type {clip(kind)} is not supported; use function")
+    return value
+
+
+def _choosable(value: Any) -> Any:
+    kinds = ("function", "allowed_tools")
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind is not None and kind not in kinds:
+        raise _unsupported(f"the type {clip(kind)} is not supported; use {' or '.join(kinds)}")
+    return value
+
+
+def _choice_form(value: Any) -> str:
+    """The form of a tool choice, so that an error is about that form only."""
+    if isinstance(value, dict):
+        value = value.get("type", "function")
+    elif isinstance(value, ChosenFunction | AllowedTools):
+        value = value.type
+    return value if value in ("function", "allowed_tools") else "word"
+
+
+def _metadata(pairs: dict[str, str] | None) -> dict[str, str] | None:
+    if pairs is not None and len(pairs) > MAX_METADATA:
+        raise ValueError(f"has {len(pairs)} pairs; the maximum is {MAX_METADATA}")
+    for key, value in (pairs or {}).items():
+        if len(key) > MAX_METADATA_KEY:
+            raise ValueError(f"a key has more than {MAX_METADATA_KEY} characters: {clip(key)}")
+        if len(value) > MAX_METADATA_VALUE:
+            raise ValueError(
+                f"the value of {clip(key)} has more than {MAX_METADATA_VALUE} characters"
+            )
+    return pairs
+
+
+class JsonSchemaText(JsonSchemaFormat):
+    """JSON that fits a schema; the fields of a chat's `json_schema`, without that object."""
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Strict):
+    """The format of the text."""
+
+    format: Annotated[
+        TextFormat | JsonObjectFormat | JsonSchemaText | None, Field(discriminator="type")
+    ] = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Strict):
+    """How the model reasons. Reasoning is returned as it is written, so nothing is summarized."""
+
+    effort: str | None = None
+    summary: Annotated[None, _refused("auto")] = None
+    generate_summary: Annotated[None, _refused("auto")] = None
+    context: Annotated[None, _refused("auto")] = None
+    mode: Annotated[None, _refused("standard")] = None
+
+
+class FunctionTool(Strict):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+Functions = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(_function_only)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+"""The tools of a request."""
+
+
+class ChosenFunction(Strict):
+    """One of the functions, which must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Strict):
+    """The functions of which some (`auto`) or at least one (`required`) may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[Annotated[ChosenFunction, BeforeValidator(_function_only)]],
+        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+    ]
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[ChosenFunction, Tag("function")]
+    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Discriminator(_choice_form),
+    BeforeValidator(_choosable),
+]
+"""Which functions may or must be called."""
+
+
+class ResponsesRequest(GenerationBody):
+    """A response. It also takes the sampling fields of a chat, under the same names."""
+
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = None
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    max_tool_calls: int | None = Field(None, ge=1, le=MAX_INT)
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    tools: Functions | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: Annotated[list[Includable], Field(max_length=MAX_INCLUDES, fail_fast=True)] | None = (
+        None
+    )
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # Known in order to be refused.
+    n: Annotated[None, _refused(1)] = None
+    response_format: Annotated[None, _refused(instead="use text.format")] = None
+    background: Annotated[None, _refused(False)] = None
+    conversation: Annotated[None, _refused(instead="use previous_response_id")] = None
+    prompt: Annotated[None, _refused(instead="use input and instructions")] = None
+    context_management: Annotated[None, _refused([])] = None
+    prompt_cache_options: Annotated[None, _refused({}, {"mode": "implicit"})] = None
+    image: Annotated[None, _refused({})] = None
+    access_programs: Annotated[None, _refused({})] = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the text comes with log probabilities."""
+        return LOGPROBS in (self.include or ())
+
+    def check_stream_options(self) -> None:
+        """Raises `InvalidField` if `stream_options` is set and cannot be honoured.
+
+        The last event of a stream always has the usage, whatever `include_usage` is.
+        """
+        super().check_stream_options()
+        if self.continuous_usage:
+            param = "stream_options.continuous_usage_stats"
+            raise InvalidField(param, f"{param} is not supported.", "unsupported_parameter")

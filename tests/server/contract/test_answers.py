@@ -1,0 +1,311 @@
+"""Every answer that the document has is one that the server really sends, and the other way round.
+
+A new operation needs an entry in `SUCCESS`, and one in `ERRORS` for each error of its own.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import StartGateway
+from tests.server.contract.contract import Contract, contract
+from tests.server.gateway import Gateway
+
+CHAT = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
+COMPLETION = {"prompt": "def f(x):", "max_tokens": 4}
+RESPONSE = {"input": "Say hello.", "max_output_tokens": 4}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+CONTINUOUS = {
+    "stream": True,
+    "n": 2,
+    "stream_options": {
+        "include_usage": True,
+        "continuous_usage_stats": True,
+        "continuous_spec_stats": True,
+    },
+}
+TOKENS = {"return_token_ids": True, "prompt_logprobs": 1}
+PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS}
+PREDICTION = {"prediction": {"type": "content", "content": "hello"}}
+KEYS: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
+ADMIN = {"authorization": "Bearer admin"}
+
+SUCCESS: dict[str, list[Any]] = {
+    "create_chat_completion": [
+        CHAT,
+        CHAT | {"n": 2, "logprobs": True, "top_logprobs": 2},
+        CHAT | PREDICTION,
+        CHAT | TOKENS,
+        CHAT | {"tools": [TOOL], "tool_choice": "required"},
+        CHAT | {"tools": [TOOL], "tool_choice": "required", "stream": True, "max_tokens": 60},
+        CHAT | {"stream": True, "return_token_ids": True},
+        CHAT | {"stop": "e", "unknown": 1},
+        CHAT | {"stream": True},
+        CHAT | STREAM | {"logprobs": True, "top_logprobs": 1},
+        CHAT | CONTINUOUS,
+        CHAT | STREAM | PREDICTION,
+    ],
+    "create_completion": [
+        COMPLETION,
+        COMPLETION | {"prompt": ["a", "b"], "n": 2, "logprobs": 2},
+        COMPLETION | {"echo": True, "logprobs": 1, "max_tokens": 0},
+        COMPLETION | {"prompt": [1, 5, 6]} | PREDICTION,
+        COMPLETION | TOKENS,
+        COMPLETION | {"stream": True, "return_token_ids": True},
+        COMPLETION | {"stream": True},
+        COMPLETION | STREAM | {"logprobs": 1, "echo": True},
+        COMPLETION | CONTINUOUS,
+    ],
+    "create_response": [
+        RESPONSE,
+        RESPONSE | {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+        RESPONSE | {"instructions": "Be brief.", "store": False} | PREDICTION,
+        RESPONSE | {"tools": [RESPONSE_TOOL], "tool_choice": "required"},
+        RESPONSE | {"tools": [RESPONSE_TOOL], "tool_choice": "required", "stream": True},
+        RESPONSE | {"stream": True},
+        RESPONSE | {"stream": True, "stream_options": {"continuous_spec_stats": True}},
+        RESPONSE | {"stream": True, "include": ["message.output_text.logprobs"]},
+    ],
+    "retrieve_response": [None],
+    "delete_response": [None],
+    "cancel_response": [],
+    "list_input_items": [None],
+    "list_models": [None],
+    "retrieve_model": [None],
+    "get_version": [None],
+    "tokenize": [{"prompt": "x"}, {"messages": CHAT["messages"], "return_token_strs": True}],
+    "detokenize": [{"tokens": [5, 6]}],
+    "get_health": [None],
+    "get_readiness": [None],
+    "get_metrics": [None],
+    "switch_spec_method": [{"proposer": "ngram"}, {"proposer": "auto", "mode": "drain"}],
+    "get_spec_method": [None],
+    "list_proposers": [None],
+    "load_proposer": [{"name": "more", "method": "ngram", "num_speculative_tokens": 2}],
+    "unload_proposer": [{"name": "more"}],
+    "get_spec_policy": [None],
+    "change_spec_policy": [{"rules": [{"name": "a", "use": {"proposer": "ngram"}}]}],
+    "explain": [{"chat": CHAT}, {"completion": COMPLETION}],
+    "load_lora_adapter": [{"lora_name": "sql", "lora_path": "sql"}],
+    "unload_lora_adapter": [{"lora_name": "sql"}],
+}
+"""Operation -> bodies that succeed, in the document's order."""
+
+NO_MODEL = {"model": "none"}
+ERRORS: dict[tuple[str, int], Any] = {
+    ("create_chat_completion", 404): CHAT | NO_MODEL,
+    ("create_completion", 404): COMPLETION | NO_MODEL,
+    ("create_response", 404): RESPONSE | NO_MODEL,
+    ("retrieve_response", 404): None,
+    ("delete_response", 404): None,
+    ("cancel_response", 404): None,
+    ("list_input_items", 404): None,
+    ("retrieve_model", 404): None,
+    ("tokenize", 404): {"prompt": "x"} | NO_MODEL,
+    ("detokenize", 404): {"tokens": [5]} | NO_MODEL,
+    ("explain", 404): {"chat": CHAT | NO_MODEL},
+    ("switch_spec_method", 404): {"proposer": "none-such"},
+    ("load_proposer", 409): {"name": "ngram", "method": "ngram", "num_speculative_tokens": 2},
+    ("unload_proposer", 404): {"name": "none-such"},
+    ("unload_proposer", 409): {"name": "draft"},
+    ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": "sql"},
+    ("unload_lora_adapter", 409): {"lora_name": "sql"},
+}
+"""Operation and status -> a body that has it on a server without LoRA."""
+
+GENERIC = (400, 401, 403, 413, 500, 503)
+"""Statuses that follow from a route's kind; the tests below find them by themselves."""
+
+ELSEWHERE = {
+    ("unload_lora_adapter", 404),
+    ("switch_spec_method", 409),
+    ("switch_spec_method", 504),
+}
+"""Errors that need a scene of their own."""
+
+WITHOUT_BODY = {"retrieve_response", "cancel_response", "list_input_items"}
+"""Operations that have a 400 although they have no body."""
+
+PATHS = {operation["operationId"]: (m, p) for m, p, operation in contract().operations()}
+
+
+async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> httpx.Response:
+    """Sends a request of an operation and checks its answer against the document."""
+    method, path = PATHS[name]
+    path = path.replace("{model_id}", more.pop("model_id", "specgate-demo"))
+    path = path.replace("{response_id}", more.pop("response_id", "none-such"))
+    response = await client.request(method, path, json=body, **more)
+    contract().check(response)
+    return response
+
+
+async def test_every_success_is_as_documented(start: StartGateway) -> None:
+    gateway = await start(enable_lora=True)
+    sent: set[tuple[str, str]] = set()
+    for name in PATHS:
+        for body in SUCCESS[name]:
+            stored = (await send(gateway.client, "create_response", RESPONSE)).json()["id"]
+            response = await send(gateway.client, name, body, response_id=stored)
+            assert response.status_code == 200, (name, response.text)
+            sent.add((name, response.headers["content-type"].partition(";")[0]))
+    openmetrics = {"accept": "application/openmetrics-text"}
+    response = await send(gateway.client, "get_metrics", None, headers=openmetrics)
+    sent.add(("get_metrics", response.headers["content-type"].partition(";")[0]))
+    assert sent == {
+        (operation["operationId"], media_type)
+        for _, _, operation in contract().operations()
+        for media_type in operation["responses"].get("200", {"content": ()})["content"]
+    }
+
+
+async def test_every_error_of_an_operation_is_as_documented(gateway: Gateway) -> None:
+    for (name, status), body in ERRORS.items():
+        response = await send(gateway.client, name, body, model_id="none-such")
+        assert response.status_code == status, (name, response.text)
+
+
+def test_every_documented_error_is_sent_by_a_test() -> None:
+    documented = {
+        (operation["operationId"], int(status))
+        for _, _, operation in contract().operations()
+        for status in operation["responses"]
+        if int(status) >= 400 and int(status) not in GENERIC
+    }
+    assert documented == {*ERRORS, *ELSEWHERE}
+
+
+async def test_an_unload_of_an_unknown_adapter(start: StartGateway) -> None:
+    gateway = await start(enable_lora=True)
+    response = await send(gateway.client, "unload_lora_adapter", {"lora_name": "none-such"})
+    assert response.status_code == 404
+
+
+async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 20})
+    running = asyncio.create_task(gateway.complete(max_tokens=1000))
+    await asyncio.sleep(0.1)
+    drain = {"proposer": "ngram", "mode": "drain", "timeout_s": 0.3}
+    draining = asyncio.create_task(send(gateway.client, "switch_spec_method", drain))
+    await asyncio.sleep(0.1)
+    second = await send(gateway.client, "switch_spec_method", {"proposer": "suffix"})
+    assert second.status_code == 409
+    assert (await draining).status_code == 504
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def operation_of(name: str) -> dict[str, Any]:
+    """An operation of the document."""
+    method, path = PATHS[name]
+    found: dict[str, Any] = contract().document["paths"][path][method.lower()]
+    return found
+
+
+def valid(name: str) -> Any:
+    """A valid body of an operation."""
+    return next(iter(SUCCESS[name]), None)
+
+
+def documented(status: int) -> set[str]:
+    """The operations that have a status."""
+    return {
+        operation["operationId"]
+        for _, _, operation in contract().operations()
+        if str(status) in operation["responses"]
+    }
+
+
+Ask = Callable[[str], Awaitable[httpx.Response]]
+
+
+async def having(status: int, ask: Ask) -> set[str]:
+    """The operations that answer with a status."""
+    return {name for name in PATHS if (await ask(name)).status_code == status}
+
+
+async def test_401_403_and_413_come_where_they_are_documented(start: StartGateway) -> None:
+    keys = await start(**KEYS)
+    assert await having(401, lambda name: send(keys.client, name, None)) == documented(401)
+    open_ = await start()
+    foreign = {"origin": "http://192.0.2.1"}
+    refused = await having(403, lambda name: send(open_.client, name, None, headers=foreign))
+    assert refused == documented(403)
+    small = await start(max_body_bytes=10)
+
+    async def ask(name: str) -> httpx.Response:
+        takes_body = "requestBody" in operation_of(name)
+        return await send(small.client, name, {"x": "y" * 20} if takes_body else None)
+
+    assert await having(413, ask) == documented(413)
+
+
+async def test_400_comes_where_it_is_documented(start: StartGateway) -> None:
+    gateway = await start(strict_fields=True)
+    refused = await having(400, lambda name: send(gateway.client, name, {"none-such": 1}))
+    assert refused | WITHOUT_BODY == documented(400)
+
+
+async def test_400_without_a_body(gateway: Gateway) -> None:
+    stored = (await send(gateway.client, "create_response", RESPONSE)).json()["id"]
+    for name, query in (
+        ("retrieve_response", {"stream": "true"}),
+        ("cancel_response", {}),
+        ("list_input_items", {"after": "none-such"}),
+        ("list_input_items", {"limit": "0"}),
+    ):
+        response = await send(gateway.client, name, None, response_id=stored, params=query)
+        assert response.status_code == 400, name
+    assert "200" not in operation_of("cancel_response")["responses"]
+
+
+async def test_500_comes_where_it_is_documented(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(type(gateway.app.state), "__getattr__", broken)
+    failing = await having(500, lambda name: send(gateway.client, name, valid(name)))
+    assert failing == documented(500) == set(PATHS)
+
+
+async def test_503_comes_where_it_is_documented(start: StartGateway) -> None:
+    gateway = await start(wait=False, engine_args={"fake_start_s": 60})
+    loading = await having(503, lambda name: send(gateway.client, name, valid(name)))
+    # /health is 503 only if the engine cannot start, or has died.
+    assert loading | {"get_health"} == documented(503)
+
+
+async def test_a_stream_that_fails_ends_with_a_documented_event(start: StartGateway) -> None:
+    gateway = await start(
+        engine_args={"fake_fail_prompt": "broken", "fake_trouble_after_tokens": 2}
+    )
+    body = {"prompt": "broken", "max_tokens": 9, "stream": True}
+    response = await send(gateway.client, "create_completion", body)
+    assert "error" in response.text
+
+
+def test_a_wrong_answer_is_found() -> None:
+    document = json.loads(json.dumps(contract().document))
+    del document["paths"]["/version"]["get"]["responses"]["500"]
+    request = httpx.Request("GET", "http://127.0.0.1/version")
+    for status, headers, body in (
+        (500, {}, {"error": {}}),
+        (200, {}, {"version": "1"}),
+        (200, {"x-more": "1"}, {"version": "1", "engine": "fake", "engine_version": None}),
+        (200, {"content-type": "text/plain"}, {}),
+    ):
+        response = httpx.Response(
+            status,
+            headers={"content-type": "application/json", **headers},
+            content=json.dumps(body),
+            request=request,
+        )
+        with pytest.raises(AssertionError, match="GET /version"):
+            Contract(document).check(response)

@@ -1,0 +1,194 @@
+"""The OpenAPI document: valid, complete, named for clients, and equal to its file."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from pydantic import BaseModel
+
+from server.contract.__main__ import text
+from server.contract.answers import answers
+from server.contract.document import TAGS, make_document
+from server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from server.http.headers import RESPONSE_HEADERS
+from tests import documentation
+from tests.server.contract.contract import Contract, contract
+from tests.server.gateway import Gateway, build
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = ROOT / "docs" / "openapi.json"
+REWRITE = "docs/openapi.json is out of date; `make openapi` rewrites it"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return contract().document
+
+
+def operation(path: str, method: str = "post") -> dict[str, Any]:
+    found: dict[str, Any] = contract().document["paths"][path][method]
+    return found
+
+
+async def test_the_server_sends_what_the_file_has(gateway: Gateway) -> None:
+    response = await gateway.client.get("/openapi.json")
+    assert response.json() == json.loads(FILE.read_text("utf-8")), REWRITE
+
+
+def test_the_file_is_as_the_command_writes_it() -> None:
+    assert FILE.read_text("utf-8") == text(), REWRITE
+
+
+def test_it_is_valid_openapi(document: dict[str, Any]) -> None:
+    OpenAPIV31SpecValidator(document).validate()
+    assert document["openapi"].startswith("3.1.")
+
+
+def test_an_invalid_document_is_found(document: dict[str, Any]) -> None:
+    broken = json.loads(json.dumps(document))
+    del broken["paths"]["/v1/models"]["get"]["responses"]["200"]["description"]
+    with pytest.raises(Exception, match="description"):
+        OpenAPIV31SpecValidator(broken).validate()
+
+
+def test_it_has_every_route_but_the_consoles_and_its_own() -> None:
+    app, _, _ = build()
+    routes = {(m, r.path_format) for r in app.routes for m in r.methods}  # type: ignore[attr-defined]
+    have = {(method, path) for method, path, _ in contract().operations()}
+    hidden = {(m, p) for m, p in routes if m == "HEAD" or p.startswith("/console")}
+    assert routes - have - hidden == {("GET", "/openapi.json")}
+    assert have <= routes
+
+
+def test_no_answer_is_fastapis_own(document: dict[str, Any]) -> None:
+    assert "422" not in json.dumps(document)
+    assert "HTTPValidationError" not in json.dumps(document)
+    for method, path, found in contract().operations():
+        for status, response in found["responses"].items():
+            for content in response["content"].values():
+                assert content["schema"], (method, path, status)
+            if status >= "400":
+                assert response["content"] == {
+                    "application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}
+                }
+
+
+def test_operations_are_named_for_generated_clients(document: dict[str, Any]) -> None:
+    ids = [found["operationId"] for _, _, found in contract().operations()]
+    assert len(set(ids)) == len(ids)
+    assert [i for i in ids if not re.fullmatch(r"[a-z]+(_[a-z]+)*", i)] == []
+    for _, _, found in contract().operations():
+        assert len(found["tags"]) == 1
+        assert found["tags"][0] in TAGS
+        assert found["summary"][0].isupper()
+        assert "\n" not in found["summary"]
+    assert {t["name"] for t in document["tags"]} == {
+        tag for _, _, found in contract().operations() for tag in found["tags"]
+    }
+
+
+def test_keys_are_declared(document: dict[str, Any]) -> None:
+    assert set(document["components"]["securitySchemes"]) == {"ApiKey", "AdminKey"}
+    for _, path, found in contract().operations():
+        named = [name for requirement in found["security"] for name in requirement]
+        if path in OPEN_PATHS:
+            assert named == []
+            assert "401" not in found["responses"]
+        elif path in ADMIN_PATHS:
+            assert named == ["AdminKey"]
+            assert {"401", "403"} <= set(found["responses"])
+        else:
+            assert named == ["ApiKey", "AdminKey"]
+            assert "403" not in found["responses"]
+
+
+def test_a_prompt_and_a_stop_have_all_their_forms(document: dict[str, Any]) -> None:
+    fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    forms = {
+        json.dumps([form["type"], form.get("items", {}).get("type")])
+        for form in fields["prompt"]["anyOf"]
+    }
+    assert forms == {
+        '["string", null]',
+        '["array", "integer"]',
+        '["array", "string"]',
+        '["array", "array"]',
+    }
+    assert [form["type"] for form in fields["stop"]["anyOf"]] == ["string", "array", "null"]
+
+
+def test_a_stream_is_described(document: dict[str, Any]) -> None:
+    for path, chunk in (
+        ("/v1/chat/completions", "ChatCompletionChunk"),
+        ("/v1/completions", "CompletionChunk"),
+    ):
+        content = operation(path)["responses"]["200"]["content"]
+        assert set(content) == {"application/json", "text/event-stream"}
+        kinds = [form["$ref"] for form in content["text/event-stream"]["schema"]["anyOf"]]
+        assert kinds == [f"#/components/schemas/{name}" for name in (chunk, "ErrorResponse")]
+        assert chunk in document["components"]["schemas"]
+
+
+def test_metrics_are_text() -> None:
+    content = operation("/metrics", "get")["responses"]["200"]["content"]
+    assert set(content) == {"text/plain", "application/openmetrics-text"}
+
+
+def test_every_code_is_in_the_documentation(document: dict[str, Any]) -> None:
+    api = (ROOT / "docs" / "api.md").read_text("utf-8")
+    codes: set[str] = set()
+    for _, _, found in contract().operations():
+        for status, response in found["responses"].items():
+            if status >= "400":
+                codes |= set(re.findall(r"`([a-z]+_[a-z_]+|stopping)`", response["description"]))
+    assert len(codes) > 20
+    assert documentation.missing(api, codes) == []
+
+
+def test_every_header_of_ours_is_listed() -> None:
+    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "server").rglob("*.py"))
+    sent = set(re.findall(r'"(x-specgate-[a-z-]+)"', sources))
+    assert len(sent) >= 2
+    assert sent - set(RESPONSE_HEADERS) == set()
+
+
+def test_every_schema_has_a_name_of_its_own(document: dict[str, Any]) -> None:
+    names = document["components"]["schemas"]
+    assert [name for name in names if not re.fullmatch(r"[A-Za-z]+(-Input|-Output)?", name)] == []
+    # What generated clients use themselves.
+    assert not {"Response", "Request", "Error", "Client"} & set(names)
+
+
+def test_two_different_schemas_of_one_name_are_refused() -> None:
+    class Usage(BaseModel):
+        """Another one."""
+
+        x: int
+
+    app = FastAPI()
+
+    @app.get("/x", responses=answers(events=(Usage,)))
+    async def get_x() -> None:
+        """X."""
+
+    routes = [*build()[0].routes, *(r for r in app.routes if isinstance(r, APIRoute))]
+    with pytest.raises(ValueError, match="Usage"):
+        make_document(routes)
+
+
+def test_an_undocumented_field_is_found() -> None:
+    schema = {"$ref": "#/components/schemas/DetokenizeResponse"}
+    contract().validate({"prompt": "x"}, schema, "here")
+    for wrong in ({}, {"prompt": 1}, {"prompt": "x", "more": 1}):
+        with pytest.raises(AssertionError, match="here"):
+            contract().validate(wrong, schema, "here")
+
+
+def test_a_description_of_the_same_routes_is_the_same() -> None:
+    app, _, _ = build()
+    assert Contract(make_document(app.routes)).document == contract().document

@@ -1,0 +1,65 @@
+"""Schemathesis over our own document: generated requests, valid and invalid, to every operation."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client_tools import python_tool, run
+from tests.server.contract.contract import contract
+from tests.server.threaded import ThreadedServer
+
+pytestmark = pytest.mark.prove
+
+LIMIT_S = 300
+VERSION = "4.32.5"
+SEED = 20261122
+EXAMPLES = 20
+"""Generated requests per operation and phase, besides those that cover the schema's limits."""
+
+CONFIG = """
+# Valid bodies may still be refused: no schema says that a prompt fits the context, or that a
+# proposer is loaded.
+checks.positive_data_acceptance.enabled = false
+
+# One name is a list of one name: every value of this parameter is valid on the wire.
+[[operations]]
+include-operation-id = "get_metrics"
+checks.negative_data_rejection.enabled = false
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadedServer]:
+    """A server with keys, so that a route that forgets to ask for one is found."""
+    keys: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
+    # A short context bounds what a request may generate.
+    running = ThreadedServer(**keys, enable_lora=True, max_model_len=256).start()
+    yield running
+    running.stop()
+
+
+def test_no_answer_violates_the_document(
+    server: ThreadedServer, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    command = python_tool(pytestconfig, f"schemathesis=={VERSION}", "st")
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(CONFIG)
+    done = run(
+        [
+            *(command, "--config-file", config, "--no-color", "run"),
+            *(f"{server.url}/openapi.json", "--header", "Authorization: Bearer admin"),
+            *("--max-examples", EXAMPLES, "--seed", SEED, "--generation-database", "none"),
+            *("--continue-on-failure", "--no-shrink", "--request-timeout", 30),
+        ],
+        LIMIT_S,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    operations = len(list(contract().operations()))
+    assert f"Tested: {operations}\n" in done.stdout
+    found = re.search(r"(\d+) generated, \1 passed", done.stdout)
+    assert found is not None
+    assert int(found[1]) > 100 * operations

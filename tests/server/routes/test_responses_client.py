@@ -1,0 +1,131 @@
+"""OpenAI's own Python client for `/v1/responses`, sync and async, against a loopback port."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import (
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseIncompleteEvent,
+    ResponseInputMessageItem,
+    ResponseTextDeltaEvent,
+)
+
+from tests.server.gateway import MODEL
+from tests.server.threaded import ThreadedServer
+
+ASKED: dict[str, Any] = {"model": MODEL, "input": "Write a function.", "temperature": 0}
+SHORT: dict[str, Any] = {**ASKED, "max_output_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ThreadedServer]:
+    served = ThreadedServer(engine_args={"fake_step_ms": 1, "fake_length": 20}).start()
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def client(served: ThreadedServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_whole_and_streamed_are_equal(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**SHORT)
+    assert whole.status == "incomplete"
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 12
+    with client.responses.create(**SHORT, stream=True) as stream:
+        events = list(stream)
+    assert isinstance(events[0], ResponseCreatedEvent)
+    assert isinstance(events[-1], ResponseIncompleteEvent)
+    deltas = [event.delta for event in events if isinstance(event, ResponseTextDeltaEvent)]
+    assert "".join(deltas) == whole.output_text == events[-1].response.output_text
+    assert events[-1].response.usage == whole.usage
+
+
+def test_the_clients_stream_helper_rebuilds_the_response(client: openai.OpenAI) -> None:
+    with client.responses.stream(**ASKED) as stream:
+        snapshots = [e.snapshot for e in stream if e.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert final.status == "completed"
+    assert final.output_text == snapshots[-1] == client.responses.create(**ASKED).output_text
+
+
+def test_a_conversation_is_continued_read_listed_and_deleted(client: openai.OpenAI) -> None:
+    first = client.responses.create(**SHORT)
+    second = client.responses.create(
+        **{**SHORT, "input": "Again."}, previous_response_id=first.id, metadata={"a": "b"}
+    )
+    found = client.responses.retrieve(second.id)
+    assert found == second
+    items = list(client.responses.input_items.list(second.id, limit=1))
+    assert len(items) == 3
+    assert isinstance(items[0], ResponseInputMessageItem)
+    assert items[0].content[0].type == "input_text"
+    client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.responses.retrieve(second.id)
+    assert missing.value.code == "response_not_found"
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(first.id)
+
+
+def test_the_clients_own_output_items_are_input_again(client: openai.OpenAI) -> None:
+    first = client.responses.create(**SHORT)
+    given: Any = [{"role": "user", "content": ASKED["input"]}, *first.output]
+    given.append({"role": "user", "content": "Again."})
+    by_items = client.responses.create(**{**SHORT, "input": given}, store=False)
+    by_id = client.responses.create(**{**SHORT, "input": "Again."}, previous_response_id=first.id)
+    assert by_items.output_text == by_id.output_text
+
+
+def test_extra_body_selects_the_proposer(client: openai.OpenAI) -> None:
+    raw = client.responses.with_raw_response.create(
+        **SHORT, extra_body={"spec_decode": {"proposer": "ngram", "num_speculative_tokens": 3}}
+    )
+    assert raw.headers["x-specgate-spec-method"] == "ngram"
+    told = (raw.parse().model_extra or {})["metrics"]["speculative_decoding"]
+    assert (told["proposer"], told["num_spec_tokens"]) == ("ngram", 3)
+
+
+def test_log_probabilities_are_read(client: openai.OpenAI) -> None:
+    asked: Any = {**SHORT, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    (item,) = client.responses.create(**asked).output
+    assert item.type == "message"
+    (part,) = item.content
+    assert part.type == "output_text"
+    assert [len(token.top_logprobs) for token in part.logprobs or ()] == [2] * 12
+
+
+def test_errors_are_the_clients_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.responses.create(**SHORT, tools=[{"type": "web_search"}])
+    assert (bad.value.param, bad.value.code) == ("tools.0", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError) as unknown:
+        client.responses.create(**SHORT, previous_response_id="resp_x")
+    assert unknown.value.code == "previous_response_not_found"
+
+
+async def test_the_async_client(served: ThreadedServer) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{served.url}/v1", api_key="none", max_retries=0
+    ) as client:
+        whole = await client.responses.create(**ASKED)
+        events = [event async for event in await client.responses.create(**ASKED, stream=True)]
+        assert isinstance(events[-1], ResponseCompletedEvent)
+        assert events[-1].response.output_text == whole.output_text
+        async with client.responses.stream(**ASKED) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert kinds[-1] == "response.completed"
+        assert final.output_text == whole.output_text
+        assert (await client.responses.retrieve(whole.id)).output_text == whole.output_text
+        items = [item async for item in client.responses.input_items.list(whole.id)]
+        assert len(items) == 1
+        await client.responses.delete(whole.id)
