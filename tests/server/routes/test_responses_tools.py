@@ -215,6 +215,20 @@ async def test_a_format_holds_the_text_to_its_schema(gateway: Gateway) -> None:
     assert whole["text"] == {"format": wanted, "verbosity": "medium"}
 
 
+async def test_keywords_that_are_not_enforced_are_in_the_header(gateway: Gateway) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"n": numbers}, "additionalProperties": False}
+    wanted = {"type": "json_schema", "name": "numbers", "schema": schema}
+    response = await gateway.post(PATH, {"input": "Hello", "text": {"format": wanted}})
+    assert response.status_code == 200, response.text
+    assert "uniqueItems" in response.headers["x-specgate-unenforced-keywords"]
+    wanted["strict"] = True
+    error = (await gateway.post(PATH, {"input": "Hello", "text": {"format": wanted}})).json()[
+        "error"
+    ]
+    assert error["param"].startswith("text.format"), error
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
