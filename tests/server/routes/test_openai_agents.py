@@ -27,7 +27,7 @@ ANSWERS = {
     "What time": call_text("now"),
     "Speak French": call_text("transfer_to_french"),
 }
-"""A part of a prompt -> the answer; the prompt of a later turn has the parts of earlier ones too."""
+"""A part of a prompt -> its answer. The prompt of a later turn has the parts of earlier ones."""
 
 SCRIPT = """
 import asyncio, json, sys
