@@ -10,9 +10,10 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from engine_adapter.policies.names import policy_name
+from engine_adapter.policies.names import AUTO, policy_name
 from engine_adapter.types import NONE, EngineInfo
 from server import __version__
+from server.console import pages
 from server.http.auth import is_loopback
 from server.settings import Settings
 
@@ -54,7 +55,10 @@ class StartupDisplay:
         self.close()
         name = self._settings.served_model_name[0]
         self._print(f"\nSpecgate {__version__} serves {name} on {url}")
-        self._print(f"ready after {self.elapsed_s:.1f} s with {info.engine} {info.version}\n")
+        self._print(f"ready after {self.elapsed_s:.1f} s with {info.engine} {info.version}")
+        if self._settings.console and pages.installed():
+            self._print(f"console: {url}{pages.PATH}")
+        self._print("")
         self._console.print(_proposers(info, self._settings))
         self._print(f"\nComplete:\n{_completion(url, self._settings)}")
         self._print(f"\nSwitch:\n{_switch(url, info, self._settings)}\n")
@@ -82,14 +86,15 @@ def _url(host: str, port: int) -> str:
 def _proposers(info: EngineInfo, settings: Settings) -> Table:
     """The proposers; the active one is marked with a star."""
     active = settings.initial_proposer
-    table = Table("", "proposer", "method", "k", "role", "model", box=None, pad_edge=False)
+    table = Table("active", "proposer", "method", "k", "role", "model", box=None, pad_edge=False)
     for p in info.proposers:
         roles = [r for r in ("primary", "backup") if getattr(settings, r) == p.name]
         star = "*" if p.name == active else ""
         k = str(p.num_speculative_tokens)
         table.add_row(star, p.name, p.method, k, ", ".join(roles), p.model or "")
     if policy_name(active) is not None:
-        table.add_row("*", active, "policy: chooses among them at every step", "", "", "")
+        name = f"{active} ({AUTO})" if active == policy_name(AUTO) else active
+        table.add_row("*", name, "policy: chooses among them at every step", "", "", "")
     table.add_row("*" if active == NONE else "", NONE, "plain decoding", "", "", "")
     return table
 

@@ -94,7 +94,7 @@ async def rehearse(plan: Plan, folder: Path, log: Log) -> Report:
     def say(text: str) -> None:
         log(f"{time.monotonic() - begin:6.1f} s  {text}")
 
-    with _servers(addresses, plan, folder) as servers, _balancer(addresses, folder) as balancer:
+    with _servers(addresses, plan, folder) as servers, balancing(addresses, folder) as balancer:
         await _until_up(balancer, *addresses)
         say("both servers are up behind the balancer")
         traffic = Traffic(balancer.url, plan.clients, plan.max_tokens)
@@ -166,7 +166,8 @@ def _servers(addresses: dict[str, str], plan: Plan, folder: Path) -> Iterator[di
 
 
 @contextmanager
-def _balancer(addresses: dict[str, str], folder: Path) -> Iterator[Balancer]:
+def balancing(addresses: dict[str, str], folder: Path) -> Iterator[Balancer]:
+    """A balancer of these servers while the block runs."""
     balancer = Balancer(addresses, folder)
     try:
         yield balancer

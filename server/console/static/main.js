@@ -73,7 +73,7 @@ async function admin(path) {
     return answer;
   } catch (error) {
     if (![401, 403].includes(error.status)) throw error;
-    known.admin = error.message;
+    known.admin = error.status === 401 ? "." : `: ${error.message}`;
     return null;
   }
 }
@@ -111,7 +111,7 @@ function connected(status) {
   setState(down ? `Engine ${engine.state}` : status ? "Connected" : "Connected, read only", !down);
   const drain = status?.drain;
   if (down) problem(`The engine is ${engine.state}: ${engine.reason}`);
-  else if (!status) problem(`Only charts and messages: ${known.admin} Give an admin key to see and change more.`);
+  else if (!status) problem(`Only charts and messages${known.admin} Give an admin key to see and change more.`);
   else problem(drain ? `A drain to ${methodText(drain.to)} waits; ${drain.held} requests wait for it.` : "");
 }
 
@@ -120,7 +120,7 @@ function failed(error) {
   allowActions(false);
   if (error.status === 401) {
     setState("Key needed", false);
-    problem(error.message);
+    problem(currentKey() ? "The server does not accept the key of this tab." : "This server needs a key.");
     openDialog();
   } else if (error.status) {
     setState("Not ready", false);
@@ -162,7 +162,8 @@ async function refusal(key) {
       await call("GET", path, undefined, { withKey });
       return "";
     } catch (error) {
-      if ([401, 403].includes(error.status)) return error.message;
+      if (error.status === 401) return "The given key is not valid.";
+      if (error.status === 403) return error.message;
       if (error.status === 503) return "";
       throw error;
     }

@@ -63,6 +63,23 @@ def test_the_active_method_has_a_star(capsys: pytest.CaptureFixture[str]) -> Non
     assert starred == [["none"], ["ngram"], ["goodput"]]
 
 
+def test_the_default_policy_is_shown_with_its_other_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (line,) = [one for one in banner(capsys, spec_method="auto").splitlines() if "*" in one]
+    assert "goodput (auto)" in line
+
+
+def test_the_address_of_the_console_is_shown_if_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.console.pages.installed", lambda: True)
+    assert "console: http://127.0.0.1:81/console\n" in banner(capsys, port=81)
+    assert "/console" not in banner(capsys, console=False)
+    monkeypatch.setattr("server.console.pages.installed", lambda: False)
+    assert "/console" not in banner(capsys)
+
+
 def test_the_lines_use_variables_for_keys(capsys: pytest.CaptureFixture[str]) -> None:
     text = banner(capsys, api_key=["sk-one"], admin_key=["sk-two"])
     assert "Authorization: Bearer $SPECGATE_API_KEY" in curl(text, "/v1/completions")

@@ -178,13 +178,17 @@ def test_a_wrong_key_is_refused_where_it_is_entered(page: Page, serve: StartServ
     page.goto(f"{server.url}/console")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
+    expect(page.locator("#problem")).to_have_text("This server needs a key.")
     enter_key(page, "wrong")
-    expect(page.locator("#key-problem")).to_contain_text("The given key is not valid")
+    expect(page.locator("#key-problem")).to_have_text("The given key is not valid.")
     assert page.evaluate("sessionStorage.length") == 0
     enter_key(page, "reader")
     expect(dialog).to_be_hidden()
     expect(page.locator("#state")).to_have_text("Connected, read only")
-    expect(page.locator("#problem")).to_contain_text("admin key")
+    # A valid key: nothing may say that it is wrong.
+    expect(page.locator("#problem")).to_have_text(
+        "Only charts and messages. Give an admin key to see and change more."
+    )
     assert page.locator("#switch").evaluate("form => form.inert")
     with Load(server.url, "reader"):
         expect(page.locator("#tile-throughput")).to_have_text(re.compile(r"[1-9]\d*\.\d"))
