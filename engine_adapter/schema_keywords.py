@@ -45,13 +45,16 @@ _OF_SCHEMAS = (
 )
 """Keywords whose value is a schema or a list of schemas."""
 
-_TOKENS = re.compile(
-    r"\\(?P<escaped>.)|\[\^?\]?(?P<class>(?:\\.|[^\]\\])*)\]|(?P<around>\(\?<?[=!])"
+_REGULAR = re.compile(
+    r"(?:[^\\\[(]|\\[^1-9kbBZ]|\\\Z|\((?!\?<?[=!])"
+    r"|\[\^?\]?(?:[^\]\\]|\\[^1-9kbBZ])*+(?:\]|\Z))*+",
+    re.DOTALL,
 )
-"""An escape, a character class, or the beginning of a look-ahead or look-behind."""
+"""The beginning of a pattern up to what has no width or is not regular.
 
-_WITHOUT_WIDTH = frozenset("123456789kbBZ")
-"""Escaped, they are back-references, word boundaries and the end of the text."""
+That is a look-ahead or look-behind and, escaped, a back-reference, a word boundary or the end of
+the text. It never goes back, so that it takes time in proportion to the pattern.
+"""
 
 
 def relax(schema: dict[str, Any]) -> tuple[str, ...]:
@@ -105,9 +108,5 @@ def _allows_text(node: dict[str, Any]) -> bool:
 
 def _looks_around(pattern: str) -> bool:
     """Whether a pattern needs more than a regular expression can say, as llguidance reads it."""
-    return any(
-        token["around"] is not None
-        or (token["escaped"] or "-") in _WITHOUT_WIDTH
-        or re.search(r"(?<!\\)(?:\\\\)*\\[1-9kbBZ]", token["class"] or "") is not None
-        for token in _TOKENS.finditer(pattern)
-    )
+    regular = _REGULAR.match(pattern)
+    return regular is None or regular.end() < len(pattern)

@@ -101,7 +101,7 @@ class ResponseBuilder:
                 before, after = self._frames[index]
                 return (before + json_text(delta.text).encode() + after,)
         choices = self._shape.chunk_choices(index, delta, echo=echo)
-        choices = self._tokens.attach(index, choices, is_first=is_first)
+        choices = self._tokens.attach(index, choices)
         if self._continuous_spec:
             statistics = choice_statistics(self._request, self._choices[index])
             choices = [choice | {"speculative_decoding": statistics} for choice in choices]

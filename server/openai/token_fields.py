@@ -28,6 +28,7 @@ class TokenFields:
         self._n = prepared.n
         self._in_choice = prepared.shape.has_prompts
         self._held: dict[int, list[int]] = {}
+        self._opened: set[int] = set()
 
     def of_body(self, choices: Sequence[ChoiceState]) -> dict[str, Any]:
         """The fields of a whole chat beside its choices."""
@@ -47,16 +48,15 @@ class TokenFields:
         if self.returns_ids:
             self._held.setdefault(index, []).extend(delta.token_ids)
 
-    def attach(
-        self, index: int, choices: Sequence[dict[str, Any]], *, is_first: bool
-    ) -> Sequence[dict[str, Any]]:
+    def attach(self, index: int, choices: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """The choices of a delta's chunks; the first one gets the ids that were held."""
         if not self.returns_ids or not choices:
             return choices
         first, *others = choices
         first = first | {"token_ids": self._held.pop(index, [])}
-        if is_first and self._in_choice:
+        if self._in_choice and index not in self._opened:
             first["prompt_token_ids"] = list(self._prompts[index // self._n])
+        self._opened.add(index)
         return first, *others
 
     def _of_prompt(self, index: int, choice: ChoiceState) -> dict[str, Any]:

@@ -24,9 +24,11 @@ def check_tool_use(runtime: Runtime, body: ChatCompletionRequest) -> None:
             "set; tool_choice 'required', a named tool and 'none' do not."
         )
         raise InvalidField("tool_choice", message)
-    if body.include_reasoning is False and settings.reasoning_parser and body.logprobs:
-        message = "logprobs would show the reasoning that include_reasoning hides; leave one out."
-        raise InvalidField("include_reasoning", message)
+    if body.include_reasoning is False and settings.reasoning_parser:
+        for field in ("logprobs", "return_token_ids"):
+            if getattr(body, field):
+                message = f"{field} would show the reasoning that include_reasoning hides."
+                raise InvalidField("include_reasoning", message)
 
 
 def parsing_of(

@@ -186,6 +186,7 @@ class ResponsesRequest(GenerationBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
 
     # Known in order to be refused.
     n: Annotated[None, _refused(1)] = None
@@ -197,6 +198,10 @@ class ResponsesRequest(GenerationBody):
     prompt_cache_options: Annotated[None, _refused({}, {"mode": "implicit"})] = None
     image: Annotated[None, _refused({})] = None
     access_programs: Annotated[None, _refused({})] = None
+    enable_response_messages: Annotated[None, _refused(False)] = None
+    previous_input_messages: Annotated[None, _refused(instead="use input")] = None
+    mm_payload: Annotated[None, _refused({}, [])] = None
+    return_mm_kwargs: Annotated[None, _refused(False)] = None
 
     @property
     def has_logprobs(self) -> bool:

@@ -32,7 +32,7 @@ _SAMPLING = """
 _REQUEST = """
     model stream stream_options spec_decode speculative_model num_speculative_tokens
     cache_salt priority truncate_prompt_tokens truncation_side
-    chat_template_kwargs parallel_tool_calls
+    chat_template_kwargs parallel_tool_calls include_reasoning
 """
 SHARED = frozenset((_SAMPLING + _REQUEST).split())
 """The fields of a chat that a response has too, with the same meaning.
@@ -79,7 +79,7 @@ def check_own_fields(body: ResponsesRequest) -> None:
     known = SHARED | _OWN
     inherited = {name: value for name, value in body if name not in known}
     for name, value in {**(body.model_extra or {}), **inherited}.items():
-        if name in ChatCompletionRequest.model_fields and value not in (None, False):
+        if name in ChatCompletionRequest.model_fields and value is not None:
             message = f"{name} is a field of /v1/chat/completions; /v1/responses does not have it."
             raise InvalidField(name, message, "unsupported_parameter")
 

@@ -38,17 +38,17 @@ async def test_salts_separate_the_prefix_cache_and_leave_the_text(
 async def test_preemption_by_priority_leaves_the_text(stock: Stock, prompts: list[Prompt]) -> None:
     live = await start(
         [fields for fields in PROPOSERS if fields["name"] in NAMES],
-        num_gpu_blocks_override=22,
+        num_gpu_blocks_override=16,
         max_num_batched_tokens=320,
         max_num_seqs=16,
         scheduling_policy="priority",
     )
     try:
         rng = random.Random(3)
-        jobs = [(rng.choice(prompts), rng.choice(NAMES), rng.randint(-3, 3)) for _ in range(48)]
+        jobs = [(rng.choice(prompts), rng.choice(NAMES), rng.randint(-3, 3)) for _ in range(40)]
         results = await asyncio.gather(
             *(
-                generate(live, prompt, greedy(40), pinned(name, CHOICES[name]), priority=priority)
+                generate(live, prompt, greedy(150), pinned(name, CHOICES[name]), priority=priority)
                 for prompt, name, priority in jobs
             )
         )

@@ -45,6 +45,20 @@ async def test_the_chunks_of_a_stream_have_all_ids_in_order(
         assert holders[0] in (chunks[0], choices[0])
 
 
+async def test_a_first_chunk_that_waits_for_a_whole_character_has_the_prompts_ids(
+    gateway: Gateway,
+) -> None:
+    waited = 0
+    for i in range(5, 45):
+        fields: dict[str, Any] = {"temperature": 0, "max_tokens": 3, "return_token_ids": True}
+        chunks = events(await gateway.complete([i], **fields, stream=True))
+        first, *others = [chunk["choices"][0] for chunk in chunks]
+        assert first["prompt_token_ids"] == [i]
+        assert not any("prompt_token_ids" in choice for choice in others)
+        waited += len(first["token_ids"]) > len(first["text"])
+    assert waited, "no prompt's text began with an incomplete character"
+
+
 async def test_without_the_field_no_response_has_ids(gateway: Gateway) -> None:
     for ask in (gateway.complete, gateway.chat):
         for value in (None, False):

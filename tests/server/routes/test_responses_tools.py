@@ -148,6 +148,13 @@ async def test_reasoning_tokens_are_counted(choosing: Gateway) -> None:
     assert "reasoning_text.delta" in kinds(events)
 
 
+async def test_reasoning_can_be_left_out(choosing: Gateway) -> None:
+    fields = {"input": "think and call", "tools": TOOLS, "include_reasoning": False}
+    whole, events = await both(choosing, **fields)
+    assert [item["type"] for item in whole["output"]] == ["function_call"]
+    assert "reasoning_text.delta" not in kinds(events)
+
+
 async def test_one_call_without_parallel_calls(choosing: Gateway) -> None:
     whole, events = await both(choosing, input="two calls", tools=TOOLS, parallel_tool_calls=False)
     assert [name for name, _ in shown(whole["output"])] == ["now"]
@@ -213,6 +220,20 @@ async def test_a_format_holds_the_text_to_its_schema(gateway: Gateway) -> None:
     jsonschema.validate(json.loads(text_of(whole)), WEATHER)
     assert text_of(events[-1]["response"]) == text_of(whole)
     assert whole["text"] == {"format": wanted, "verbosity": "medium"}
+
+
+async def test_keywords_that_are_not_enforced_are_in_the_header(gateway: Gateway) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"n": numbers}, "additionalProperties": False}
+    wanted: dict[str, Any] = {"type": "json_schema", "name": "numbers", "schema": schema}
+    response = await gateway.post(PATH, {"input": "Hello", "text": {"format": wanted}})
+    assert response.status_code == 200, response.text
+    assert "uniqueItems" in response.headers["x-specgate-unenforced-keywords"]
+    wanted["strict"] = True
+    error = (await gateway.post(PATH, {"input": "Hello", "text": {"format": wanted}})).json()[
+        "error"
+    ]
+    assert error["param"].startswith("text.format"), error
 
 
 @pytest.mark.parametrize(

@@ -335,8 +335,9 @@ async def test_reasoning_can_be_left_out(choosing: Gateway) -> None:
         )
         assert message["content"] == "Then that."
         assert "reasoning_content" not in message
-    error = (await choosing.chat("thinking", include_reasoning=False, logprobs=True)).json()
-    assert error["error"]["param"] == "include_reasoning"
+    for field in ("logprobs", "return_token_ids"):
+        response = await choosing.chat("thinking", include_reasoning=False, **{field: True})
+        assert response.json()["error"]["param"] == "include_reasoning"
 
 
 async def test_template_variables_and_earlier_calls_reach_the_engine(

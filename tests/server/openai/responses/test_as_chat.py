@@ -1,23 +1,49 @@
 """The body of a response as the body of a chat: each field is passed on, or refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from server.errors import InvalidField
 from server.openai.responses.as_chat import SHARED, chat_body, check_own_fields
+from server.schema.base import IGNORED, REFUSED, WITHOUT_EFFECT
 from server.schema.chat import ChatCompletionRequest
 from server.schema.generation_body import GenerationBody
 from server.schema.responses import ResponsesRequest
 
+API = (Path(__file__).parents[4] / "docs/api.md").read_text("utf-8")
 MESSAGES: Any = [{"role": "user", "content": "a"}]
 SHOWN_OTHERWISE = {"n", "response_format"}
+
+
+def unknown(names: set[str]) -> set[str]:
+    """Those of the names that the server would take for typing errors, or has not documented."""
+    known = {*ResponsesRequest.model_fields, *REFUSED, *IGNORED, *WITHOUT_EFFECT}
+    return {name for name in names if name not in known or f"`{name}`" not in API}
+
+
+def test_every_field_of_openais_requests_is_known_and_documented() -> None:
+    names = set(ResponseCreateParamsBase.__annotations__)
+    assert len(names) > 25
+    assert unknown(names) == set()
+
+
+@pytest.mark.needs_vllm
+def test_every_field_of_vllms_requests_is_known_and_documented() -> None:
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest as Theirs
+
+    names = set(Theirs.model_fields)
+    assert len(names) > 40
+    assert unknown(names) == set()
 
 
 def test_every_field_of_a_chat_is_shared_or_refused() -> None:
     for name in set(GenerationBody.model_fields) - SHARED - SHOWN_OTHERWISE:
         # A value that is right for a field that a chat may have.
-        body = ResponsesRequest.model_construct(input="a", **{name: 1})
+        fields: dict[str, Any] = {"input": "a", name: 1}
+        body = ResponsesRequest.model_construct(**fields)
         with pytest.raises(InvalidField) as refused:
             check_own_fields(body)
         assert refused.value.param == name
