@@ -13,6 +13,7 @@ from server.openai.message_parts import (
     Piece,
     ReasoningPiece,
     TextPiece,
+    assemble,
 )
 
 
@@ -76,6 +77,12 @@ class ForcedReader(MessageReader):
         for piece in self._inner.read(delta):
             pieces += self._calls(piece.text) if isinstance(piece, TextPiece) else [piece]
         return pieces
+
+    def whole(self, everything: Delta) -> AssistantMessage:
+        """The calls in the whole text, and the reasoning before them."""
+        message = self._inner.whole(everything)
+        calls = assemble(self._calls(message.text) if message.text else ()).calls
+        return AssistantMessage("", message.reasoning, calls)
 
     @property
     def num_reasoning_tokens(self) -> int | None:

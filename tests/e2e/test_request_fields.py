@@ -60,6 +60,19 @@ def test_prompt_logprobs_are_those_of_an_echo(served: Served) -> None:
         assert own["logprob"] <= max(one["logprob"] for one in position.values())
 
 
+def test_prompt_logprobs_leave_the_text_under_every_proposer(served: Served) -> None:
+    want = complete(served, prompt_logprobs=1, spec_decode={"proposer": "none"})
+    first, *others = want["prompt_logprobs"]
+    assert first is None
+    for name in PROPOSERS:
+        got = complete(served, prompt_logprobs=1, spec_decode={"proposer": name})
+        assert got["token_ids"] == want["token_ids"]
+        for mine, plain in zip(got["prompt_logprobs"][1:], others, strict=True):
+            assert mine.keys() == plain.keys()
+            for token, one in mine.items():
+                assert one["logprob"] == pytest.approx(plain[token]["logprob"], abs=1e-4)
+
+
 def test_the_schemas_of_ordinary_classes_are_enforced_as_far_as_the_header_says(
     served: Served,
 ) -> None:

@@ -104,12 +104,14 @@ class VllmParsing:
         self._tokenizer = tokenizer
         self._model_config = model_config
         self._request = request
-        self._body = self._new_parser_of(_body(request)).adjust_request(_body(request))
+        first = self._new_parser_of(_body(request))
+        self._body = first.adjust_request(_body(request))
+        self._marks_are_special = _marks_are_special(first.reasoning_parser, tokenizer)
 
     @property
     def needs_special_tokens(self) -> bool:
         """See `Parsing.needs_special_tokens`."""
-        return not self._body.skip_special_tokens
+        return self._marks_are_special or not self._body.skip_special_tokens
 
     def new_parser(self) -> "VllmParser":
         """See `Parsing.new_parser`."""
@@ -123,6 +125,16 @@ class VllmParsing:
             chat_template_kwargs=dict(self._request.template_variables),
             model_config=self._model_config,
         )
+
+
+def _marks_are_special(reasoning_parser: Any, tokenizer: Any) -> bool:
+    """Whether the marks of reasoning would be left out of the text with the special tokens."""
+    if reasoning_parser is None:
+        return False
+    marks = (reasoning_parser.reasoning_start_str, reasoning_parser.reasoning_end_str)
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    special = {token.content for token in added if token.special}
+    return any(mark is not None and mark.strip() in special for mark in marks)
 
 
 def _body(request: ParsingRequest) -> Any:
@@ -186,6 +198,9 @@ class VllmParser:
             enable_auto_tools=True,
             model_output_token_ids=everything.token_ids,
         )
+        if reasoning and not (text or calls) and self._parser.is_reasoning_end(self._prompt):
+            # The prompt has ended the reasoning; vLLM looks at it only for streams.
+            reasoning, text, calls = None, *self._without_reasoning(everything.text)
         return AssistantMessage(
             text or "",
             reasoning or "",
@@ -194,6 +209,13 @@ class VllmParser:
                 for call in calls or ()
             ),
         )
+
+    def _without_reasoning(self, text: str) -> tuple[str | None, list[Any]]:
+        """Answer and calls of a text."""
+        if self._parser.tool_parser is None:
+            return text, []
+        found = self._parser.tool_parser.extract_tool_calls(text, request=self._body)
+        return found.content, [call.function for call in found.tool_calls]
 
     @property
     def num_reasoning_tokens(self) -> int | None:

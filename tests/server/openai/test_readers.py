@@ -93,6 +93,26 @@ def test_reasoning_comes_before_a_forced_call(reader: MessageReader) -> None:
     assert (reader.num_reasoning_tokens, reader.has_text, reader.is_plain) == (3, False, False)
 
 
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_a_whole_forced_call_is_in_the_whole_text_that_the_inner_reader_finds(choice: str) -> None:
+    class Differs(Reasons):
+        """A parser that finds the reasoning only in a whole text."""
+
+        def read(self, delta: Delta) -> Sequence[Piece]:
+            raise AssertionError("the whole text is not a delta")
+
+        def whole(self, everything: Delta) -> AssistantMessage:
+            return assemble(super().read(everything))
+
+    required = choice == "required"
+    reader = RequiredReader(Differs()) if required else NamedReader(Differs(), "get")
+    text = '[{"name":"get","parameters":{}}]' if required else "{}"
+    message = reader.whole(Delta("so|" + text, finish_reason=STOP))
+    assert (message.text, message.reasoning) == ("", "so")
+    assert [(call.name, call.arguments) for call in message.calls] == [("get", "{}")]
+    assert reader.whole(Delta("only|", finish_reason=LENGTH)).calls == ()
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_is_not_wanted_of_a_parsed_message_is_left_out(whole: bool) -> None:
     def read(**options: object) -> AssistantMessage:

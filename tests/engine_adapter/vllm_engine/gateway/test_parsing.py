@@ -94,6 +94,36 @@ def test_reasoning_tokens_are_counted(both: VllmParsers, thinking: Any) -> None:
     assert parser.num_reasoning_tokens == len(reasoning)
 
 
+def test_special_marks_of_reasoning_stay_in_the_text(
+    thinking: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordinary: Any = AutoTokenizer.from_pretrained(TARGET)
+    ordinary.add_tokens(["<think>", "</think>"])
+    for tokenizer, needed in ((thinking, True), (ordinary, False)):
+        monkeypatch.setattr(module, "_tokenizer", lambda config, made=tokenizer: made)
+        parsers = loaded(reasoning_parser="deepseek_r1")
+        made = parsers.parsing(ParsingRequest((5,)), None)
+        assert made is not None
+        assert made.needs_special_tokens is needed
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_prompt_can_have_ended_the_reasoning(
+    both: VllmParsers, thinking: Any, tools: bool
+) -> None:
+    prompt = tuple(thinking.encode("<think></think>", add_special_tokens=False))
+    made = both.parsing(ParsingRequest(prompt, TOOLS if tools else ()), None)
+    assert made is not None
+    for text, calls in (("Well.", 0), (CALL, int(tools))):
+        ids = tuple(thinking.encode(text, add_special_tokens=False))
+        everything = Delta(text, ids, finish_reason=FinishReason.STOP)
+        whole = made.new_parser().whole(everything)
+        streamed = assemble(made.new_parser().read(everything))
+        for got in (whole, streamed):
+            assert (got.reasoning, len(got.calls)) == ("", calls)
+            assert got.text == ("" if calls else text)
+
+
 def test_hermes_needs_special_tokens_and_no_constraint() -> None:
     parsers = loaded(tool_call_parser="hermes")
     made = parsers.parsing(ParsingRequest((5,), TOOLS, num_earlier_calls=3), None)
