@@ -15,13 +15,17 @@ INSTALL_S = 600
 
 
 def python_tool(config: pytest.Config, requirement: str, command: str) -> Path:
-    """The command of a Python package. Skips the test if no registry has the package."""
-    folder = config.cache.mkdir(requirement.replace("==", "-"))  # type: ignore[union-attr]
+    """The command of a Python package. Skips the test if no registry has the package.
+
+    The requirement may be several, separated by spaces, for one environment.
+    """
+    name = requirement.replace("==", "-").replace(" ", "+")
+    folder = config.cache.mkdir(name)  # type: ignore[union-attr]
     made = folder / "bin" / command
     if not made.exists():
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        _install([*pip, "install", "--quiet", requirement], folder)
+        _install([*pip, "install", "--quiet", *requirement.split()], folder)
     return made
 
 

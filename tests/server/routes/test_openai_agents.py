@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.client_tools import python_tool, run
+from tests.server.clients.packages import PACKAGES
 from tests.server.gateway import MODEL
 from tests.server.threaded import ThreadedServer
 
 pytestmark = pytest.mark.prove
 
-REQUIREMENT = "openai-agents==0.24.0"
 LIMIT_S = 120
 
 
@@ -87,7 +87,7 @@ def server() -> Iterator[ThreadedServer]:
 def test_agents_call_tools_hand_over_and_continue(
     server: ThreadedServer, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
-    python = python_tool(pytestconfig, REQUIREMENT, "python")
+    python = python_tool(pytestconfig, PACKAGES["openai-agents"], "python")
     script = tmp_path / "agents_script.py"
     script.write_text(SCRIPT)
     done = run([python, script, server.url, MODEL], LIMIT_S, tmp_path)

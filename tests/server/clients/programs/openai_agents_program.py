@@ -1,0 +1,91 @@
+"""OpenAI's Agents SDK with its default model, which speaks `/v1/responses`, and with the other."""
+
+import asyncio
+import json
+import sys
+from typing import Any, Literal
+
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    Runner,
+    SQLiteSession,
+    function_tool,
+    set_default_openai_client,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+MODEL = "specgate-demo"
+SETTINGS = ModelSettings(max_tokens=200, temperature=0)
+
+
+@function_tool
+def now() -> str:
+    """The time."""
+    return "It is 12:00."
+
+
+class Verdict(BaseModel):
+    """A verdict."""
+
+    ok: bool
+    grade: Literal["a", "b"]
+
+
+async def forced(model: Any) -> dict[str, Any]:
+    """Typed output, whole and streamed."""
+    agent = Agent(
+        name="judge",
+        instructions="Judge.",
+        output_type=Verdict,
+        model=model,
+        model_settings=SETTINGS,
+    )
+    whole = (await Runner.run(agent, "Is it so?")).final_output
+    streamed = Runner.run_streamed(agent, "Is it so?")
+    async for _ in streamed.stream_events():
+        pass
+    return {"typed": [type(whole).__name__, whole == streamed.final_output]}
+
+
+async def watched(agent: Any, text: str) -> list[Any]:
+    """The answer of a streamed run, who gave it, and the names of the run's events."""
+    run = Runner.run_streamed(agent, text)
+    events = [event async for event in run.stream_events()]
+    names = [event.name for event in events if event.type == "run_item_stream_event"]
+    return [run.final_output, run.last_agent.name, names]
+
+
+async def chosen(model: Any) -> dict[str, Any]:
+    """A tool, a handoff and a session."""
+    french = Agent(name="french", instructions="Speak French.", model=model)
+    agent = Agent(name="a", instructions="Help.", tools=[now], handoffs=[french], model=model)
+    whole = await Runner.run(agent, "What time is it?")
+    handed = await Runner.run(agent, "Speak French, please.")
+    session = SQLiteSession("one")
+    for text in ("One.", "Two."):
+        await Runner.run(french, text, session=session)
+    return {
+        "tool": [whole.final_output, [type(item).__name__ for item in whole.new_items]],
+        "tool streamed": await watched(agent, "What time is it?"),
+        "handoff": [handed.final_output, handed.last_agent.name],
+        "handoff streamed": await watched(agent, "Speak French, please."),
+        "session": len(await session.get_items()),
+    }
+
+
+async def main() -> None:
+    url, part = sys.argv[1:]
+    client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+    set_tracing_disabled(True)
+    set_default_openai_client(client)
+    asked = {"forced": forced, "chosen": chosen}[part]
+    # A name is the default model class.
+    models = {"default": MODEL, "chat": OpenAIChatCompletionsModel(MODEL, client)}
+    print(json.dumps({name: await asked(model) for name, model in models.items()}))
+
+
+asyncio.run(main())

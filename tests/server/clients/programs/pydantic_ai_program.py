@@ -1,0 +1,75 @@
+"""pydantic-ai: agents with typed output and with a tool, over both APIs."""
+
+import asyncio
+import json
+import sys
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, ModelSettings, NativeOutput
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class City(BaseModel):
+    """A city."""
+
+    size: Literal["small", "large"]
+    people: Literal[1, 2]
+
+
+class Trip(BaseModel):
+    """A trip."""
+
+    first: City
+    others: Annotated[list[City], Field(max_length=2)]
+
+
+async def forced(model: Any, settings: ModelSettings) -> dict[str, Any]:
+    """Output in the default mode, which is a required call, and in the native one, a format."""
+    told: dict[str, Any] = {}
+    for name, output in (("default", City), ("nested", Trip), ("native", NativeOutput(Trip))):
+        agent = Agent(model, output_type=output, model_settings=settings)
+        whole = (await agent.run("Name a city.")).output
+        async with agent.run_stream("Name a city.") as stream:
+            streamed = await stream.get_output()
+        told[name] = [type(whole).__name__, type(streamed).__name__]
+    return told
+
+
+async def chosen(model: Any, settings: ModelSettings) -> dict[str, Any]:
+    """A tool that the model calls, and the answer after it."""
+    agent = Agent(model, model_settings=settings)
+
+    @agent.tool_plain
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        return "rain in " + city
+
+    turn = await agent.run("How is the weather?")
+    parts = [part for message in turn.all_messages() for part in message.parts]
+    async with agent.run_stream("How is the weather?") as stream:
+        streamed = await stream.get_output()
+    typed = Agent(model, output_type=City, tools=[get_weather], model_settings=settings)
+    return {
+        "loop": [type(part).__name__ for part in parts],
+        "answers": [turn.output, streamed],
+        "result": next(p.content for p in parts if type(p).__name__ == "ToolReturnPart"),
+        "thoughts": [part.content for part in parts if type(part).__name__ == "ThinkingPart"],
+        "typed": type((await typed.run("Name a city.")).output).__name__,
+    }
+
+
+async def main() -> None:
+    url, part = sys.argv[1:]
+    provider = OpenAIProvider(base_url=url, api_key="none")
+    settings = ModelSettings(max_tokens=200, temperature=0, seed=1, parallel_tool_calls=False)
+    told = {}
+    for model in (OpenAIChatModel, OpenAIResponsesModel):
+        made = model("specgate-demo", provider=provider)
+        asked = {"forced": forced, "chosen": chosen}[part]
+        told[model.__name__] = await asked(made, settings)
+    print(json.dumps(told))
+
+
+asyncio.run(main())

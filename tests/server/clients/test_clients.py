@@ -1,0 +1,95 @@
+"""LangChain, pydantic-ai, instructor and the Agents SDK, each from its own package.
+
+The fake engine answers with instances of the schemas, and with scripted calls where the model
+chooses. `tests/e2e/test_clients.py` asks the demo for the former.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.clients.packages import PACKAGES, check_forced, tell
+from tests.server.threaded import ThreadedServer
+
+pytestmark = pytest.mark.prove
+
+Tell = Callable[[str, str], dict[str, Any]]
+
+
+def call(name: str, **arguments: str) -> str:
+    """The text of a model that calls a tool."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+ANSWERS = {
+    "<tool_response>": "<think>I see.</think>It rains.",
+    "How is the weather": call("get_weather", city="Bonn"),
+    "What time": call("now"),
+    "Speak French, please": call("transfer_to_french"),
+}
+"""A part of a prompt -> the answer; the first part that the prompt has decides."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadedServer]:
+    """A server whose model calls tools and reasons."""
+    running = ThreadedServer(
+        enable_auto_tool_choice=True,
+        tool_call_parser="hermes",
+        reasoning_parser="deepseek_r1",
+        engine_args={"fake_length": 20, "fake_answers": ANSWERS},
+    ).start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def told(server: ThreadedServer, pytestconfig: pytest.Config, tmp_path: Path) -> Tell:
+    """Runs a part of a client's program."""
+    return lambda client, part: tell(pytestconfig, tmp_path, client, server.url, part)
+
+
+@pytest.mark.parametrize("client", PACKAGES)
+def test_calls_and_formats_become_the_clients_objects(told: Tell, client: str) -> None:
+    check_forced(client, told(client, "forced"))
+
+
+def test_an_agent_of_langchain_calls_a_tool_and_answers(told: Tell) -> None:
+    loop = [
+        ["HumanMessage", "How is the weather?"],
+        ["AIMessage", ""],
+        ["ToolMessage", "rain in Bonn"],
+        ["AIMessage", "It rains."],
+    ]
+    want = {"loop": loop, "streamed": loop, "typed": "City"}
+    assert told("langchain", "chosen") == {"chat": want, "responses": want}
+
+
+def test_an_agent_of_pydantic_ai_calls_a_tool_and_answers(told: Tell) -> None:
+    apis = told("pydantic-ai", "chosen")
+    for api in apis.values():
+        parts = ["UserPromptPart", "ToolCallPart", "ToolReturnPart", "ThinkingPart", "TextPart"]
+        assert api["loop"] == parts
+        assert api["answers"] == ["It rains.", "It rains."]
+        assert api["result"] == "rain in Bonn"
+        assert api["typed"] == "City"
+    # Of a response, pydantic-ai shows only summaries of reasoning as a thought.
+    assert apis["OpenAIChatModel"]["thoughts"] == ["I see."]
+
+
+def test_agents_of_the_sdk_call_a_tool_and_hand_over(told: Tell) -> None:
+    apis = told("openai-agents", "chosen")
+    assert set(apis) == {"default", "chat"}
+    said = ["reasoning_item_created", "message_output_created"]
+    for api in apis.values():
+        items = ["ToolCallItem", "ToolCallOutputItem", "ReasoningItem", "MessageOutputItem"]
+        assert api["tool"] == ["It rains.", items]
+        assert api["tool streamed"] == ["It rains.", "a", ["tool_called", "tool_output", *said]]
+        assert api["handoff"] == ["It rains.", "french"]
+        # The second name is spelled so in the SDK.
+        handed = ["handoff_requested", "handoff_occured", *said]
+        assert api["handoff streamed"] == ["It rains.", "french", handed]
+        assert api["session"] == 4
