@@ -25,6 +25,7 @@ from server.routes import (
     lora,
     metrics,
     models,
+    openapi,
     policy,
     responses,
     tokenize,
@@ -41,6 +42,7 @@ ROUTERS = (
     tokenize.router,
     health.router,
     metrics.router,
+    openapi.router,
     admin.router,
     policy.router,
     lora.router,
@@ -66,6 +68,7 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         middleware=_middleware(settings, metrics, has_console),
+        openapi_url=None,  # a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

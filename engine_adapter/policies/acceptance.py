@@ -28,8 +28,8 @@ from engine_adapter.policies.contract import RequestClass
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-CLASS_DECAY = 0.99
-"""Per step in which drafts of a proposer and class are observed: half is forgotten in 69."""
+CLASS_DECAY = 0.98
+"""Per step in which drafts of a proposer and class are observed: half is forgotten in 34."""
 
 ROW_DECAY = 0.98
 """The same for one request."""

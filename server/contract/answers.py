@@ -30,6 +30,7 @@ def answers(
     events: Sequence[type[BaseModel]] = (),
     texts: Sequence[str] = (),
     headers: Sequence[str] = (),
+    id_for: Mapping[str, str] | None = None,
     errors: Mapping[int, str] | None = None,
 ) -> Answers:
     """The answers of a route, for its `responses`.
@@ -39,6 +40,7 @@ def answers(
         events: what the data of an event of a stream can be, if the route can stream.
         texts: media types of bodies that are texts.
         headers: headers of a 200 besides the request's id.
+        id_for: operation -> its parameter that takes the `id` of a 200's body.
         errors: status -> the codes that the route itself raises, separated by commas; empty for
             an error without a code.
     """
@@ -50,6 +52,8 @@ def answers(
         success["description"] = (
             f"The whole answer, or with `stream` its events: the data of each is a {names}."
         )
+    if id_for:
+        success["links"] = _links(id_for)
     if content:
         success["content"] = content
     if model is not None:
@@ -69,6 +73,13 @@ def header_references(names: Sequence[str]) -> dict[str, Any]:
 def code_list(codes: str) -> str:
     """Codes of errors, separated by commas, as a description shows them."""
     return ", ".join(f"`{code.strip()}`" for code in codes.split(","))
+
+
+def _links(id_for: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name: {"operationId": name, "parameters": {parameter: "$response.body#/id"}}
+        for name, parameter in id_for.items()
+    }
 
 
 def _events(models: Sequence[type[BaseModel]]) -> dict[str, Any]:

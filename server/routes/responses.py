@@ -28,6 +28,10 @@ router = APIRouter(tags=["Responses"])
         schema.ResponseObject,
         events=(ResponseEvent,),
         headers=GENERATION_HEADERS,
+        id_for=dict.fromkeys(
+            ("retrieve_response", "list_input_items", "cancel_response", "delete_response"),
+            "response_id",
+        ),
         errors={404: "model_not_found, response_not_found"},
     ),
 )

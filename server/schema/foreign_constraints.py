@@ -4,7 +4,7 @@ They mean what the fields of `structured_outputs` mean, so they are honoured: ll
 and `json_schema`, Ollama's `format`, and the `guided_*` of older releases of vLLM.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -21,7 +21,7 @@ class ForeignConstraints(BaseModel):
     format: Literal["", "json"] | dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: Text | None = None
-    guided_choice: list[Text] | None = Field(None, min_length=1)
+    guided_choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
     guided_grammar: Text | None = None
 
     def foreign_constraints(self) -> list[StructuredOutput]:

@@ -48,7 +48,7 @@ StopForms = _StopText | list[_StopText] | None
 """What a body's `stop` may be, for the API's schema."""
 
 Stop = Annotated[
-    list[str] | None,
+    Annotated[list[str], Field(fail_fast=True)] | None,
     BeforeValidator(_as_list, json_schema_input_type=StopForms),
     AfterValidator(_can_stop),
 ]
@@ -88,7 +88,7 @@ class Prediction(Strict):
     """The text that a client expects, or most of it."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -130,14 +130,14 @@ class GenerationBody(Body, ForeignConstraints):
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     stop: Stop = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
     logit_bias: LogitBias = None
-    allowed_token_ids: list[int] | None = Field(None, min_length=1)
-    bad_words: list[Text] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
+    bad_words: Annotated[list[Text], Field(fail_fast=True)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     ignore_eos: bool | None = None

@@ -71,8 +71,8 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Role
-    content: str | list[TextPart] | None = None
-    tool_calls: list[EarlierCall] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -108,5 +108,7 @@ def _is_complete(message: Message) -> Message:
     return message
 
 
-Messages = Annotated[list[Annotated[Message, AfterValidator(_is_complete)]], Field(min_length=1)]
+Messages = Annotated[
+    list[Annotated[Message, AfterValidator(_is_complete)]], Field(min_length=1, fail_fast=True)
+]
 """At least one message."""

@@ -10,18 +10,12 @@ from server.schema.chat_answers import TokenLogprob
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class UrlCitation(BaseModel):
-    """An annotation of a text. This server writes none."""
-
-    type: str
-
-
 class OutputTextPart(BaseModel):
     """A text of the answer."""
 
     type: Literal["output_text"]
     text: str
-    annotations: list[UrlCitation] = Field(description="always empty")
+    annotations: list[dict[str, Any]] = Field(description="always empty")
     logprobs: list[TokenLogprob] = absent("empty unless `include` asks for them")
 
 

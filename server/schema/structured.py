@@ -69,7 +69,7 @@ class StructuredOutputs(Strict):
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: Text | None = None
-    choice: list[Text] | None = Field(None, min_length=1)
+    choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
     grammar: Text | None = None
 
 

@@ -4,7 +4,6 @@
 setting's description gives its unit and becomes its help text.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +26,7 @@ from server.control.rule_reader import RuleError, read_rules
 from server.control.selection import resolve
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.model_paths import check_model
 from server.settings.origins import Origins
 from server.settings.types import (
     Count,
@@ -41,7 +41,6 @@ from server.settings.types import (
 )
 
 _RULES = "routing_rules"
-_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.:-]+)?")
 
 
 class Settings(EngineArguments):
@@ -178,7 +177,7 @@ class Settings(EngineArguments):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_engine_args()
-        _check_model("model", self.model)
+        check_model("model", self.model)
         self._check_proposers()
         self._check_lora_modules()
         self._check_output_limits()
@@ -230,7 +229,7 @@ class Settings(EngineArguments):
             raise SettingError(error.setting, error.message) from None
         for spec in self.proposer:
             if spec.model is not None:
-                _check_model("proposer", spec.model, f"{spec.name}: model: ")
+                check_model("proposer", spec.model, f"{spec.name}: model: ")
 
     def _loaded(self) -> LoadedProposers:
         """The configured proposers, as selections see them."""
@@ -283,18 +282,6 @@ class Settings(EngineArguments):
                 self.engine_restart_window_s,
             ),
         )
-
-
-def _check_model(setting: str, model: str, prefix: str = "") -> None:
-    """Refuses a path that does not exist. The engine checks an id of the hub."""
-    path = Path(model)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise SettingError(setting, f"{prefix}the folder {model!r} has no config.json")
-    if path.exists() or "://" in model:
-        return
-    in_a_folder = path.parent != Path(".") and path.parent.is_dir()
-    if in_a_folder or not _HUB_ID.fullmatch(model):
-        raise SettingError(setting, f"{prefix}there is no folder {model!r}")
 
 
 def flag(setting: str) -> str:

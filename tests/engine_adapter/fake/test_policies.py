@@ -40,7 +40,7 @@ async def test_goodput_comes_to_the_proposer_that_pays(start: StartEngine) -> No
     harness = await start(
         fake_step_ms=2, fake_draft_token_ms=0.05, fake_acceptance={"ngram": 0.05, "draft": 0.95}
     )
-    request = make_request("a", SpecMethod("goodput", 4), max_tokens=LONG, ignore_eos=True)
+    request = make_request("a", SpecMethod("goodput", 4), max_tokens=2 * LONG, ignore_eos=True)
     drafts = used(await run(harness, request))
     assert drafts["draft"] > 3 * drafts.get("ngram", 0)
     decided = [step.decisions["goodput"] for step in policy_steps(harness)]

@@ -69,7 +69,7 @@ def test_a_generated_client_gets_typed_answers(
         pytestconfig, f"openapi-python-client=={VERSION}", "openapi-python-client"
     )
     target = ["--path", FILE, "--output-path", tmp_path / "made", "--meta", "none"]
-    run([command, "generate", *target], 300, tmp_path)
+    run([command, "generate", *map(str, target)], 300, tmp_path)
     (tmp_path / "try.py").write_text(SCRIPT)
     done = run([command.parent / "python", "try.py", server.url], 120, tmp_path)
     assert done.stdout == "all is well\n", done.stderr

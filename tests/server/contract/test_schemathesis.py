@@ -3,15 +3,14 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.client_tools import python_tool, run
+from tests.e2e.served import Served
 from tests.server.contract.contract import contract
-from tests.server.threaded import ThreadedServer
 
-pytestmark = pytest.mark.prove
+pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 LIMIT_S = 300
 VERSION = "4.32.5"
@@ -32,17 +31,19 @@ checks.negative_data_rejection.enabled = false
 
 
 @pytest.fixture
-def server() -> Iterator[ThreadedServer]:
+def server(tmp_path: Path) -> Iterator[Served]:
     """A server with keys, so that a route that forgets to ask for one is found."""
-    keys: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
     # A short context bounds what a request may generate.
-    running = ThreadedServer(**keys, enable_lora=True, max_model_len=256).start()
+    flags = ["--engine", "fake", "--engine-args", '{"fake_step_ms": 0}', "--max-model-len", "256"]
+    keys = ["--api-key", "inference", "--admin-key", "admin"]
+    quiet = ["--enable-lora", "--no-access-log"]
+    running = Served.start_beside(tmp_path / "server.log", *flags, *keys, *quiet)
     yield running
-    running.stop()
+    assert running.stop() == 0
 
 
 def test_no_answer_violates_the_document(
-    server: ThreadedServer, pytestconfig: pytest.Config, tmp_path: Path
+    server: Served, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     command = python_tool(pytestconfig, f"schemathesis=={VERSION}", "st")
     config = tmp_path / "schemathesis.toml"

@@ -90,11 +90,11 @@ def test_the_work_for_a_delta_does_not_grow_with_the_text() -> None:
     def seconds(count: int) -> float:
         array = CallArray()
         read(array, '[{"name":"f","parameters":{"x":"')
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(count):
             for _piece in array.read('a\\"'):
                 pass
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     seconds(1000)
     short = min(seconds(2_000) for _ in range(5))
