@@ -76,7 +76,7 @@ def test_an_agent_of_pydantic_ai_calls_a_tool_and_answers(told: Tell) -> None:
         assert api["answers"] == ["It rains.", "It rains."]
         assert api["result"] == "rain in Bonn"
         assert api["typed"] == "City"
-    # Of a response, pydantic-ai shows only summaries of reasoning as a thought.
+    # Only of chats: of a response, this version of pydantic-ai has a thought without text.
     assert apis["OpenAIChatModel"]["thoughts"] == ["I see."]
 
 
