@@ -36,6 +36,13 @@ FORMATS = frozenset(
 )
 """Values of `format` that are enforced."""
 
+MAX_ITEMS = 2000
+"""The most that all `minItems` and `maxItems` of a schema may add up to.
+
+llguidance writes a rule for each item: a schema of 140 bytes with a `maxItems` of 100,000,000 took
+all memory of the process that checked it.
+"""
+
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value maps names to schemas."""
 
@@ -65,6 +72,7 @@ def relax(schema: dict[str, Any]) -> tuple[str, ...]:
         (`format:password`). A keyword whose value asks for nothing is removed without a name.
     """
     removed: dict[str, None] = {}
+    items = 0.0
     nodes: list[Any] = [schema]
     while nodes:
         node = nodes.pop()
@@ -74,8 +82,36 @@ def relax(schema: dict[str, Any]) -> tuple[str, ...]:
             for keyword, name in list(_unenforced(node)):
                 if node.pop(keyword) is not False:
                     removed[name] = None
+            for keyword, count in list(_counts(node)):
+                if items + count > MAX_ITEMS:
+                    del node[keyword]
+                    removed[keyword] = None
+                else:
+                    items += count
             nodes.extend(reversed(list(_subschemas(node))))
     return tuple(removed)
+
+
+def num_items(schema: dict[str, Any]) -> float:
+    """What all `minItems` and `maxItems` add up to, in whatever place a `$ref` may lead to."""
+    items = 0.0
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, list):
+            nodes.extend(node)
+        if isinstance(node, dict):
+            items += sum(count for _, count in _counts(node))
+            nodes.extend(node.values())
+    return items
+
+
+def _counts(node: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The `minItems` and `maxItems` that a schema itself has. llguidance refuses other types."""
+    for keyword in ("minItems", "maxItems"):
+        count = node.get(keyword)
+        if isinstance(count, int | float):
+            yield keyword, min(count, 2 * MAX_ITEMS)
 
 
 def _unenforced(node: dict[str, Any]) -> Iterator[tuple[str, str]]:

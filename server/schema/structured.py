@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field
 
-from engine_adapter.schema_keywords import relax
+from engine_adapter.schema_keywords import MAX_ITEMS, num_items, relax
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
@@ -125,6 +125,9 @@ def schema_constraint(
         names = cut(", ".join(unenforced))
         message = f"{param} has keywords that cannot be enforced with strict: {names}."
         raise InvalidField(param, message)
+    if num_items(relaxed) > MAX_ITEMS:
+        limit = f"add up to more than {MAX_ITEMS:,}; lower them, or leave them out"
+        raise InvalidField(param, f"{param}: minItems and maxItems {limit}.")
     if unenforced:
         text = json.dumps(relaxed)
     return StructuredOutput(ConstraintKind.JSON_SCHEMA, text, param=param, unenforced=unenforced)

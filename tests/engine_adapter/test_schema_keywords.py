@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.schema_keywords import FORMATS, UNENFORCED, relax
+from engine_adapter.schema_keywords import FORMATS, MAX_ITEMS, UNENFORCED, num_items, relax
+
+MANY = 100_000_000
 
 UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 
@@ -26,6 +28,18 @@ UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
         ({"type": ["null", "string"], "format": "x"}, {"type": ["null", "string"]}, ("format:x",)),
         ({"format": 5, "pattern": {}}, {"format": 5, "pattern": {}}, ()),
         ({"type": "array", "uniqueItems": False}, {"type": "array"}, ()),
+        ({"type": "array", "minItems": MANY}, {"type": "array"}, ("minItems",)),
+        (
+            {"items": {"maxItems": float(MANY), "minItems": 1}},
+            {"items": {"minItems": 1}},
+            ("maxItems",),
+        ),
+        (
+            {"minItems": 1, "maxItems": MAX_ITEMS - 1, "items": {"maxItems": 1}},
+            {"minItems": 1, "maxItems": MAX_ITEMS - 1, "items": {}},
+            ("maxItems",),
+        ),
+        ({"minItems": "1", "maxItems": None}, {"minItems": "1", "maxItems": None}, ()),
         (
             {"if": {"minimum": 1}, "then": {"maximum": 2}, "else": {}},
             {},
@@ -160,3 +174,10 @@ def test_llguidance_agrees_on_patterns(pattern: str, kept: bool) -> None:
     assert (refusal(schema) == "") is kept, refusal(schema)
     relax(schema)
     assert not refusal(schema)
+
+
+def test_items_are_counted_where_a_reference_may_lead() -> None:
+    hidden = {"$ref": "#/x/0", "x": [{"type": "array", "maxItems": 10**400, "minItems": 3}]}
+    assert relax(hidden) == ()
+    assert num_items(hidden) > MAX_ITEMS
+    assert num_items({"items": {"maxItems": 7, "minItems": 2}}) == 9

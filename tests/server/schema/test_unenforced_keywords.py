@@ -115,3 +115,32 @@ async def test_a_schema_that_is_too_deep_is_refused(gateway: Gateway) -> None:
     )
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "structured_outputs.json"
+
+
+async def test_a_huge_count_of_items_reaches_no_engine(
+    gateway: Gateway, seen: list[GenerationRequest]
+) -> None:
+    many = {"type": "array", "items": {"type": "integer"}, "maxItems": 100_000_000}
+    response = await gateway.chat(structured_outputs={"json": many})
+    assert (response.status_code, response.headers[HEADER]) == (200, "maxItems")
+    (request,) = seen
+    assert request.sampling.structured_output is not None
+    assert "maxItems" not in request.sampling.structured_output.value
+    hidden = {"type": "object", "properties": {"a": {"$ref": "#/x"}}, "x": many}
+    for fields, param in (
+        ({"structured_outputs": {"json": hidden}}, "structured_outputs.json"),
+        ({"json_schema": hidden}, "json_schema"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": hidden}}],
+                "tool_choice": "required",
+            },
+            "tools.0.function.parameters",
+        ),
+    ):
+        refused = await gateway.chat(**fields)
+        assert refused.status_code == 400, refused.text
+        error = refused.json()["error"]
+        assert error["param"] == param
+        assert "minItems and maxItems add up to more than 2,000" in error["message"]
+    assert len(seen) == 1
