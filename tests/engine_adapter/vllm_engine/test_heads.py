@@ -180,7 +180,7 @@ async def test_drafts_after_a_switch_are_those_of_a_run_without(
         asyncio.create_task(generate(live, prompt, greedy(LENGTH), spec))
         for prompt in prompts[8:14]
     ]
-    await live.recorder.more(8)
+    await live.recorder.more(3)
     await live.switch(name, K)
     texts = await texts_of(stock, prompts[8:14])
     drafted = 0
