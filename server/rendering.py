@@ -80,7 +80,8 @@ class Renderer:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
-        format. Raises `InvalidField` if there is no template or the template rejects the messages.
+        format. Raises `InvalidField` if the model has no template, or the template rejects the
+        messages.
         """
         self._check_variables(variables or {})
         text = self._render(

@@ -38,7 +38,7 @@ def checked(config: EngineConfig) -> EngineConfig:
         ("reasoning_parser", config.reasoning_parser, REASONING_PARSERS),
     ):
         if name is not None and name not in names:
-            message = f"there is no parser {name!r}; the fake engine has {', '.join(names)}"
+            message = f"the parser {name!r} does not exist; the fake engine has {', '.join(names)}"
             raise EngineConfigError(setting, message)
     return config
 

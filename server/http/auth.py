@@ -111,7 +111,7 @@ def api_key_name(headers: Headers, settings: Settings) -> str | None:
 def key_owner(headers: Headers, settings: Settings) -> bytes:
     """Who owns what an authorized request stores: its key's hash, empty without API keys.
 
-    Without API keys nobody is told apart, whatever a client sends as its key.
+    Without API keys all clients are one owner, whatever key a client sends.
     """
     has_keys = bool(settings.api_key or settings.named_api_key)
     return _bearer_hash(headers) if has_keys else b""

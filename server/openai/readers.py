@@ -1,5 +1,6 @@
 """The readers of messages with reasoning or tool calls."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from engine_adapter.parsing import OutputParser
@@ -89,8 +90,9 @@ class ForcedReader(MessageReader):
         """As the inner reader counts them."""
         return self._inner.num_reasoning_tokens
 
+    @abstractmethod
     def _calls(self, text: str) -> Sequence[Piece]:
-        raise NotImplementedError
+        """The pieces of calls that the text completes."""
 
 
 class RequiredReader(ForcedReader):

@@ -55,7 +55,7 @@ class GenerationResponse(Response):
     """The response to a prepared request: one JSON body, or a stream of events.
 
     Everything happens while it is sent, so that the request is in flight until its last token is
-    sent, or until its body is complete: a client that has seen the end is no longer counted. An
+    sent, or until its body is complete: a client that has seen the end is not counted. An
     error before the first byte is an ordinary error response. A client that disconnects aborts
     the generation.
     """

@@ -41,7 +41,7 @@ class VllmParsers:
         """Imports the parsers and reads the tokenizer. Blocks for seconds.
 
         Raises:
-            EngineConfigError: there is no such parser, or it does not fit the tokenizer.
+            EngineConfigError: the parser does not exist, or it does not fit the tokenizer.
         """
         config = self._config
         _check_name("tool_call_parser", config.tool_call_parser, compat.ToolParserManager)

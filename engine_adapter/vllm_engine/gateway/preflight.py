@@ -104,7 +104,7 @@ def _load_config(
             revision=revision or "main",
             trust_remote_code=bool(config.arguments.get("trust_remote_code")),
         )
-    # RuntimeError: there is no user of the name behind "~".
+    # RuntimeError: the user named behind "~" does not exist.
     except (OSError, RuntimeError, ValueError, json.JSONDecodeError) as error:
         raise EngineConfigError(setting, f"{model}: {error}") from error
 

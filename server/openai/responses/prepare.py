@@ -73,7 +73,7 @@ def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: bytes) ->
         return []
     previous = store.find(previous_id, owner)
     if previous is None:
-        message = f"{name}: there is no stored response {clip(previous_id)}. {retention(store)}"
+        message = f"{name}: the response {clip(previous_id)} is not stored. {retention(store)}"
         raise InvalidField(name, message, "previous_response_not_found")
     if previous.status == "failed":
         message = f"{name}: {clip(previous_id)} failed, so there is nothing to continue."

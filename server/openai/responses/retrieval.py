@@ -102,6 +102,6 @@ def _has_logprobs(response: dict[str, Any]) -> bool:
 def _find(store: ResponseStore, response_id: str, owner: bytes) -> StoredResponse:
     response = store.find(response_id, owner)
     if response is None:
-        message = f"There is no stored response {clip(response_id)}. {retention(store)}"
+        message = f"The response {clip(response_id)} is not stored. {retention(store)}"
         raise NotFound(message, param="response_id", code="response_not_found")
     return response

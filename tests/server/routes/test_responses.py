@@ -205,7 +205,8 @@ async def test_the_sampling_fields_of_a_chat_are_taken(gateway: Gateway) -> None
 async def test_neutral_values_that_clients_send_by_themselves_are_accepted(
     gateway: Gateway,
 ) -> None:
-    await respond(
+    plain = await respond(gateway)
+    body = await respond(
         gateway,
         background=False,
         conversation=None,
@@ -221,6 +222,7 @@ async def test_neutral_values_that_clients_send_by_themselves_are_accepted(
         context_management=None,
         top_logprobs=0,
     )
+    assert (body["status"], text_of(body)) == (plain["status"], text_of(plain))
 
 
 async def test_unknown_fields_are_listed_in_the_header(gateway: Gateway) -> None:

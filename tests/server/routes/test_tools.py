@@ -1,4 +1,4 @@
-"""Tools in `POST /v1/chat/completions`: forced calls, calls by choice, reasoning, wrong input."""
+"""Tools in `POST /v1/chat/completions`: forced calls, calls by choice, reasoning."""
 
 import json
 from collections.abc import Sequence
@@ -8,52 +8,17 @@ import jsonschema
 import pytest
 
 from engine_adapter.types import GenerationRequest
-from server.schema.tools import MAX_NESTING, MAX_SCHEMA_CHARS, MAX_TOOLS
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events
-
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string"},
-        "unit": {"$ref": "#/$defs/unit"},
-        "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 7}},
-    },
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-    "$defs": {"unit": {"enum": ["celsius", "kelvin"]}},
-}
-STOCK: dict[str, Any] = {
-    "type": "object",
-    "properties": {"unit": {"$ref": "#/$defs/unit"}, "next": {"$ref": "#"}},
-    "required": ["unit"],
-    "additionalProperties": False,
-    "$defs": {"unit": {"type": "boolean"}},
-}
-SCHEMAS = {"get_weather": WEATHER, "get-stock": STOCK, "now": {"maxProperties": 0}}
-
-
-def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
-    function = {"name": name, "description": f"Calls {name}.", "parameters": parameters, **more}
-    return {"type": "function", "function": function}
-
-
-TOOLS = [tool("get_weather", WEATHER), tool("get-stock", STOCK, strict=True), tool("now")]
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
-AUTO = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
-
-
-def call_text(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-ANSWERS = {
-    "one call": "Well. " + call_text("get_weather", city="Bonn"),
-    "two calls": call_text("now") + call_text("get-stock", unit=True),
-    "no call": "Just 5 < 6.",
-    "thinking": "<think>First, <b>this</b>.</think>Then that.",
-    "think and call": "<think>I look.</think>" + call_text("now"),
-}
+from tests.server.tool_bodies import (
+    ANSWERS,
+    AUTO,
+    NAMED,
+    SCHEMAS,
+    TOOLS,
+    WEATHER,
+    tool,
+)
 
 
 @pytest.fixture
@@ -370,104 +335,6 @@ async def test_template_variables_and_earlier_calls_reach_the_engine(
     assert seen == [(variables, 2, 3), variables]
 
 
-def nested(levels: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "boolean"}
-    for _ in range(levels):
-        schema = {"items": schema}
-    return {"type": "object", "properties": {"a": schema}}
-
-
-def named(name: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"tools": {}}, "tools"),
-    ({"tools": "get"}, "tools"),
-    ({"tools": ["get"]}, "tools.0"),
-    ({"tools": [{}]}, "tools.0.type"),
-    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools.0.type"),
-    ({"tools": [{"type": "function"}]}, "tools.0.function"),
-    ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
-    ({"tools": [tool("now"), tool("two words")]}, "tools.1.function.name"),
-    ({"tools": [tool("")]}, "tools.0.function.name"),
-    ({"tools": [tool("x" * 65)]}, "tools.0.function.name"),
-    ({"tools": [tool("now\n")]}, "tools.0.function.name"),
-    ({"tools": [tool(5)]}, "tools.0.function.name"),  # type: ignore[arg-type]
-    ({"tools": [tool("now"), tool("now")]}, "tools.1.function.name"),
-    ({"tools": [tool("now", colour="red")]}, "tools.0.function.colour"),
-    ({"tools": [{**tool("now"), "colour": "red"}]}, "tools.0.colour"),
-    ({"tools": [tool("now", description=5)]}, "tools.0.function.description"),
-    ({"tools": [tool("now", description="\ud800")]}, "tools.0.function.description"),
-    ({"tools": [tool("now", strict="yes")]}, "tools.0.function.strict"),
-    ({"tools": [tool("now", [])]}, "tools.0.function.parameters"),
-    ({"tools": [tool("now", "{}")]}, "tools.0.function.parameters"),
-    ({"tools": [tool("now", {"type": "string"})]}, "tools.0.function.parameters"),
-    ({"tools": [tool("now", {"const": float("nan")})]}, "tools.0.function.parameters"),
-    ({"tools": [tool("now", nested(MAX_NESTING))]}, "tools.0.function.parameters"),
-    (
-        {"tools": [tool("now"), tool("a", {"description": "x" * MAX_SCHEMA_CHARS})]},
-        "tools.1.function.parameters",
-    ),
-    ({"tools": [tool("now", {"$ref": "#"})]}, "tools.0.function.parameters"),
-    ({"tools": [tool(f"t{i}") for i in range(MAX_TOOLS + 1)]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": NAMED}, "tool_choice"),
-    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": 5}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": {}}, "tool_choice.type"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
-    ({"tools": TOOLS, "tool_choice": named(None)}, "tool_choice.function.name"),
-    ({"tools": TOOLS, "tool_choice": named("nope")}, "tool_choice.function.name"),
-    ({"tools": TOOLS, "tool_choice": named("x" * 5000)}, "tool_choice.function.name"),
-    (
-        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
-        "tool_choice.type",
-    ),
-    ({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": 1}, "parallel_tool_calls"),
-    ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
-    ({"tools": TOOLS, "tool_choice": NAMED, "min_tokens": 2}, "min_tokens"),
-    (
-        {"tools": TOOLS, "tool_choice": NAMED, "structured_outputs": {"json": {}}},
-        "structured_outputs",
-    ),
-    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
-    ({"functions": [{"name": "f"}]}, "functions"),
-    ({"function_call": {"name": "f"}}, "function_call"),
-    ({"include_reasoning": "no"}, "include_reasoning"),
-]
-"""Refused fields, and the field that the error names."""
-
-
-@pytest.mark.parametrize(("fields", "param"), WRONG, ids=[f"{i}" for i in range(len(WRONG))])
-async def test_wrong_input_is_a_400_that_names_its_field(
-    gateway: Gateway, fields: dict[str, Any], param: str
-) -> None:
-    for stream in (False, True):
-        response = await gateway.chat(max_tokens=4, stream=stream, **fields)
-        error = response.json()["error"]
-        assert (response.status_code, error["param"]) == (400, param), error
-        assert len(error["message"]) < 500
-
-
-async def test_old_names_say_what_to_send_instead(gateway: Gateway) -> None:
-    for field, value, instead in (
-        ("functions", [{"name": "f"}], "send tools"),
-        ("function_call", {"name": "f"}, "send tool_choice"),
-    ):
-        error = (await gateway.chat(**{field: value})).json()["error"]
-        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
-        assert instead in error["message"]
-
-
-async def test_a_schema_that_the_engine_refuses_names_the_tools(gateway: Gateway) -> None:
-    tools = [tool("a", {"properties": {"x": {"pattern": "a"}}, "required": ["x"]})]
-    for choice, param in (("required", "tools"), (named("a"), "tools.0.function.parameters")):
-        error = (await gateway.chat(tools=tools, tool_choice=choice)).json()["error"]
-        assert error["param"] == param
-
-
 async def test_a_format_and_a_choice_of_tools_exclude_each_other(choosing: Gateway) -> None:
     for field, value in (
         ("response_format", {"type": "json_object"}),
@@ -476,23 +343,3 @@ async def test_a_format_and_a_choice_of_tools_exclude_each_other(choosing: Gatew
         response = await choosing.chat("no call", tools=TOOLS, **{field: value})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == field
-
-
-async def test_keywords_that_are_not_enforced_are_named_or_refused_with_strict(
-    gateway: Gateway,
-) -> None:
-    header = "x-specgate-unenforced-keywords"
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    for choice in ("required", named("a")):
-        response = await gateway.chat(tools=[tool("a", schema)], tool_choice=choice)
-        assert (response.status_code, response.headers[header]) == (200, "uniqueItems")
-        strict = [tool("a", schema, strict=True)]
-        error = (await gateway.chat(tools=strict, tool_choice=choice)).json()["error"]
-        assert error["param"] == "tools.0.function.parameters"
-        assert "uniqueItems" in error["message"]
-
-
-async def test_tools_are_not_for_completions(gateway: Gateway) -> None:
-    for field, value in (("tools", TOOLS), ("tool_choice", "required")):
-        error = (await gateway.complete(**{field: value})).json()["error"]
-        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
