@@ -23,6 +23,9 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 """The event that ends every stream."""
 
+TEXT_PLACEHOLDER = "\x00text\x00"
+"""The text of an event that is encoded in advance; JSON never holds this text unescaped."""
+
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients ignore."""
 

@@ -5,14 +5,11 @@ from typing import Any
 
 from engine_adapter.types import Delta
 from server.errors import ApiError
-from server.http.event_stream import DONE, error_events, event, json_text
+from server.http.event_stream import DONE, TEXT_PLACEHOLDER, error_events, event, json_text
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.token_fields import TokenFields
 from server.openai.usage import choice_statistics, response_metrics, usage
-
-_TEXT_PLACEHOLDER = "\x00text\x00"
-"""The text of a chunk that is encoded in advance; JSON never holds this text unescaped."""
 
 
 class ResponseBuilder:
@@ -31,7 +28,12 @@ class ResponseBuilder:
         self._tokens = TokenFields(request.prepared)
         indices = range(len(request.engine_requests))
         self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
-        self._has_frames = bool(body.stream) and self._shape.is_plain and self._is_ordinary
+        # Then nothing but the text differs from one ordinary chunk to the next.
+        self._has_frames = (
+            bool(body.stream)
+            and self._shape.is_plain
+            and not (self._continuous_usage or self._continuous_spec or self._tokens.returns_ids)
+        )
         self._frames = [self._frame(i) for i in indices] if self._has_frames else []
 
     def add(self, index: int, delta: Delta) -> None:
@@ -76,11 +78,6 @@ class ResponseBuilder:
         chunk["metrics"] = response_metrics(self._request, self._choices)
         return (event(chunk), DONE)
 
-    @property
-    def _is_ordinary(self) -> bool:
-        """Whether nothing but the text differs from one ordinary chunk to the next."""
-        return not (self._continuous_usage or self._continuous_spec or self._tokens.returns_ids)
-
     def failure(self, error: ApiError) -> bytes:
         """The encoded end of a stream that fails; unfinished choices get no finish reason."""
         return error_events(error)
@@ -123,8 +120,8 @@ class ResponseBuilder:
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """The bytes before and after the text of an ordinary chunk, encoded once."""
-        (choice,) = self._shape.chunk_choices(index, Delta(text=_TEXT_PLACEHOLDER), echo=False)
-        before, after = event(self._chunk([choice])).split(json_text(_TEXT_PLACEHOLDER).encode())
+        (choice,) = self._shape.chunk_choices(index, Delta(text=TEXT_PLACEHOLDER), echo=False)
+        before, after = event(self._chunk([choice])).split(json_text(TEXT_PLACEHOLDER).encode())
         return before, after
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

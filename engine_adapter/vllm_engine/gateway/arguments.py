@@ -34,7 +34,7 @@ def prepare_environment(config: EngineConfig) -> None:
         os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if not any(name in os.environ for name in WAITING):
         # By default these threads spin, and if another program has the core, a step waits for a
-        # thread that spins in vain: 5 to 8 times slower. Sleeping costs 14 % on an idle machine.
+        # thread that spins in vain: 5 times slower. Sleeping costs 14 % on an idle machine.
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if int(config.arguments.get("tensor_parallel_size") or 1) == 1:
         # The one worker then runs in the engine process, which starts faster and saves a hop per

@@ -2,18 +2,15 @@
 
 from typing import Any
 
-from server.http.event_stream import json_text
-
-_PLACEHOLDER = "\x00text\x00"
-"""The text of an event that is encoded in advance; JSON never holds this text unescaped."""
+from server.http.event_stream import TEXT_PLACEHOLDER, json_text
 
 
 class DeltaFrame:
     """An event that differs from the next one of its kind in its `delta` and its number only."""
 
     def __init__(self, kind: str, fields: dict[str, Any]) -> None:
-        text = _event(kind, {**fields, "delta": _PLACEHOLDER}, 0)
-        self._before, after = text.split(json_text(_PLACEHOLDER).encode())
+        text = _event(kind, {**fields, "delta": TEXT_PLACEHOLDER}, 0)
+        self._before, after = text.split(json_text(TEXT_PLACEHOLDER).encode())
         self._between, self._after = after.rsplit(b"0", 1)
 
     def filled(self, delta: str, number: int) -> bytes:
