@@ -5,7 +5,7 @@ setting's description gives its unit and becomes its help text.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
@@ -24,18 +24,19 @@ from server.control.policy_reader import read_policies
 from server.control.routing import Rule
 from server.control.rule_reader import RuleError, read_rules
 from server.control.selection import resolve
+from server.settings.access_settings import AccessSettings
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.http_settings import HttpSettings
+from server.settings.limit_settings import LimitSettings
 from server.settings.model_paths import check_model
-from server.settings.origins import Origins
+from server.settings.telemetry_settings import TelemetrySettings
 from server.settings.types import (
     Count,
     JsonList,
     JsonObject,
     LoraModules,
-    NamedSecrets,
     Proposers,
-    Secrets,
     SettingError,
     Texts,
 )
@@ -43,7 +44,7 @@ from server.settings.types import (
 _RULES = "routing_rules"
 
 
-class Settings(EngineArguments):
+class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, EngineArguments):
     """Everything that can be set. Without `model` it describes the demo."""
 
     model: str = Field(
@@ -86,35 +87,6 @@ class Settings(EngineArguments):
         None, description="draft capacity in tokens a step (default: the largest k, at least 5)"
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")
-    allowed_origins: Origins = Field(
-        (),
-        description="origin of the web pages that may call this API from a browser, such as "
-        "http://127.0.0.1:3000, or * for every page (repeatable; default: none)",
-    )
-    api_key: Secrets = Field(
-        (), description="key that inference requests must bear (repeatable; best as a variable)"
-    )
-    named_api_key: NamedSecrets = Field(
-        {}, description="NAME=KEY: an API key with a name for routing rules (repeatable)"
-    )
-    admin_key: Secrets = Field(
-        (), description="key that admin requests must bear (repeatable; best as a variable)"
-    )
-    audit_log: str | None = Field(
-        None, description="file to which every admin change is appended as a line of JSON"
-    )
-    console: bool = Field(True, description="serve /console if the extra `console` is installed")
-    strict_fields: bool = Field(
-        False, description="refuse fields of request bodies that would be ignored"
-    )
-    default_max_tokens: Count | None = Field(
-        None, description="most output tokens of a chat that sets no limit (rest of the context)"
-    )
-    max_output_tokens: Count | None = Field(
-        None, description="largest limit of output tokens that a request may set"
-    )
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"
     )
@@ -128,21 +100,6 @@ class Settings(EngineArguments):
     reasoning_parser: str | None = Field(
         None, description="vLLM's parser of the model's reasoning, such as deepseek_r1"
     )
-    max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
-        ByteSize(32 * 2**20), description="largest request body in bytes, or as 32MiB"
-    )
-    max_stored_responses: int = Field(
-        1000, ge=0, description="responses of /v1/responses kept in memory; 0 keeps none"
-    )
-    max_stored_response_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
-        ByteSize(256 * 2**20), description="most bytes of these responses together, or as 256MiB"
-    )
-    keepalive_s: float = Field(
-        15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"
-    )
-    shutdown_timeout_s: int = Field(
-        30, ge=1, description="seconds that running requests get to finish when stopping"
-    )
     engine_restart_delay_s: float = Field(
         1.0, gt=0, description="seconds before a dead engine is replaced; doubles with each time"
     )
@@ -155,11 +112,6 @@ class Settings(EngineArguments):
     engine_restart_window_s: float = Field(
         600.0, gt=0, description="seconds for which a replacement counts"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe messages to log"
-    )
-    log_json: bool = Field(False, description="log one JSON object per line")
-    access_log: bool = Field(True, description="log every HTTP request")
 
     @model_validator(mode="before")
     @classmethod

@@ -17,11 +17,24 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from server.settings import Settings, flag
+from server.settings.access_settings import AccessSettings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.http_settings import HttpSettings
+from server.settings.limit_settings import LimitSettings
+from server.settings.telemetry_settings import TelemetrySettings
 from server.settings.types import SettingError
 
 PREFIX = "SPECGATE_"
 """The prefix of the environment variables."""
+
+_GROUPS = {
+    "connections": HttpSettings,
+    "keys": AccessSettings,
+    "limits": LimitSettings,
+    "logs": TelemetrySettings,
+    "engine, under vLLM's names": EngineArguments,
+}
+"""Groups of flags in the help, after the settings of `Settings` itself."""
 
 _SHOWN_CHARS = 100
 _SERVICE_LINK = (
@@ -96,12 +109,15 @@ def _make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings")
-    groups = {
-        False: parser.add_argument_group("server and proposers"),
-        True: parser.add_argument_group("engine, under vLLM's names"),
-    }
-    for name, field in Settings.model_fields.items():
-        _add_argument(groups[name in EngineArguments.model_fields], name, field)
+    remaining = dict(Settings.model_fields)
+    groups = [
+        (title, {name: remaining.pop(name) for name in settings.model_fields})
+        for title, settings in _GROUPS.items()
+    ]
+    for title, fields in [("models and methods", remaining), *groups]:
+        group = parser.add_argument_group(title)
+        for name, field in fields.items():
+            _add_argument(group, name, field)
     return parser
 
 

@@ -1,0 +1,28 @@
+"""The settings of connections: addresses, origins, sizes and times."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ByteSize, Field
+
+from server.settings.origins import Origins
+
+
+class HttpSettings(BaseModel):
+    """Where the server listens, and what a connection may do."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")
+    allowed_origins: Origins = Field(
+        (),
+        description="origin of the web pages that may call this API from a browser, such as "
+        "http://127.0.0.1:3000, or * for every page (repeatable; default: none)",
+    )
+    max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+        ByteSize(32 * 2**20), description="largest request body in bytes, or as 32MiB"
+    )
+    keepalive_s: float = Field(
+        15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"
+    )
+    shutdown_timeout_s: int = Field(
+        30, ge=1, description="seconds that running requests get to finish when stopping"
+    )
