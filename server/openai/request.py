@@ -155,17 +155,21 @@ def check_body(runtime: Runtime, body: Body) -> CheckedBody:
 
 @asynccontextmanager
 async def admitted(
-    runtime: Runtime, receive: Receive, prepared: PreparedRequest, origin: Origin
+    runtime: Runtime,
+    receive: Receive,
+    prepared: PreparedRequest,
+    origin: Origin,
+    limit: TimeLimit | None = None,
 ) -> AsyncIterator[AdmittedRequest]:
     """Selects a request's spec method and admits it; it is in flight until the block ends.
 
     While the engine has no free slot, or a drain runs, the request waits for its turn first.
-    `receive` must be past the request's body.
+    `receive` must be past the request's body, and `limit` is that of the request.
 
     Raises:
         InvalidField: the requested proposer or k cannot be selected.
         TooManyRequests: the queue is full, or the request's API key is at its limit.
-        QueueTimeout: the request waited too long.
+        QueueTimeout, or the limit's error: the request waited too long.
         ClientDisconnected: the client closed the connection while the request waited.
         Stopping: the server stopped while the request waited.
     """
@@ -177,7 +181,7 @@ async def admitted(
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
             runtime.admission.check_queue(needed)
-            await _turn(runtime, receive, place)
+            await _turn(runtime, receive, place, limit)
         # No `await` from here on: no drain may come in between.
         request = _admit(runtime, prepared, origin, place)
         selection = request.selection
@@ -185,14 +189,17 @@ async def admitted(
             yield request
 
 
-async def _turn(runtime: Runtime, receive: Receive, place: Place) -> None:
+async def _turn(
+    runtime: Runtime, receive: Receive, place: Place, of_request: TimeLimit | None
+) -> None:
     """Waits for a request's turn. Raises as `admitted`."""
     admission, timeout_s = runtime.admission, runtime.settings.queue_timeout_s
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
-    limit = TimeLimit.after(
+    of_queue = TimeLimit.after(
         timeout_s, lambda: admission.counted(QueueTimeout(timeout_s, admission.retry_after_s))
     )
+    limit = TimeLimit.earliest(of_queue, of_request)
     await until_disconnect(receive, place.start(), limit)
     while not admission.slots.is_open:
         # A drain has begun since the request's turn came: the drain does not know of it.

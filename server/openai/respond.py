@@ -81,7 +81,7 @@ class GenerationResponse(Response):
         origin = Origin(headers, api_key_name(headers, runtime.settings))
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
-                admitted(runtime, receive, self._prepared, origin)
+                admitted(runtime, receive, self._prepared, origin, limit)
             )
             response_headers = request.headers()
             builder = self._new_builder(request)

@@ -9,6 +9,10 @@ from server.settings.types import SettingError
 DEMO_NAME = "specgate-demo"
 """The served name of the demo model, whose path differs from machine to machine."""
 
+_CONTEXT = 2048
+# On a CPU, about as many tokens as double the time of a step.
+_LONG_PREFILL = 64
+
 
 def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The demo's model and, unless proposers are given, one of every method but the cascade.
@@ -20,7 +24,8 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "model": _path("target"),
         "served_model_name": (DEMO_NAME,),
         "dtype": "float32",
-        "max_model_len": 2048,
+        "max_model_len": _CONTEXT,
+        "long_prefill_token_threshold": _LONG_PREFILL,
         "kv_cache_memory_bytes": 512 * 2**20,
     }
     if "proposer" not in given:
