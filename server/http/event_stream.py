@@ -16,7 +16,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, ClientDisconnected, Stopping, error_body, to_api_error
+from server.errors import (
+    ApiError,
+    ClientDisconnected,
+    cancellation_error,
+    error_body,
+    to_api_error,
+)
 
 T = TypeVar("T")
 
@@ -115,12 +121,15 @@ class EventStream(Response):
                 if not self._started:
                     raise
                 log.info("stream_disconnected")
-            except asyncio.CancelledError:
-                # The server stops and has waited long enough.
+            except asyncio.CancelledError as cancelled:
+                # The server stops, or a drain has waited long enough.
                 if not self._started:
                     raise
-                log.error("stream_failed", code="stopping")
-                await self._write(send, self._on_failure(Stopping()))
+                # Before the last event, for which an absent reader can make it wait.
+                await self._events.aclose()
+                reason = cancellation_error(cancelled)
+                log.error("stream_failed", code=reason.code)
+                await self._write(send, self._on_failure(reason))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, send: Send) -> None:

@@ -124,6 +124,7 @@ class Settings(
         self._check_proposers()
         self._check_lora_modules()
         self._check_output_limits()
+        self._check_stop_times()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
@@ -143,6 +144,12 @@ class Settings(
             raise SettingError(
                 "default_max_tokens", f"{default} is above {flag('max_output_tokens')} {ceiling}"
             )
+
+    def _check_stop_times(self) -> None:
+        delay_s, timeout_s = self.shutdown_delay_s, self.shutdown_timeout_s
+        if delay_s >= timeout_s:
+            message = f"{delay_s:g} is not below {flag('shutdown_timeout_s')} {timeout_s:g}"
+            raise SettingError("shutdown_delay_s", message)
 
     def _check_lora_modules(self) -> None:
         if self.lora_modules and not self.enable_lora:
