@@ -128,13 +128,16 @@ async def stream_events(
 ) -> AsyncGenerator[bytes, None]:
     """Generates, and yields encoded events. Closing it aborts the generation.
 
-    `generated` is called when the engine has finished, before the events that end the stream.
+    `generated` is called when the engine has finished, before the events that end the stream, or
+    when the generation was aborted.
     """
-    async with aclosing(_deltas(runtime, request)) as deltas:
-        async for index, delta in deltas:
-            for event in builder.events(index, delta):
-                yield event
-    await generated()
+    try:
+        async with aclosing(_deltas(runtime, request)) as deltas:
+            async for index, delta in deltas:
+                for event in builder.events(index, delta):
+                    yield event
+    finally:
+        await generated()
     for event in builder.last_events():
         yield event
 
