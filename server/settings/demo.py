@@ -9,8 +9,7 @@ from server.settings.types import SettingError
 DEMO_NAME = "specgate-demo"
 """The served name of the demo model, whose path differs from machine to machine."""
 
-_CONTEXT = 2048
-# On a CPU, about as many tokens as double the time of a step.
+# On a CPU, about as many tokens of a prompt as double the time of a step.
 _LONG_PREFILL = 64
 
 
@@ -24,8 +23,8 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "model": _path("target"),
         "served_model_name": (DEMO_NAME,),
         "dtype": "float32",
-        "max_model_len": _CONTEXT,
-        "long_prefill_token_threshold": _LONG_PREFILL,
+        "max_model_len": 2048,
+        "long_prefill_token_threshold": _long_prefill(given),
         "kv_cache_memory_bytes": 512 * 2**20,
     }
     if "proposer" not in given:
@@ -47,6 +46,12 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         if "primary" not in given:
             settings["spec_method"] = AUTO
     return settings
+
+
+def _long_prefill(given: Mapping[str, Any]) -> int:
+    """vLLM takes none above the context, which is not validated yet."""
+    context = str(given.get("max_model_len", ""))
+    return min(int(context), _LONG_PREFILL) if context.isdecimal() else _LONG_PREFILL
 
 
 def _proposer(name: str, method: str) -> dict[str, Any]:
