@@ -15,8 +15,7 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
-from server.control.admission import Admission
-from server.control.admission_limits import admission_limits, slot_limits
+from server.control.admission_limits import new_admission
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -100,9 +99,7 @@ async def _create_runtime(state: AppState) -> Runtime:
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
-    admission = Admission(
-        slot_limits(settings, info), admission_limits(settings), metrics.admission
-    )
+    admission = new_admission(settings, info, metrics.admission)
     switcher = Switcher(
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )
