@@ -24,6 +24,7 @@ from server.control.router import Router
 from server.control.switcher import Switcher
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
+from server.settings import Settings
 from server.state import AppState, Runtime
 
 log = structlog.get_logger(__name__)
@@ -82,9 +83,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
         state.start_ended.set()
 
 
-async def _create_runtime(state: AppState) -> Runtime:
-    settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
-    info = engine.info
+async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
     renderer = await asyncio.to_thread(
         Renderer.load,
         info.tokenizer,
@@ -95,6 +94,13 @@ async def _create_runtime(state: AppState) -> Runtime:
     )
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
+    return renderer
+
+
+async def _create_runtime(state: AppState) -> Runtime:
+    settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
+    info = engine.info
+    renderer = await _load_renderer(settings, info)
 
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
