@@ -9,8 +9,9 @@ from server.settings.types import SettingError
 DEMO_NAME = "specgate-demo"
 """The served name of the demo model, whose path differs from machine to machine."""
 
-# On a CPU, about as many tokens of a prompt as double the time of a step.
+# On a CPU, about as many tokens of a prompt, and as many sequences, as double the time of a step.
 _LONG_PREFILL = 64
+_REQUEST_SEQUENCES = 8
 
 
 def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": "float32",
         "max_model_len": 2048,
         "long_prefill_token_threshold": _long_prefill(given),
+        "max_request_sequences": _REQUEST_SEQUENCES,
         "kv_cache_memory_bytes": 512 * 2**20,
     }
     if "proposer" not in given:

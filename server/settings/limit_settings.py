@@ -37,7 +37,7 @@ class LimitSettings(BaseModel):
     max_request_sequences: Count | None = Field(
         None,
         description="most of them of one request; its others follow as they end (a quarter of "
-        "max_num_seqs)",
+        "max_num_seqs; 8 for the demo)",
     )
     max_request_prefill_tokens: Count = Field(
         512, description="most prompt tokens of one request that the engine has yet to read"

@@ -16,8 +16,12 @@ INFO = EngineInfo("fake", "1", "m", "m", 2048, 128, 99, 20, 5, ())
     ("runs", "expected"), [(128, (160, 32)), (256, (320, 64)), (4, (5, 1)), (1, (1, 1))]
 )
 def test_slots_follow_from_what_the_engine_runs(runs: int, expected: tuple[int, int]) -> None:
-    limits = slot_limits(Settings(engine="fake"), replace(INFO, max_num_seqs=runs))
+    limits = slot_limits(Settings(model="org/m"), replace(INFO, max_num_seqs=runs))
     assert limits == SlotLimits(*expected, 512)
+
+
+def test_a_request_of_the_demo_has_few_slots() -> None:
+    assert slot_limits(Settings(), INFO) == SlotLimits(160, 8, 512)
 
 
 def test_slots_can_be_set_and_one_request_has_at_most_all() -> None:

@@ -29,12 +29,15 @@ async def test_a_small_request_beside_a_large_one_takes_at_most_three_times_as_l
     start: StartGateway, name: str
 ) -> None:
     gateway = await start(
-        max_num_seqs=64, engine_args={"fake_step_ms": 1, "fake_acceptance": 0}, spec_method="none"
+        max_num_seqs=64,
+        max_request_sequences=8,
+        engine_args={"fake_step_ms": 1, "fake_acceptance": 0},
+        spec_method="none",
     )
     alone = await steps_of(gateway, gateway.exchange("/v1/completions", SMALL))
     large = gateway.exchange("/v1/completions", {**LARGE[name], "ignore_eos": True})
     task = large.begin()
-    most = 64 // 4
+    most = 8
     await eventually(lambda: gateway.engine.num_running > 0, 20)
     for _ in range(10):
         beside = await steps_of(
