@@ -62,6 +62,43 @@ def long_functions(root: Path) -> list[str]:
     ]
 
 
+def wall_clock_durations(root: Path) -> list[str]:
+    """Calculations with, and comparisons of, the time of day: it jumps when the clock is set.
+
+    It is known as what `time.time`, `time.time_ns` or `datetime.now` return, and as a local name
+    of that.
+    """
+    return [
+        f"{module}:{node.lineno} calculates with the time of day"
+        for module, path in sources(root)
+        for scope in ast.walk(parse(path))
+        if isinstance(scope, FunctionNode)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.BinOp | ast.Compare)
+        for operand in ast.iter_child_nodes(node)
+        if _is_wall_clock(operand)
+        or (isinstance(operand, ast.Name) and operand.id in _wall_clock_names(scope))
+    ]
+
+
+def _is_wall_clock(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    return called in {"time.time", "time.time_ns", "time", "datetime.now", "datetime.datetime.now"}
+
+
+def _wall_clock_names(scope: ast.AST) -> set[str]:
+    names = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign):
+            (target, *_), value = node.targets, node.value
+            several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            pairs = zip(target.elts, value.elts, strict=False) if several else [(target, value)]
+            names |= {t.id for t, v in pairs if isinstance(t, ast.Name) and _is_wall_clock(v)}
+    return names
+
+
 def _gives_reason(node: ast.Module | FunctionNode) -> bool:
     """A sentence of the docstring begins with "Long because"."""
     return bool(re.search(r"(?:^|[.:]\s+|\n\s*)Long because \w", ast.get_docstring(node) or ""))

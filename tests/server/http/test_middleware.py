@@ -78,6 +78,7 @@ async def test_the_access_log_has_one_line_that_cannot_be_forged(gateway: Gatewa
     assert models["path"] == "/v1/models/a%1Bb"
     assert other["path"] == "/v1/models/a%0Aevent=forged"
     assert models["duration_ms"] >= 0
+    assert models["peer"] == "127.0.0.1"
 
 
 async def test_a_body_can_be_as_large_as_the_limit(start: StartGateway) -> None:
