@@ -69,34 +69,44 @@ def wall_clock_durations(root: Path) -> list[str]:
     of that.
     """
     return [
-        f"{module}:{node.lineno} calculates with the time of day"
+        f"{module}:{line} calculates with the time of day"
         for module, path in sources(root)
+        if _WALL_CLOCK.search(path.read_text())
         for scope in ast.walk(parse(path))
         if isinstance(scope, FunctionNode)
-        for node in ast.walk(scope)
-        if isinstance(node, ast.BinOp | ast.Compare)
-        for operand in ast.iter_child_nodes(node)
-        if _is_wall_clock(operand)
-        or (isinstance(operand, ast.Name) and operand.id in _wall_clock_names(scope))
+        for line in _calculations(scope)
     ]
 
 
-def _is_wall_clock(node: ast.AST) -> bool:
+_WALL_CLOCK = re.compile(r"\btime\.time|\bfrom time import|datetime\.now")
+
+
+def _calculations(scope: FunctionNode) -> Iterator[int]:
+    """The lines of a function that calculate with the time of day."""
+    names = {name for node in ast.walk(scope) for name in _names_of_now(node)}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.BinOp | ast.Compare):
+            operands = list(ast.iter_child_nodes(node))
+            named = {operand.id for operand in operands if isinstance(operand, ast.Name)}
+            if names & named or any(map(_is_now, operands)):
+                yield node.lineno
+
+
+def _names_of_now(node: ast.AST) -> Iterator[str]:
+    """The names that an assignment gives to the time of day."""
+    if isinstance(node, ast.Assign):
+        target, value = node.targets[0], node.value
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=True))
+        yield from (t.id for t, v in pairs if isinstance(t, ast.Name) and _is_now(v))
+
+
+def _is_now(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     called = ast.unparse(node.func)
     return called in {"time.time", "time.time_ns", "time", "datetime.now", "datetime.datetime.now"}
-
-
-def _wall_clock_names(scope: ast.AST) -> set[str]:
-    names = set()
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Assign):
-            (target, *_), value = node.targets, node.value
-            several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-            pairs = zip(target.elts, value.elts, strict=False) if several else [(target, value)]
-            names |= {t.id for t, v in pairs if isinstance(t, ast.Name) and _is_wall_clock(v)}
-    return names
 
 
 def _gives_reason(node: ast.Module | FunctionNode) -> bool:

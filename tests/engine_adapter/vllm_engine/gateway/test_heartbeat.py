@@ -11,7 +11,7 @@ from engine_adapter.errors import EngineDead
 from engine_adapter.vllm_engine.gateway.heartbeat import Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import Sight
 
-TICK_S = 0.001
+TICK_S = 1 / 1024
 SHORT = HangPolicy(idle_s=10 * TICK_S, busy_s=40 * TICK_S)
 
 
