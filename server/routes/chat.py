@@ -21,7 +21,7 @@ router = APIRouter(tags=["Chat"])
         ChatCompletion,
         events=(ChatCompletionChunk, ErrorResponse),
         headers=GENERATION_HEADERS,
-        errors={404: "model_not_found"},
+        errors={404: "model_not_found", 503: "drain_aborted"},
     ),
 )
 async def create_chat_completion(body: ChatCompletionRequest, runtime: ReadyRuntime) -> Response:

@@ -21,7 +21,7 @@ router = APIRouter(tags=["Completions"])
         Completion,
         events=(CompletionChunk, ErrorResponse),
         headers=GENERATION_HEADERS,
-        errors={404: "model_not_found"},
+        errors={404: "model_not_found", 503: "drain_aborted"},
     ),
 )
 async def create_completion(body: CompletionRequest, runtime: ReadyRuntime) -> Response:

@@ -32,7 +32,7 @@ router = APIRouter(tags=["Responses"])
             ("retrieve_response", "list_input_items", "cancel_response", "delete_response"),
             "response_id",
         ),
-        errors={404: "model_not_found, response_not_found"},
+        errors={404: "model_not_found, response_not_found", 503: "drain_aborted"},
     ),
 )
 async def create_response(
