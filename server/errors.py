@@ -3,6 +3,7 @@
 ApiError                    a status and the four fields of OpenAI's error body
 ├── InvalidField            400: a field of the request; `param` is its dotted path
 ├── NotFound                404
+├── TooManyRequests, ...     429 and others: a limit ends a request; see `server.limit_errors`
 ├── Unavailable             503, with Retry-After where a retry can help
 │   ├── Stopping            the server is stopping
 │   └── DrainAborted        a drain ended the request

@@ -15,6 +15,8 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
+from server.control.admission import Admission
+from server.control.admission_limits import admission_limits, slot_limits
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -98,7 +100,12 @@ async def _create_runtime(state: AppState) -> Runtime:
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
-    switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
+    admission = Admission(
+        slot_limits(settings, info), admission_limits(settings), metrics.admission
+    )
+    switcher = Switcher(
+        engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
+    )
     router = Router(settings.rules(), loaded_proposers, metrics)
     return Runtime(
         settings=settings,
@@ -107,6 +114,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         audit=audit,
         info=info,
         renderer=renderer,
+        admission=admission,
         switcher=switcher,
         router=router,
         loaded_proposers=loaded_proposers,

@@ -18,10 +18,11 @@ from engine_adapter.types import SpecMethod, Switch
 from server.control.attempt import Attempt
 from server.control.audit import Audit
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
-from server.control.gate import Gate, InFlight
+from server.control.in_flight import InFlight
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
 from server.control.selection import ActiveMethod, resolve
+from server.control.slots import Slots
 from server.control.types import (
     DRAIN_TIMEOUT_S,
     SERVER,
@@ -43,9 +44,9 @@ class Switcher:
     Args:
         loaded_proposers: returns the proposers that are loaded at the time of the call.
         initial: the method at start, under any name that a switch accepts.
+        slots: what every request waits for; a drain closes them to requests that have not begun.
 
     Attributes:
-        gate: a request passes it before it is admitted.
         in_flight: the admitted requests that have not ended.
 
     Raises:
@@ -59,12 +60,13 @@ class Switcher:
         metrics: Metrics,
         initial: str,
         audit: Audit,
+        slots: Slots,
     ) -> None:
         method = resolve(
             MethodRequest(initial, None, True, proposer_param="spec_method"), loaded_proposers()
         )
-        self.gate = Gate()
         self.in_flight = InFlight()
+        self._slots = slots
         self._engine = engine
         self._loaded_proposers = loaded_proposers
         self._metrics = metrics
@@ -86,8 +88,8 @@ class Switcher:
 
     @property
     def busy(self) -> bool:
-        """Whether a switch runs, or requests that it held are not admitted yet."""
-        return self._attempt is not None or self.gate.must_wait
+        """Whether a switch runs."""
+        return self._attempt is not None
 
     @property
     def drain(self) -> Drain | None:
@@ -97,7 +99,7 @@ class Switcher:
             return None
         return Drain(
             SpecMethodBody.of(attempt.method),
-            self.gate.num_waiting,
+            self._slots.num_queued,
             attempt.took_ms,
             attempt.timeout_s,
             attempt.on_timeout,
@@ -193,7 +195,7 @@ class Switcher:
         """
         if attempt.mode != SwitchMode.DRAIN:
             return attempt
-        self.gate.close()
+        self._slots.close()
         try:
             await self._emptied(attempt.timeout_s)
         except DrainTimeout:
@@ -257,7 +259,7 @@ class Switcher:
         """Ends a switch: records it, and lets the held requests continue."""
         record = self._record(attempt, outcome, error, epoch)
         self._attempt = None
-        self.gate.open()
+        self._slots.open()
         return record
 
     def _record(

@@ -1,7 +1,7 @@
 """The plain types of speculation control: modes, outcomes and callers.
 
 Nothing else of `server` is imported here, so that request bodies, metrics and authentication can
-use them without the switcher, the gate or the audit.
+use them without the switcher, the slots or the audit.
 """
 
 from dataclasses import dataclass
