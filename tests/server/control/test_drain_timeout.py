@@ -31,7 +31,7 @@ async def test_the_largest_limit_and_every_end_are_accepted(gateway: Gateway) ->
 
 
 async def test_requests_that_outlive_a_drain_can_move(start: StartGateway) -> None:
-    async with drain(start, timeout_s=LIMIT_S, on_timeout="move") as running:
+    async with drain(start, timeout_s=1.5, on_timeout="move") as running:
         gateway = running.gateway
         pinned = gateway.exchange("/v1/completions", {**ENDLESS, "speculative_model": "draft"})
         held = await running.hold(2)
@@ -43,7 +43,6 @@ async def test_requests_that_outlive_a_drain_can_move(start: StartGateway) -> No
         await asyncio.gather(*running.tasks)
         assert all('"proposer":"ngram"' in exchange.text for exchange in held)
         assert gateway.runtime.switcher.in_flight.by_proposer == {"ngram": 1}
-        assert not gateway.runtime.switcher.gate.must_wait
         assert not pinned.sent
 
 
