@@ -4,11 +4,16 @@ import asyncio
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
 from engine_adapter.fake.engine import FakeEngine
+from server.http.connection import Connection
+from server.http.connections import Connections
+from server.http.descriptors import default_connections
+from server.state import AppState
 from tests.server.gateway import build
 
 
@@ -21,12 +26,21 @@ class ThreadedServer:
     """
 
     def __init__(self, port: int = 0, **settings: Any) -> None:
-        app, engine, _ = build(**settings)
+        app, engine, self.registry = build(**settings)
         self.engine = cast(FakeEngine, engine)
-        self._state = app.state.specgate
+        self._state: AppState = app.state.specgate
+        made = self._state.settings
+        limit = made.max_connections or default_connections(1024)
+        connections = Connections(made, limit, self._state.metrics.connections)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2
+                app,
+                http=cast(type[asyncio.Protocol], partial(Connection, connections)),
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                timeout_keep_alive=made.idle_timeout_s,
+                timeout_graceful_shutdown=2,
             )
         )
         self._listener = socket.socket()
