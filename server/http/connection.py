@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from server.errors import ApiError, Unavailable, error_body, error_response
 from server.http.connections import Connections, Place
 from server.http.event_stream import json_text
+from server.http.middleware import shown_path
 from server.telemetry.connection_metrics import CloseReason
 from server.telemetry.http_metrics import PROBES
 
@@ -85,7 +86,8 @@ class Connection(HttpToolsProtocol):
         self._answers = _CountedWrites(transport)
         self._place = self._connections.opened(self, self.loop)
         if self._place is Place.NONE:
-            self._abort(CloseReason.REFUSED)
+            self._note(CloseReason.REFUSED)
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""
@@ -107,7 +109,7 @@ class Connection(HttpToolsProtocol):
         if running is not None and running.chunked_encoding and not running.response_complete:
             # What the stream still writes before the transport is gone is dropped.
             self._leave()
-            self._abort(CloseReason.UNSENT, unsent_bytes=self.transport.get_write_buffer_size())
+            self._abort_unread(CloseReason.UNSENT)
         else:
             super().pause_writing()
 
@@ -165,7 +167,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if self.flow.write_paused:
             # It sends requests and does not read the answers.
-            self._abort(CloseReason.UNSENT, unsent_bytes=self.transport.get_write_buffer_size())
+            self._abort_unread(CloseReason.UNSENT)
             return
         self._running = cycle
         cycle.transport = self._answers
@@ -195,7 +197,7 @@ class Connection(HttpToolsProtocol):
         if not unsent or sent != self._sent:
             self._sent, self._sent_at = sent, now
         elif now - self._sent_at >= self._limits.write_timeout_s:
-            self._abort(CloseReason.NOT_READ, unsent_bytes=unsent)
+            self._abort_unread(CloseReason.NOT_READ)
             return
         answering = self._running is not None and not self._running.response_complete
         if not answering and not self.transport.is_closing():
@@ -244,8 +246,9 @@ class Connection(HttpToolsProtocol):
             self._answers.write(_raw_response(error, self.server_state.default_headers))
         self.transport.close()
 
-    def _abort(self, reason: CloseReason, **fields: object) -> None:
-        self._note(reason, **fields)
+    def _abort_unread(self, reason: CloseReason) -> None:
+        path = shown_path(self._running.scope) if self._running is not None else ""
+        self._note(reason, path=path, unsent_bytes=self.transport.get_write_buffer_size())
         self.transport.abort()
 
     def _note(self, reason: CloseReason, **fields: object) -> None:

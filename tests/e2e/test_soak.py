@@ -95,7 +95,7 @@ class Soak:
     async def leave(self) -> None:
         """A client that leaves some time after it has asked, or before it has."""
         content = body(self.rng.choice(PROMPTS), stream=True)
-        reader, writer = await asyncio.open_connection(*address(self.url))
+        _, writer = await asyncio.open_connection(*address(self.url))
         writer.write(content[: self.rng.choice((30, len(content) - 5, len(content)))])
         await asyncio.sleep(self.rng.random() * 0.5)
         writer.close()

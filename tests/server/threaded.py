@@ -13,7 +13,7 @@ from engine_adapter.fake.engine import FakeEngine
 from server.http.connection import Connection
 from server.http.connections import Connections
 from server.http.descriptors import default_connections
-from server.state import AppState
+from server.state import AppState, Runtime
 from tests.server.gateway import build
 
 
@@ -58,6 +58,12 @@ class ThreadedServer:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         return self
+
+    @property
+    def runtime(self) -> Runtime:
+        """The objects that exist since the engine started."""
+        assert self._state.runtime is not None
+        return self._state.runtime
 
     def stop(self) -> None:
         """Stops it as a signal does, and frees the port. Safe to call twice."""
