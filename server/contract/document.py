@@ -25,7 +25,7 @@ DESCRIPTION = """\
 OpenAI's API for one model, on an engine with several speculative-decoding proposers.
 
 Every error of every route is an `ErrorResponse`. A field may be null where that means "not set".
-So is the refusal of what is no request of a route: 400, 408, 414, 431 and 503 of a connection's limits.
+The limits of a connection refuse with one too: 400, 408, 414, 431 and 503, without a request id.
 Keys apply only if the server has some: without API keys every route but the admin routes is open,
 and without an admin key these answer the server's own machine only. docs/api.md has the details.
 """
