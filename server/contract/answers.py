@@ -2,7 +2,7 @@
 
 A model of `server.schema.answers` and its siblings describes a body; the body itself is made
 without it. A route declares what only it knows. `server.contract.document` adds what follows from
-its body, its dependencies and its path: 400, 401, 403, 413, 500 and 503.
+its body, its dependencies and its path: 400, 401, 403, 408, 413, 500 and 503.
 """
 
 from collections.abc import Mapping, Sequence
