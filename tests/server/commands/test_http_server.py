@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -35,6 +35,7 @@ class Running:
     task: "asyncio.Task[None]"
     client: httpx.AsyncClient
     reloads: list[int]
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         """Sends this process a signal."""
@@ -49,6 +50,7 @@ class Running:
     async def connect(self, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A raw connection that has sent something."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
         writer.write(sent)
         await writer.drain()
         return reader, writer
@@ -56,10 +58,9 @@ class Running:
     async def accepts(self) -> bool:
         """Whether the port is open."""
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            await self.connect(b"")
         except OSError:
             return False
-        writer.close()
         return True
 
 
@@ -94,8 +95,11 @@ async def running(**settings: Any) -> AsyncIterator[Running]:
         base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30
     ) as client:
         try:
-            await eventually(lambda: state.ready and server.started, 30)
-            yield Running(server, state, port, task, client, reloads)
+            await eventually(lambda: state.ready and server.started, 120)
+            begun = Running(server, state, port, task, client, reloads)
+            yield begun
+            for writer in begun.writers:
+                writer.close()
         finally:
             if not task.done():
                 server.stop(signal.SIGTERM)
@@ -214,7 +218,6 @@ async def test_an_unread_stream_is_cut_off_and_leaves_no_traceback(
     await server.ended()
     assert time.monotonic() - begun < 10
     assert "Traceback" not in caplog.text
-    writer.close()
     del reader
 
 
