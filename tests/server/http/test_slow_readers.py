@@ -18,9 +18,8 @@ CLOSED = "specgate_connections_closed_total"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ThreadedServer]:
-    engine = {"max_model_len": 20_000, "fake_length": 20_000}
     started = ThreadedServer(
-        max_unsent_bytes=LIMIT, write_timeout_s=2 * CHECK_EVERY_S, engine_args=engine
+        max_unsent_bytes=LIMIT, write_timeout_s=2 * CHECK_EVERY_S, max_model_len=20_000
     ).start()
     yield started
     started.stop()
@@ -53,6 +52,7 @@ def closed(server: ThreadedServer, reason: str) -> float:
 
 def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(server: ThreadedServer) -> None:
     body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 19_000, "stream": True}
+    body["ignore_eos"] = True
     with capture_logs() as lines, ask(server, "/v1/completions", body):
         wait_until(lambda: closed(server, "unsent") == 1)
         wait_until(lambda: server.engine.num_running + server.engine.num_waiting == 0)
