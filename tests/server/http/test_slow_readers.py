@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from server.http.connections import CHECK_EVERY_S
 from tests.server.threaded import ThreadedServer
 
-LIMIT = 256 * 1024
+LIMIT = 64 * 1024
 CLOSED = "specgate_connections_closed_total"
 
 
@@ -67,7 +67,7 @@ def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done(
     server: ThreadedServer,
 ) -> None:
     in_flight = server.runtime.switcher.in_flight
-    body = {"prompt": "x", "max_tokens": 500, "stream": True, "ignore_eos": True}
+    body = {"prompt": "x", "max_tokens": 200, "stream": True, "ignore_eos": True}
     with ask(server, "/v1/completions", body):
         wait_until(lambda: len(in_flight) == 1)
         wait_until(lambda: len(in_flight) == 0)
@@ -75,7 +75,8 @@ def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done(
 
 def test_a_whole_answer_that_nobody_reads_has_a_deadline(server: ThreadedServer) -> None:
     # Larger than what the system buffers.
-    with capture_logs() as lines, ask(server, "/tokenize", {"prompt": "word " * 1_000_000}):
+    body = {"prompt": "word " * 100_000, "return_token_strs": True}
+    with capture_logs() as lines, ask(server, "/tokenize", body):
         wait_until(lambda: closed(server, "not_read") == 1)
     (line,) = [line for line in lines if line["event"] == "connection_closed"]
     assert (line["reason"], line["path"]) == ("not_read", "/tokenize")
