@@ -16,7 +16,6 @@ from server.http.descriptors import default_connections
 from server.state import AppState, Runtime
 from tests.server.gateway import build
 
-
 START_S = 120
 """The longest that a start may take, on a machine that does other work too."""
 
