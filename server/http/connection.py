@@ -100,8 +100,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > self._limits.max_header_bytes and not self.transport.is_closing():
-            has_url = self._reading is not Reading.HEAD or self.headers
-            self._refuse(self._large_headers() if has_url else self._long_url())
+            self._refuse(self._large_headers())
 
     def pause_writing(self) -> None:
         """The client leaves too much unread: a stream is aborted, and a whole answer waits."""

@@ -35,7 +35,8 @@ class HttpSettings(BaseModel):
         ByteSize(32 * 2**20), description="largest request body in bytes, or as 32MiB"
     )
     max_body_values: Count = Field(
-        1_000_000, description="most values in a request body, counted by its commas"
+        1_000_000,
+        description="most values in a request body, counted by its commas and colons",
     )
     max_unfinished_body_bytes: Size = Field(
         ByteSize(256 * 2**20),

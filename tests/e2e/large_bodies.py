@@ -47,15 +47,15 @@ def _unknown(count: int) -> dict[str, int]:
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 LARGE: dict[str, LargeBody] = {
-    "300k messages": LargeBody(CHATS, lambda: _messages(300_000), 400),
+    "300k messages": LargeBody(CHATS, lambda: _messages(300_000), 413),
     "10k messages": LargeBody(CHATS, lambda: _messages(10_000), 400),
     "2048 messages": LargeBody(CHATS, lambda: _messages(2048), 400),
-    "160k parts": LargeBody(CHATS, lambda: _messages(1, _parts(160_000)), 400),
+    "120k parts": LargeBody(CHATS, lambda: _messages(1, _parts(120_000)), 400),
     "10k parts": LargeBody(CHATS, lambda: _messages(1, _parts(10_000)), 400),
     "1.5M unknown fields": LargeBody(COMPLETIONS, lambda: _completion(**_unknown(1_500_000)), 413),
-    "900k unknown fields": LargeBody(COMPLETIONS, lambda: _completion(**_unknown(900_000)), 400),
-    "900k nested unknown": LargeBody(
-        COMPLETIONS, lambda: _completion(spec_decode=_unknown(900_000)), 400
+    "240k unknown fields": LargeBody(COMPLETIONS, lambda: _completion(**_unknown(240_000)), 400),
+    "240k nested unknown": LargeBody(
+        COMPLETIONS, lambda: _completion(spec_decode=_unknown(240_000)), 400
     ),
     "1.5M stop strings": LargeBody(
         COMPLETIONS, lambda: _completion(stop=[f"s{i}" for i in range(1_500_000)]), 413
@@ -85,20 +85,20 @@ LARGE: dict[str, LargeBody] = {
         COMPLETIONS, lambda: _completion(prompt=[[5] * 400] * 2048), 200
     ),
     "2048 prompts of 8 kB": LargeBody(
-        COMPLETIONS, lambda: _completion(prompt=["word " * 1600] * 2048), 400
+        COMPLETIONS, lambda: _completion(prompt=["word " * 1600] * 2048), 200
     ),
     "900k values in metadata": LargeBody(
         COMPLETIONS, lambda: _completion(metadata={"a": [1] * 900_000}), 200
     ),
-    "250k variables": LargeBody(
-        CHATS, lambda: _chat(chat_template_kwargs=_unknown(250_000)), 400
+    "240k variables": LargeBody(
+        CHATS, lambda: _chat(chat_template_kwargs=_unknown(240_000)), 400
     ),
     "31 MiB text in metadata": LargeBody(
         COMPLETIONS, lambda: _completion(metadata={"a": "x" * 31 * 2**20}), 200
     ),
     "deep": LargeBody(COMPLETIONS, lambda: b'{"prompt":"a","x":' + b"[" * 5_000_000, 400),
     "300k items": LargeBody(
-        "/v1/responses", lambda: _json({"input": [{"role": "user", "content": "a"}] * 300_000}), 400
+        "/v1/responses", lambda: _json({"input": [{"role": "user", "content": "a"}] * 300_000}), 413
     ),
     "10k items": LargeBody(
         "/v1/responses", lambda: _json({"input": [{"role": "user", "content": "a"}] * 10_000}), 400

@@ -21,7 +21,7 @@ BLOCK_S = 1.0
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("bodies") / "server.log"
-    engine = json.dumps({"fake_step_ms": 1, "max_model_len": 2048})
+    engine = json.dumps({"fake_step_ms": 1})
     served = Served.start_beside(log, "--engine", "fake", "--engine-args", engine)
     try:
         yield served

@@ -86,7 +86,7 @@ def test_100_mb_of_headers_are_refused_with_flat_memory(served: Served, name: st
 
 
 async def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(log: Path) -> None:
-    served = start(log, "--max-unsent-bytes", "8MiB", fake_step_ms=0, max_model_len=100_000)
+    served = start(log, "--max-unsent-bytes", "8MiB", "--max-model-len", "100000", fake_step_ms=0)
     try:
         warm_up(served)
         before = rss(served)
@@ -110,7 +110,7 @@ async def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(log: Path) -
 
 
 async def test_an_unread_stream_blocks_no_drain_and_is_closed(log: Path) -> None:
-    served = start(log, "--write-timeout-s", "3", max_model_len=4096, fake_step_ms=0)
+    served = start(log, "--write-timeout-s", "3", "--max-model-len", "4096", fake_step_ms=0)
     try:
         body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 200, "stream": True}
         reader, writer = await asyncio.open_connection(*address(served.url), limit=1)

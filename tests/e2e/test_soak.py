@@ -48,7 +48,7 @@ BAD_BODIES: list[tuple[str, bytes]] = [
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    engine = json.dumps({"fake_step_ms": 5, "max_model_len": 2048})
+    engine = json.dumps({"fake_step_ms": 5})
     flags = ("--max-connections", str(CONNECTIONS), "--max-unsent-bytes", "128KiB")
     served = Served.start_beside(
         tmp_path / "server.log",

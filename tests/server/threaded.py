@@ -16,6 +16,9 @@ from server.http.descriptors import default_connections
 from server.state import AppState, Runtime
 from tests.server.gateway import build
 
+START_S = 120
+"""The longest that a start may take, on a machine that does other work too."""
+
 
 class ThreadedServer:
     """A server in a thread, its address, and its engine.
@@ -53,7 +56,7 @@ class ThreadedServer:
     def start(self) -> "ThreadedServer":
         """Starts it and waits until it serves."""
         self._thread.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + START_S
         while not self._state.ready:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)

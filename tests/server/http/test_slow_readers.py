@@ -12,15 +12,14 @@ from structlog.testing import capture_logs
 from server.http.connections import CHECK_EVERY_S
 from tests.server.threaded import ThreadedServer
 
-LIMIT = 256 * 1024
+LIMIT = 64 * 1024
 CLOSED = "specgate_connections_closed_total"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ThreadedServer]:
-    engine = {"max_model_len": 20_000, "fake_length": 20_000}
     started = ThreadedServer(
-        max_unsent_bytes=LIMIT, write_timeout_s=2 * CHECK_EVERY_S, engine_args=engine
+        max_unsent_bytes=LIMIT, write_timeout_s=2 * CHECK_EVERY_S, max_model_len=20_000
     ).start()
     yield started
     started.stop()
@@ -53,6 +52,7 @@ def closed(server: ThreadedServer, reason: str) -> float:
 
 def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(server: ThreadedServer) -> None:
     body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 19_000, "stream": True}
+    body["ignore_eos"] = True
     with capture_logs() as lines, ask(server, "/v1/completions", body):
         wait_until(lambda: closed(server, "unsent") == 1)
         wait_until(lambda: server.engine.num_running + server.engine.num_waiting == 0)
@@ -67,7 +67,7 @@ def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done(
     server: ThreadedServer,
 ) -> None:
     in_flight = server.runtime.switcher.in_flight
-    body = {"prompt": "x", "max_tokens": 500, "stream": True, "ignore_eos": True}
+    body = {"prompt": "x", "max_tokens": 200, "stream": True, "ignore_eos": True}
     with ask(server, "/v1/completions", body):
         wait_until(lambda: len(in_flight) == 1)
         wait_until(lambda: len(in_flight) == 0)
@@ -75,7 +75,8 @@ def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done(
 
 def test_a_whole_answer_that_nobody_reads_has_a_deadline(server: ThreadedServer) -> None:
     # Larger than what the system buffers.
-    with capture_logs() as lines, ask(server, "/tokenize", {"prompt": "word " * 1_000_000}):
+    body = {"prompt": "word " * 100_000, "return_token_strs": True}
+    with capture_logs() as lines, ask(server, "/tokenize", body):
         wait_until(lambda: closed(server, "not_read") == 1)
     (line,) = [line for line in lines if line["event"] == "connection_closed"]
     assert (line["reason"], line["path"]) == ("not_read", "/tokenize")
