@@ -14,6 +14,7 @@ from server.control.audit import Audit
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.cors import Cors
+from server.http.keyring import Keyring
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
@@ -63,18 +64,19 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
+    keyring = Keyring(settings)
     app = FastAPI(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,
-        middleware=_middleware(settings, metrics, has_console),
+        middleware=_middleware(settings, metrics, keyring, has_console),
         openapi_url=None,  # a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.openapi = partial(document, app)  # type: ignore[method-assign]
-    app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit())
+    app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit(), keyring)
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:
@@ -82,7 +84,9 @@ def create_app(
     return app
 
 
-def _middleware(settings: Settings, metrics: Metrics, has_console: bool) -> list[Middleware]:
+def _middleware(
+    settings: Settings, metrics: Metrics, keyring: Keyring, has_console: bool
+) -> list[Middleware]:
     """From the outside in.
 
     A refusal by an inner one is logged and counted, has a request id, and can be read by a page of
@@ -95,6 +99,6 @@ def _middleware(settings: Settings, metrics: Metrics, has_console: bool) -> list
         Middleware(AccessLog, metrics=metrics),
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),
-        Middleware(AuthMiddleware, settings=settings, has_console=has_console),
+        Middleware(AuthMiddleware, settings=settings, keyring=keyring, has_console=has_console),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
     ]

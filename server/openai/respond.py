@@ -13,7 +13,7 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.interface import Engine
 from engine_adapter.types import Delta
 from server.errors import ApiError
-from server.http.auth import api_key_name
+from server.http.auth import key_name
 from server.http.event_stream import EventStream, until_disconnect
 from server.openai.answer_overlap import measured
 from server.openai.request import AdmittedRequest, Origin, PreparedRequest, admitted
@@ -75,7 +75,7 @@ class GenerationResponse(Response):
         """Raises `ApiError` and `EngineError` before the first byte."""
         engine = self._runtime.engine
         headers = Headers(scope=scope)
-        origin = Origin(headers, api_key_name(headers, self._runtime.settings))
+        origin = Origin(headers, key_name(scope))
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
                 admitted(self._runtime, receive, self._prepared, origin)
