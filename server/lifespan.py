@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
+from server.control.allowed_models import AllowedModels
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -99,6 +100,7 @@ async def _create_runtime(state: AppState) -> Runtime:
 
     switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
     router = Router(settings.rules(keyring.api_key_names()), loaded_proposers, metrics)
+    allowed = AllowedModels(settings.loadable_folders(), settings.loadable_hub_ids())
     return Runtime(
         settings=settings,
         engine=engine,
@@ -109,8 +111,8 @@ async def _create_runtime(state: AppState) -> Runtime:
         switcher=switcher,
         router=router,
         loaded_proposers=loaded_proposers,
-        proposer_admin=ProposerAdmin(engine, switcher, metrics, audit),
-        lora_admin=LoraAdmin(engine, settings.served_model_name, audit),
+        proposer_admin=ProposerAdmin(engine, switcher, allowed, metrics, audit),
+        lora_admin=LoraAdmin(engine, settings.served_model_name, allowed, audit),
         policy_admin=PolicyAdmin(
             engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
         ),

@@ -42,6 +42,8 @@ def create_console(
         transport=transport,
         # Admin routes without a key answer direct requests only: no proxy to loopback.
         trust_env=not is_loopback(urlsplit(url).hostname or ""),
+        # SSL_CERT_FILE counts for loopback too.
+        verify=httpx.create_ssl_context(),
     )
 
     @asynccontextmanager

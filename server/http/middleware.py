@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
 from server.errors import ApiError, Stopping, error_response, to_api_error
+from server.http.auth import key_name
 from server.http.headers import REQUEST_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
@@ -86,7 +87,14 @@ class AccessLog:
                 route=route,
                 status=status,
                 duration_ms=round(seconds * 1e3, 2),
+                **_sender(scope),
             )
+
+
+def _sender(scope: Scope) -> dict[str, str]:
+    """The address that the request came from, and the name of its key."""
+    client, key = scope.get("client"), key_name(scope)
+    return ({"peer": client[0]} if client else {}) | ({"key": key} if key else {})
 
 
 def route_template(scope: Scope) -> str:

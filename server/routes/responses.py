@@ -67,9 +67,7 @@ async def get_response(
             "A stored response is returned in one piece: leave stream and starting_after out.",
             "unsupported_parameter",
         )
-    found = retrieval.retrieve(
-        runtime.responses, response_id, _owner(request), include or ()
-    )
+    found = retrieval.retrieve(runtime.responses, response_id, _owner(request), include or ())
     return Response(found, media_type="application/json")
 
 
