@@ -100,9 +100,10 @@ class Checkpoint:
         for name in names:
             value = self.config.get(name)
             if value is not None:
-                if type(value) is not int or not at_least <= value <= at_most:
-                    limits = f"must be an integer from {at_least} to {at_most}"
-                    raise self.field_error(name, limits)
+                if type(value) is not int or value < at_least:
+                    raise self.field_error(name, f"must be an integer of at least {at_least}")
+                if value > at_most:
+                    raise self.field_error(name, f"must be at most {at_most}")
                 return value
         if default is None:
             raise CheckpointError(f"{self._config_path}: {' or '.join(names)} is missing")

@@ -1,5 +1,6 @@
 """One run of the server: engine, application, terminal, signals and exit status."""
 
+import asyncio
 import signal
 import socket
 from types import FrameType
@@ -34,6 +35,12 @@ class _UvicornServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
         self._state = state
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Opens the port; from then on SIGHUP reads the key file again."""
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._state.keyring.reload)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Abandons a drain first, so that held requests have the same time to finish as others."""

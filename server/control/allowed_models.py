@@ -14,6 +14,7 @@ NOT_ALLOWED = "model_not_allowed"
 _MAX_CHARS = 4096
 _PATH_STARTS = ("/", ".", "~")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_SAFE_ADAPTER = "adapter_model.safetensors"
 _PICKLED_ADAPTERS = ("adapter_model.bin", "adapter_model.pt")
 
 
@@ -68,14 +69,16 @@ async def refuse_pickled_adapter(path: str) -> None:
     """Raises `EngineConfigError` for a folder whose adapter is a pickle, which can hold code."""
     if (name := await asyncio.to_thread(_pickle_in, path)) is not None:
         message = (
-            f"lora_path: has {name}, which is a pickle; only adapter_model.safetensors is loaded "
-            "while the server runs"
+            f"lora_path: has {name}, which is a pickle; only {_SAFE_ADAPTER} is loaded while the "
+            "server runs"
         )
         raise EngineConfigError("lora_modules", message, "lora_path")
 
 
 def _pickle_in(path: str) -> str | None:
     folder = Path(_resolved(path))
+    if (folder / _SAFE_ADAPTER).is_file():
+        return None
     return next((name for name in _PICKLED_ADAPTERS if (folder / name).is_file()), None)
 
 
