@@ -97,7 +97,7 @@ def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         check_certificate(settings("--ssl-certfile", str(file)))
     with pytest.raises(SettingsError, match=r"^--ssl-certfile: .* No such file"):
         check_certificate(settings("--ssl-certfile", str(tmp_path / "none")))
-    with pytest.raises(SettingsError, match="^--ssl-keyfile: needs --ssl-certfile"):
+    with pytest.raises(SettingsError, match=r"^--ssl-keyfile: needs --ssl-certfile"):
         settings("--ssl-keyfile", str(file))
 
 
