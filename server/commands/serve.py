@@ -15,7 +15,12 @@ from server.control.audit import Audit
 from server.http.direct import is_loopback
 from server.settings import Settings
 from server.settings.keys import Role
-from server.settings.sources import SettingsError, load_settings, unknown_variables
+from server.settings.sources import (
+    SettingsError,
+    forget_keys,
+    load_settings,
+    unknown_variables,
+)
 from server.telemetry.logs import configure_logs
 
 BACKLOG = 2048
@@ -36,6 +41,7 @@ def serve(argv: Sequence[str]) -> int:
         for line in error.lines:
             print_error(line)
         return BAD_SETTING
+    forget_keys(os.environ)
     with listener, closing(audit):
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
         for line in unknown_variables(os.environ):

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.sources import SettingsError, load_settings, unknown_variables
+from server.settings.sources import (
+    SettingsError,
+    forget_keys,
+    load_settings,
+    unknown_variables,
+)
 from server.settings.types import digest_of
 
 
@@ -228,3 +233,10 @@ def test_an_error_in_a_rule_or_policy_has_the_setting_and_the_path(tmp_path: Pat
     assert message.startswith(f"routing_rules in {file}: routing_rules.0.match.overlap.min: must")
     message = error_of("org/m", SPECGATE_SPEC_POLICY='{"load": {"light": {"max_running": 0.5}}}')
     assert message.startswith("SPECGATE_SPEC_POLICY: load.light.max_running: must be an integer")
+
+
+def test_the_engines_processes_inherit_no_key() -> None:
+    keys = ("API_KEY", "NAMED_API_KEY", "ADMIN_KEY", "METRICS_KEY")
+    environ = {f"SPECGATE_{name}": "k" for name in keys} | {"SPECGATE_PORT": "1", "PATH": "/bin"}
+    forget_keys(environ)
+    assert environ == {"SPECGATE_PORT": "1", "PATH": "/bin"}
