@@ -95,7 +95,7 @@ def test_policies_and_rules_are_read_as_text_and_as_structure() -> None:
             model="org/m", proposer=[NGRAM], spec_policy=policies, routing_rules=rules
         )
         assert settings.engine_config().policies == {"load": load}
-        assert [rule.name for rule in settings.rules()] == ["a"]
+        assert [rule.name for rule in settings.rules(())] == ["a"]
 
 
 def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose() -> None:

@@ -210,13 +210,13 @@ def test_policies_rules_and_named_keys_come_from_every_source(tmp_path: Path) ->
         {},
     )
     assert settings.spec_policy == {"latency_first": {}}
-    assert [rule.name for rule in settings.rules()] == ["a"]
+    assert [rule.name for rule in settings.rules(())] == ["a"]
     assert list(settings.named_api_key) == ["a", "b"]
     words = '{"name": "%s", "use": {"proposer": "none"}}'
     flags = ["org/m", "--routing-rules", words % "a", "--routing-rules", f"[{words % 'b'}]"]
     variables = {"SPECGATE_NAMED_API_KEY": "a=1,b=2=="}
     settings = load_settings(flags, variables)
-    assert [rule.name for rule in settings.rules()] == ["a", "b"]
+    assert [rule.name for rule in settings.rules(())] == ["a", "b"]
     assert settings.named_api_key["b"].get_secret_value() == digest_of(b"2==")
 
 
