@@ -88,7 +88,8 @@ def _resolved(path: str) -> str:
 
 
 def _links(folder: Path) -> list[Path]:
-    """What the folder's entries link to: a file in it may lead out of it."""
+    """What the folder's files link to: they may lead out of it."""
     if not folder.is_dir():
         return []
-    return [entry.resolve() for entry in folder.iterdir() if entry.is_symlink()]
+    links = [entry for entry in folder.iterdir() if entry.is_symlink()]
+    return [link.resolve() for link in links if not link.is_dir()]

@@ -44,7 +44,7 @@ async def message_for(models: AllowedModels, model: str) -> str | None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("models/heads", "models/heads/", "models//heads", "models/./heads"),
+        *("models", "models/heads", "models/heads/", "models//heads", "models/./heads"),
         *("models/heads/../heads", "secret/../models/heads", "secret/in", "models/no-such"),
         "cache/snapshot",
     ],

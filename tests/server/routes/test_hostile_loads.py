@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from demo import model_path
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.proposers.checkpoint import Checkpoint
 from server.control.audit import Audit
@@ -175,7 +176,7 @@ async def test_a_folder_outside_the_allowed_ones_is_refused_however_it_is_writte
 
 async def test_the_models_of_the_settings_may_be_loaded(start: StartGateway) -> None:
     heads = {"name": "heads", "method": "medusa", "model": "org/heads"}
-    gateway = await start(model="org/target", served_model_name="specgate-demo", proposer=[heads])
+    gateway = await start(model=str(model_path()), proposer=[heads], spec_method="none")
     assert (await gateway.post(UNLOAD, {"name": "heads"})).status_code == 200
     assert (await gateway.post(LOAD, heads)).status_code == 200
     other = await gateway.post(LOAD, {**heads, "name": "other", "model": "org/other"})
