@@ -43,10 +43,6 @@ class Keyring:
         return True
 
     def _read_again(self) -> KeySet:
-        if self._settings.key_file is None:
-            raise SettingError(
-                KEY_FILE, "--key-file is not set, so there are no keys to read again"
-            )
         keys = self._settings.read_keys()
         for role in Role:
             # Without a key of a role its routes could open; only a start may decide that.
