@@ -27,6 +27,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from engine_adapter.errors import (
+    EngineConfigError,
     EngineDead,
     EngineError,
     EngineNotReady,
@@ -39,6 +40,9 @@ from server.text import cut, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
 """Retry-After while the engine loads for the first time: the remaining time is unknown."""
+
+MAX_REASON = 500
+"""The most characters of a library's reason why a checkpoint cannot be used."""
 
 log = structlog.get_logger(__name__)
 
@@ -143,6 +147,8 @@ def to_api_error(error: BaseException) -> ApiError:
         case LoraRefused():
             status = 404 if error.code == "adapter_not_found" else 409
             return ApiError(status, str(error), param="lora_name", code=error.code)
+        case EngineConfigError():
+            return InvalidField(error.field, cut(error.message, MAX_REASON), error.code)
         case EngineNotReady():
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():

@@ -47,7 +47,9 @@ class HttpServer(uvicorn.Server):
         reload: called at SIGHUP.
     """
 
-    def __init__(self, config: uvicorn.Config, state: AppState, reload: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: AppState, reload: Callable[[], object]
+    ) -> None:
         super().__init__(config)
         self._state = state
         self._reload = reload

@@ -22,6 +22,7 @@ from server.http.connection import Connection
 from server.http.connections import Connections
 from server.lifespan import StartupCallbacks
 from server.settings import Settings, flag
+from server.state import AppState
 from server.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -62,8 +63,8 @@ class ServerProcess:
         callbacks = StartupCallbacks(self._display.stage, self._ready, self._failed)
         app = create_app(settings, engine, metrics, registry, callbacks, self._audit)
         connections = Connections(settings, self._max_connections, metrics.connections)
-        config = self._config(app, connections)
-        self._server = HttpServer(config, app.state.specgate, _reload)
+        config, state = self._config(app, connections), cast(AppState, app.state.specgate)
+        self._server = HttpServer(config, state, state.keyring.reload)
         try:
             self._server.run(sockets=[self._listener])
         finally:
@@ -83,6 +84,8 @@ class ServerProcess:
             # The peer's address is used for authorization, so no header may change it.
             proxy_headers=False,
             server_header=False,
+            ssl_certfile=self._settings.ssl_certfile,
+            ssl_keyfile=self._settings.ssl_keyfile,
             timeout_keep_alive=self._settings.idle_timeout_s,
         )
 
@@ -94,11 +97,6 @@ class ServerProcess:
         self._status = print_start_error(error)
         if self._server is not None:
             self._server.should_exit = True
-
-
-def _reload() -> None:
-    """SIGHUP: there is nothing to read again."""
-    log.info("nothing_to_reload", signal="SIGHUP")
 
 
 def print_start_error(error: Exception) -> int:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
 from server.errors import cancellation_error, error_response, to_api_error
+from server.http.auth import key_name
 from server.http.headers import REQUEST_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
@@ -86,6 +87,7 @@ class AccessLog:
                 route=route,
                 status=status,
                 duration_ms=round(seconds * 1e3, 2),
+                **({"key": key} if (key := key_name(scope)) else {}),
             )
 
 

@@ -171,13 +171,14 @@ def test_keys_come_from_the_secret_only(overlay: str) -> None:
         if "valueFrom" in item
     }
     assert used == {"api-key", "admin-key", "metrics-key"}
-    assert variables["SPECGATE_NAMED_API_KEY"]["value"] == "metrics=$(METRICS_KEY)"
+    reference = variables["SPECGATE_METRICS_KEY"]["valueFrom"]["secretKeyRef"]
+    assert reference == {"name": "specgate-keys", "key": "metrics-key"}
     credentials = manifests.one(objects, "ServiceMonitor")["spec"]["endpoints"][0]["authorization"]
     assert credentials == {"credentials": {"name": "specgate-keys", "key": "metrics-key"}}
     assert not re.search(r"^\s*\w*_key\s*:", manifests.settings_text(objects), re.MULTILINE)
     for name in variables:
         setting = name.removeprefix("SPECGATE_").lower()
-        assert setting in Settings.model_fields or name == "METRICS_KEY"
+        assert setting in Settings.model_fields
 
 
 def test_the_autoscaler_reads_a_metric_that_the_server_has() -> None:

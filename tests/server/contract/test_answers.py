@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from demo import model_path
 from tests.server.conftest import StartGateway
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway
@@ -114,7 +115,7 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("load_proposer", 409): {"name": "ngram", "method": "ngram", "num_speculative_tokens": 2},
     ("unload_proposer", 404): {"name": "none-such"},
     ("unload_proposer", 409): {"name": "draft"},
-    ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": "sql"},
+    ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": str(model_path())},
     ("unload_lora_adapter", 409): {"lora_name": "sql"},
 }
 """Operation and status -> a body that has it on a server without LoRA."""
@@ -146,7 +147,7 @@ async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> 
 
 
 async def test_every_success_is_as_documented(start: StartGateway) -> None:
-    gateway = await start(enable_lora=True)
+    gateway = await start(enable_lora=True, allowed_hub_id=["sql"])
     sent: set[tuple[str, str]] = set()
     for name in PATHS:
         for body in SUCCESS[name]:

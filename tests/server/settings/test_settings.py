@@ -12,6 +12,7 @@ from engine_adapter.config import RESERVED_ARGUMENTS, HangPolicy
 from engine_adapter.proposers.contract import ProposerSpec
 from server.settings import Settings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.types import digest_of
 
 NGRAM = {"name": "ngram", "num_speculative_tokens": 5}
 
@@ -106,7 +107,7 @@ def test_policies_and_rules_are_read_as_text_and_as_structure() -> None:
             model="org/m", proposer=[NGRAM], spec_policy=policies, routing_rules=rules
         )
         assert settings.engine_config().policies == {"load": load}
-        assert [rule.name for rule in settings.rules()] == ["a"]
+        assert [rule.name for rule in settings.rules(())] == ["a"]
 
 
 def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose() -> None:
@@ -118,7 +119,7 @@ def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose
 
 def test_named_keys_are_not_shown() -> None:
     settings = Settings(model="org/m", named_api_key=["team-a=sk-one=="])
-    assert settings.named_api_key["team-a"].get_secret_value() == "sk-one=="
+    assert settings.named_api_key["team-a"].get_secret_value() == digest_of(b"sk-one==")
     assert "sk-one" not in repr(settings)
 
 
@@ -172,7 +173,8 @@ def test_settings_are_frozen() -> None:
 
 def test_keys_are_not_shown() -> None:
     settings = Settings(model="org/m", api_key="one, two", admin_key=["sk-admin"])
-    assert [key.get_secret_value() for key in settings.api_key] == ["one", "two"]
+    hashes = [digest_of(b"one"), digest_of(b"two")]
+    assert [key.get_secret_value() for key in settings.api_key] == hashes
     assert "sk-admin" not in repr(settings)
     assert "two" not in str(settings)
 
