@@ -27,7 +27,7 @@ from server.settings.types import SettingError
 PREFIX = "SPECGATE_"
 """The prefix of the environment variables."""
 
-_GROUPS = {
+_GROUPS: Mapping[str, type[BaseModel]] = {
     "connections": HttpSettings,
     "keys": AccessSettings,
     "limits": LimitSettings,
