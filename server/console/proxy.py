@@ -61,7 +61,6 @@ def create_console(
         redirect_slashes=False,
     )
     install_error_handlers(app)
-    # The defaults; the server's own limits may be lower.
     app.add_middleware(BodyLimit, settings=HttpSettings())
 
     async def pass_on(request: Request) -> Response:
