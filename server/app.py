@@ -12,10 +12,11 @@ from server.console import pages
 from server.contract.document import document
 from server.control.audit import Audit
 from server.errors import install_error_handlers
-from server.http.arrivals import Arrivals
 from server.http.auth import AuthMiddleware
+from server.http.body_limit import BodyLimit
 from server.http.cors import Cors
-from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
+from server.http.keyring import Keyring
+from server.http.middleware import AccessLog, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
     admin,
@@ -64,7 +65,7 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
-    state = AppState(settings, engine, metrics, registry, audit or Audit())
+    state = AppState(settings, engine, metrics, registry, audit or Audit(), Keyring(settings))
     app = FastAPI(
         title="Specgate",
         version=__version__,
@@ -97,7 +98,8 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
         Middleware(AccessLog, metrics=state.metrics),
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),
-        Middleware(AuthMiddleware, settings=settings, has_console=has_console),
-        Middleware(Arrivals, reading=state.reading),
-        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        Middleware(
+            AuthMiddleware, settings=settings, keyring=state.keyring, has_console=has_console
+        ),
+        Middleware(BodyLimit, settings=settings, reading=state.reading),
     ]

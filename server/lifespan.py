@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
 from server.control.admission_limits import new_admission
+from server.control.allowed_models import AllowedModels
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -99,7 +100,7 @@ async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
 
 async def _create_runtime(state: AppState) -> Runtime:
     settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
-    info = engine.info
+    info, keyring = engine.info, state.keyring
     renderer = await _load_renderer(settings, info)
 
     def loaded_proposers() -> LoadedProposers:
@@ -109,7 +110,8 @@ async def _create_runtime(state: AppState) -> Runtime:
     switcher = Switcher(
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )
-    router = Router(settings.rules(), loaded_proposers, metrics)
+    router = Router(settings.rules(keyring.api_key_names()), loaded_proposers, metrics)
+    allowed = AllowedModels(settings.loadable_folders(), settings.loadable_hub_ids())
     return Runtime(
         settings=settings,
         engine=engine,
@@ -121,10 +123,10 @@ async def _create_runtime(state: AppState) -> Runtime:
         switcher=switcher,
         router=router,
         loaded_proposers=loaded_proposers,
-        proposer_admin=ProposerAdmin(engine, switcher, metrics, audit),
-        lora_admin=LoraAdmin(engine, settings.served_model_name, audit),
+        proposer_admin=ProposerAdmin(engine, switcher, allowed, metrics, audit),
+        lora_admin=LoraAdmin(engine, settings.served_model_name, allowed, audit),
         policy_admin=PolicyAdmin(
-            engine, router, loaded_proposers, settings.named_api_key, metrics, audit
+            engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
         ),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
         stopping=state.stopping,

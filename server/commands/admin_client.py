@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from server.commands import BAD_SETTING, print_error
-from server.http.auth import is_loopback
+from server.http.direct import is_loopback
 
 URL_VARIABLE, KEY_VARIABLE = "SPECGATE_URL", "SPECGATE_ADMIN_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -83,9 +83,13 @@ class AdminClient:
                 transport=transport,
                 # Admin routes without a key answer direct requests only: no proxy to loopback.
                 trust_env=not is_loopback(host),
+                # SSL_CERT_FILE counts for loopback too.
+                verify=httpx.create_ssl_context(),
             )
         except (ValueError, httpx.InvalidURL) as error:
             raise AdminClientError(f"--url: {url!r} or the key cannot be used: {error}") from None
+        except OSError as error:
+            raise AdminClientError(f"SSL_CERT_FILE cannot be used: {error}") from None
 
     def __enter__(self) -> "AdminClient":
         return self

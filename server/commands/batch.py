@@ -42,6 +42,8 @@ from server.commands.server_process import print_start_error
 from server.commands.startup_display import StartupDisplay
 from server.lifespan import StartupCallbacks
 from server.settings import Settings
+from server.settings.access_settings import KEY_SETTINGS
+from server.settings.keys import Role
 from server.settings.sources import SettingsError, load_settings
 from server.state import AppState
 from server.telemetry.logs import configure_logs
@@ -68,16 +70,18 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
     A rule for the name of an API key matches nothing then, and is left out. No limit ends a
     request: the batch itself bounds how many there are.
     """
-    rules = tuple(dict(rule.given) for rule in settings.rules() if rule.match.api_key is None)
-    closed = {"api_key": (), "named_api_key": {}, "admin_key": (), "access_log": False}
+    rules = settings.rules(settings.read_keys().names(Role.API))
+    kept = tuple(dict(rule.given) for rule in rules if rule.match.api_key is None)
+    closed = {**dict.fromkeys(KEY_SETTINGS, ()), "named_api_key": {}, "key_file": None}
     timeouts = {"queue_timeout_s": 0.0, "first_token_timeout_s": 0.0, "request_timeout_s": 0.0}
     unlimited = {
+        "access_log": False,
         "max_queued_requests": concurrency,
         "max_queued_prompt_tokens": sys.maxsize,
         "max_key_requests": None,
         "max_key_requests_per_minute": None,
     }
-    return settings.model_copy(update={**closed, **timeouts, **unlimited, "routing_rules": rules})
+    return settings.model_copy(update={**closed, **timeouts, **unlimited, "routing_rules": kept})
 
 
 def batch(argv: Sequence[str]) -> int:

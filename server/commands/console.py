@@ -10,7 +10,7 @@ from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.admin_client import Parser
 from server.commands.serve import bind
 from server.console import pages
-from server.http.auth import is_loopback
+from server.http.direct import is_loopback
 from server.settings.sources import SettingsError
 
 DEFAULT_PORT = 8001
@@ -41,7 +41,11 @@ def console(argv: Sequence[str]) -> int:
     # Imports the routes, which takes a second: a wrong argument is reported before.
     from server.console.proxy import create_console
 
-    app = create_console(url, on_loopback=is_loopback(options.host))
+    try:
+        app = create_console(url, on_loopback=is_loopback(options.host))
+    except OSError as error:
+        print_error(f"SSL_CERT_FILE cannot be used: {error}")
+        return FAILED
     with listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
         port = listener.getsockname()[1]

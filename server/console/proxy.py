@@ -13,14 +13,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.errors import ApiError, install_error_handlers
-from server.http.auth import is_forwarded, is_loopback
-from server.http.middleware import BodyLimit
+from server.http.body_limit import BodyLimit
+from server.http.direct import is_loopback, proxy_header
 from server.routes import console
+from server.settings.http_settings import HttpSettings
 
 CONNECT_TIMEOUT_S = 5.0
-MAX_BODY_BYTES = 32 * 2**20
-"""The largest body that is passed on; the server's own limit may be lower."""
-
 _PASSED_ON = ("accept", "authorization", "content-type")
 _PASSED_BACK = ("content-type", "retry-after", "x-request-id", "x-specgate-spec-method")
 
@@ -42,6 +40,8 @@ def create_console(
         transport=transport,
         # Admin routes without a key answer direct requests only: no proxy to loopback.
         trust_env=not is_loopback(urlsplit(url).hostname or ""),
+        # SSL_CERT_FILE counts for loopback too.
+        verify=httpx.create_ssl_context(),
     )
 
     @asynccontextmanager
@@ -63,7 +63,7 @@ def create_console(
         redirect_slashes=False,
     )
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_middleware(BodyLimit, settings=HttpSettings(), reading=set())
 
     async def pass_on(request: Request) -> Response:
         return await _pass_on(client, request, on_loopback)
@@ -92,7 +92,7 @@ def _is_foreign(request: Request, on_loopback: bool) -> bool:
 
 async def _pass_on(client: httpx.AsyncClient, request: Request, on_loopback: bool) -> Response:
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-    if not on_loopback or is_forwarded(request.headers):
+    if not on_loopback or proxy_header(request.headers) is not None:
         # The server then sees that the request may come from another machine, and wants a key.
         headers["x-forwarded-for"] = request.client.host if request.client else "unknown"
     if ".." in request.url.path.split("/"):

@@ -13,7 +13,7 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.types import Delta
 from server.control.slots import Place
 from server.errors import ApiError
-from server.http.auth import api_key_name
+from server.http.auth import key_name
 from server.http.event_stream import EventStream, until_disconnect
 from server.limit_errors import FirstTokenTimeout, RequestTimeout
 from server.openai.answer_overlap import measured
@@ -78,7 +78,7 @@ class GenerationResponse(Response):
         runtime = self._runtime
         limit = _request_limit(runtime)
         headers = Headers(scope=scope)
-        origin = Origin(headers, api_key_name(headers, runtime.settings))
+        origin = Origin(headers, key_name(scope))
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
                 admitted(runtime, receive, self._prepared, origin, limit)

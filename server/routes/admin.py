@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.errors import EngineConfigError, EngineDead
+from engine_adapter.errors import EngineDead
 from engine_adapter.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
@@ -51,7 +51,7 @@ async def switch_spec_method(
         body.reason,
         timeout_s=body.timeout_s,
         on_timeout=OnTimeout(body.on_timeout),
-        caller=caller(request.headers, request.client, runtime.settings),
+        caller=caller(request),
     )
     try:
         # A drain must not make requests wait for a caller that is gone.
@@ -104,11 +104,8 @@ async def proposers(runtime: StartedRuntime) -> ProposersResponse:
 )
 async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""
-    asker = caller(request.headers, request.client, runtime.settings)
-    try:
-        return _proposer(await runtime.proposer_admin.load(body.root, asker), runtime)
-    except EngineConfigError as error:
-        raise InvalidField(error.field, error.message, error.code) from None
+    asker = caller(request)
+    return _proposer(await runtime.proposer_admin.load(body.root, asker), runtime)
 
 
 @router.post(
@@ -124,7 +121,7 @@ async def unload_proposer(
     request: Request, body: UnloadRequest, runtime: ReadyRuntime
 ) -> UnloadResponse:
     """Unloads a proposer that is not in use, and frees its memory."""
-    asker = caller(request.headers, request.client, runtime.settings)
+    asker = caller(request)
     await runtime.proposer_admin.unload(body.name, asker)
     return UnloadResponse(name=body.name)
 

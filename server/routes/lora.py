@@ -4,9 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.errors import EngineConfigError
 from server.contract.answers import answers
-from server.errors import InvalidField
 from server.http.auth import caller
 from server.openai.models import adapter_model
 from server.schema.answers import Model, UnloadedAdapter
@@ -25,11 +23,8 @@ async def load_lora_adapter(
     request: Request, body: LoadAdapterRequest, runtime: ReadyRuntime
 ) -> dict[str, Any]:
     """Loads an adapter while requests are served; from then on requests can name it."""
-    asker = caller(request.headers, request.client, runtime.settings)
-    try:
-        adapter = await runtime.lora_admin.load(body.lora_name, body.lora_path, asker)
-    except EngineConfigError as error:
-        raise InvalidField(error.field, error.message, error.code) from None
+    asker = caller(request)
+    adapter = await runtime.lora_admin.load(body.lora_name, body.lora_path, asker)
     return adapter_model(runtime, adapter)
 
 
@@ -44,6 +39,6 @@ async def unload_lora_adapter(
     request: Request, body: UnloadAdapterRequest, runtime: ReadyRuntime
 ) -> dict[str, Any]:
     """Unloads an adapter that no request uses."""
-    asker = caller(request.headers, request.client, runtime.settings)
+    asker = caller(request)
     await runtime.lora_admin.unload(body.lora_name, asker)
     return {"id": body.lora_name, "object": "model", "deleted": True}

@@ -4,6 +4,8 @@
 setting's description gives its unit and becomes its help text.
 """
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,10 +21,11 @@ from server.control.policy_reader import read_policies
 from server.control.routing import Rule
 from server.control.rule_reader import RuleError, read_rules
 from server.control.selection import resolve
-from server.settings.access_settings import AccessSettings
+from server.settings.access_settings import NEVER_EMPTY, AccessSettings
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.http_settings import HttpSettings
+from server.settings.keys import Role
 from server.settings.limit_settings import LimitSettings
 from server.settings.model_paths import check_model
 from server.settings.recovery_settings import RecoverySettings
@@ -108,7 +111,11 @@ class Settings(
     @classmethod
     def _fill_in(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Adds the defaults that depend on other settings; without a model they are the demo's."""
-        given = {key: value for key, value in data.items() if value not in (None, "", (), [])}
+        given = {
+            key: value
+            for key, value in data.items()
+            if value not in (None, "", (), []) or (value == "" and key in NEVER_EMPTY)
+        }
         if not given.get("model"):
             given = {**demo_settings(given), **given}
         derived = {
@@ -127,6 +134,11 @@ class Settings(
         self._check_stop_times()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
+        for folder in self.allowed_local_path:
+            if not Path(folder).is_dir():
+                raise SettingError("allowed_local_path", f"there is no folder {folder!r}")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise SettingError("ssl_keyfile", f"needs {flag('ssl_certfile')}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise SettingError("enable_auto_tool_choice", f"needs {flag('tool_call_parser')}")
         return self
@@ -167,7 +179,7 @@ class Settings(
         for setting, check in (
             ("spec_method", self._initial_method),
             ("spec_policy", lambda: read_policies(self.spec_policy, self._loaded())),
-            (_RULES, self.rules),
+            (_RULES, lambda: self.rules(self.read_keys().names(Role.API))),
         ):
             try:
                 check()
@@ -192,9 +204,22 @@ class Settings(
         """Raises `SelectionError`, as a switch to `spec_method` would."""
         return resolve(MethodRequest(self.spec_method, None, True, "spec_method"), self._loaded())
 
-    def rules(self) -> tuple[Rule, ...]:
+    def loadable_folders(self) -> tuple[str, ...]:
+        """The folders below which admin requests may load: the allowed ones, and the models'."""
+        return (*self.allowed_local_path, *filter(os.path.isdir, self._models()))
+
+    def loadable_hub_ids(self) -> tuple[str, ...]:
+        """Patterns of the hub ids that admin requests may load."""
+        return (*self.allowed_hub_id, *(m for m in self._models() if not os.path.isdir(m)))
+
+    def _models(self) -> tuple[str, ...]:
+        """Every path and id of a model or an adapter that the settings name."""
+        drafts = (spec.model for spec in self.proposer if spec.model is not None)
+        return (self.model, *drafts, *self.lora_modules.values())
+
+    def rules(self, api_key_names: Collection[str]) -> tuple[Rule, ...]:
         """The routing rules at start. Raises `RuleError`."""
-        return read_rules(self.routing_rules, self._loaded(), self.named_api_key, _RULES)
+        return read_rules(self.routing_rules, self._loaded(), api_key_names, _RULES)
 
     @property
     def initial_proposer(self) -> str:

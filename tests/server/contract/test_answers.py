@@ -5,12 +5,13 @@ A new operation needs an entry in `SUCCESS`, and one in `ERRORS` for each error 
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from demo import model_path
 from tests.server.conftest import StartGateway
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway
@@ -114,12 +115,12 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("load_proposer", 409): {"name": "ngram", "method": "ngram", "num_speculative_tokens": 2},
     ("unload_proposer", 404): {"name": "none-such"},
     ("unload_proposer", 409): {"name": "draft"},
-    ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": "sql"},
+    ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": str(model_path())},
     ("unload_lora_adapter", 409): {"lora_name": "sql"},
 }
 """Operation and status -> a body that has it on a server without LoRA."""
 
-GENERIC = (400, 401, 403, 413, 500, 503)
+GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
 
 GENERATING = ("create_chat_completion", "create_completion", "create_response")
@@ -149,7 +150,7 @@ async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> 
 
 
 async def test_every_success_is_as_documented(start: StartGateway) -> None:
-    gateway = await start(enable_lora=True)
+    gateway = await start(enable_lora=True, allowed_hub_id=["sql"])
     sent: set[tuple[str, str]] = set()
     for name in PATHS:
         for body in SUCCESS[name]:
@@ -253,6 +254,23 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
         return await send(small.client, name, {"x": "y" * 20} if takes_body else None)
 
     assert await having(413, ask) == documented(413)
+
+
+async def test_408_comes_where_it_is_documented(start: StartGateway) -> None:
+    impatient = await start(body_timeout_s=0.01)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    async def ask(name: str) -> httpx.Response:
+        if "requestBody" not in operation_of(name):
+            return await send(impatient.client, name, None)
+        method, path = PATHS[name]
+        headers = {"content-type": "application/json"}
+        return await impatient.client.request(method, path, content=stuck(), headers=headers)
+
+    assert await having(408, ask) == documented(408)
 
 
 async def test_400_comes_where_it_is_documented(start: StartGateway) -> None:
