@@ -68,6 +68,7 @@ NAMES = {
     "PIN_MEMORY": "vllm.utils.torch_utils",
     "apply_top_k_top_p": "vllm.v1.sample.ops.topk_topp_sampler",
     "build_logitsprocs": "vllm.v1.sample.logits_processor",
+    "sampler": "vllm.v1.sample.sampler:",
     "SamplerOutput": "vllm.v1.outputs",
     # Prometheus: the logger and the classes that it makes its metrics with.
     "PrometheusStatLogger": "vllm.v1.metrics.loggers",
@@ -279,6 +280,7 @@ PATCHES = {
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
     "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
+    "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
 }

@@ -8,6 +8,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
+from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.wire import SpecgateConfig
@@ -23,8 +24,10 @@ class WorkerHooks:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads as vLLM does, with progress lines. The process then exits with its parent."""
         exit_with_parent()
-        if self.vllm_config.lora_config and compat.current_platform.is_cpu():
-            patch_lora_masking()
+        if compat.current_platform.is_cpu():
+            patch_logprob_ranks()
+            if self.vllm_config.lora_config:
+                patch_lora_masking()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 
