@@ -12,10 +12,10 @@ from server.console import pages
 from server.contract.document import document
 from server.control.audit import Audit
 from server.errors import install_error_handlers
-from server.http.arrivals import Arrivals
 from server.http.auth import AuthMiddleware
+from server.http.body_limit import BodyLimit
 from server.http.cors import Cors
-from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
+from server.http.middleware import AccessLog, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
     admin,
@@ -98,6 +98,5 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),
         Middleware(AuthMiddleware, settings=settings, has_console=has_console),
-        Middleware(Arrivals, reading=state.reading),
-        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        Middleware(BodyLimit, settings=settings, reading=state.reading),
     ]

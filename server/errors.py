@@ -192,14 +192,22 @@ def _explain(request: Request, error: ApiError) -> None:
 
 
 def _http_error(error: HTTPException) -> ApiError:
-    """Starlette's own errors: unknown path, wrong method, and a body that is too large."""
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    """Starlette's own errors: unknown path, wrong method, and a body that a limit refuses."""
+    codes = {
+        404: "not_found",
+        405: "method_not_allowed",
+        408: "slow_client",
+        413: "request_too_large",
+        499: "client_disconnected",
+        503: "too_many_bodies",
+    }
     message = str(error.detail) or HTTPStatus(error.status_code).phrase
     code = codes.get(error.status_code)
     if error.status_code == 400:
         # FastAPI raises it for a body that is not JSON.
         code, message = "invalid_json", "The body is not valid JSON."
-    return ApiError(error.status_code, message, code=code, headers=error.headers)
+    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
+    return ApiError(error.status_code, message, type=kind, code=code, headers=error.headers)
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:

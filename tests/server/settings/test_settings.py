@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 import demo
-from engine_adapter.config import RESERVED_ARGUMENTS
+from engine_adapter.config import RESERVED_ARGUMENTS, HangPolicy
 from engine_adapter.proposers.contract import ProposerSpec
 from server.settings import Settings
 from server.settings.engine_arguments import EngineArguments
@@ -266,3 +266,19 @@ def test_the_scheduling_policy_is_the_engines() -> None:
     assert settings.engine_config().arguments["scheduling_policy"] == "priority"
     assert "scheduling_policy" in refusal(scheduling_policy="random")
     assert "--scheduling-policy" in refusal(engine_args={"scheduling_policy": "priority"})
+
+
+def test_the_hang_limits_and_the_restarts_are_the_engines() -> None:
+    config = Settings(engine_hang_timeout_s=7, engine_restart_limit=2).engine_config()
+    assert (config.hang.idle_s, config.hang.busy_s) == (7, 1800)
+    assert (config.restart.limit, config.restart.first_delay_s) == (2, 1)
+    assert Settings().engine_config().hang == HangPolicy()
+    for name in ("engine_hang_timeout_s", "engine_step_timeout_s"):
+        assert name in refusal(**{name: -1})
+
+
+def test_the_delay_of_a_stop_is_a_part_of_its_time() -> None:
+    assert "20 is not below --shutdown-timeout-s 20" in refusal(shutdown_delay_s=20)
+    settings = Settings(shutdown_delay_s=20, shutdown_timeout_s=21)
+    assert (settings.shutdown_delay_s, settings.shutdown_timeout_s) == (20, 21)
+    assert "shutdown_delay_s" in refusal(shutdown_delay_s=-1)
