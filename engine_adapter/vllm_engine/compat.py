@@ -3,6 +3,7 @@
 Read in vLLM 0.32.0; docs/upgrading-vllm.md says how another release is taken in. A version outside
 `SUPPORTED`, in which an internal may be gone or mean something else, is refused. Names are imported
 on first use: the gateway's process and the engine's need different ones, and each costs seconds.
+Long because all of them are together.
 """
 
 from importlib import import_module, metadata
@@ -19,6 +20,10 @@ NAMES = {
     "AsyncLLM": "vllm.v1.engine.async_llm",
     "EngineDeadError": "vllm.v1.engine.exceptions",
     "EngineGenerateError": "vllm.v1.engine.exceptions",
+    "EngineCoreClient": "vllm.v1.engine.core_client",
+    "EngineCoreOutput": "vllm.v1.engine",
+    "EngineCoreOutputs": "vllm.v1.engine",
+    "FinishReason": "vllm.v1.engine",
     "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",
