@@ -13,11 +13,8 @@ from benchmarks.gateway.figures import Cost, Latency, latency, split_cost
 from benchmarks.gateway.profiled import BEGIN, END
 from benchmarks.gateway.sides import SPECGATE, Answer, Setup, Side, running_sides
 
-CONCURRENCY = 32
-"""Streams at a time while CPU time is measured."""
-
-STREAMS, REQUESTS = 64, 256
-"""Long streams and one-token requests of a turn."""
+CONCURRENCY, STREAMS = 64, 128
+"""Streams at a time while CPU time is measured, and of a turn."""
 
 MANY_STEP_MS, MANY_TOKENS = 100.0, 64
 """Time between the deltas of many streams, and their tokens."""
@@ -117,7 +114,7 @@ async def _costs(plan: GatewayPlan, deltas: Sequence[int], print_line: PrintLine
             samples: dict[str, list[tuple[float, float]]] = {side.name: [] for side in sides}
             for number in range(plan.rounds + 1):
                 for side in sides[:: -1 if number % 2 else 1]:
-                    sample = await _turn(side, short, REQUESTS), await _turn(side, long, STREAMS)
+                    sample = await _turn(side, short), await _turn(side, long)
                     if number:  # the first round warms up
                         samples[side.name].append(sample)
             for side in sides:
@@ -126,11 +123,11 @@ async def _costs(plan: GatewayPlan, deltas: Sequence[int], print_line: PrintLine
     return costs
 
 
-async def _turn(side: Side, answer: Answer, streams: int) -> float:
-    """CPU microseconds of the server for each of the streams."""
-    before_s = side.server.cpu_s()
-    await side.loads[answer].in_turn(streams, CONCURRENCY)
-    return 1e6 * (side.server.cpu_s() - before_s) / streams
+async def _turn(side: Side, answer: Answer) -> float:
+    """CPU microseconds of the server for a stream."""
+    before_s = side.server.thread_cpu_s()
+    await side.loads[answer].in_turn(STREAMS, CONCURRENCY)
+    return 1e6 * (side.server.thread_cpu_s() - before_s) / STREAMS
 
 
 async def _half_load(plan: GatewayPlan, rate: float) -> list[Latency]:
@@ -160,9 +157,9 @@ async def _at_times(
         for number, times_s in enumerate(turns):
             for side in sides[:: -1 if number % 2 else 1]:
                 await side.loads[answer].in_turn(CONCURRENCY, CONCURRENCY)
-                before_s, began_s = side.server.cpu_s(), time.monotonic()
+                before_s, began_s = side.server.thread_cpu_s(), time.monotonic()
                 seen[side.name] += await side.loads[answer].at_times(times_s)
-                cpu_s[side.name] += side.server.cpu_s() - before_s
+                cpu_s[side.name] += side.server.thread_cpu_s() - before_s
                 seconds[side.name] += time.monotonic() - began_s
         return [
             latency(

@@ -23,6 +23,7 @@ def port() -> Iterator[int]:
     )
     server = uvicorn.Server(config)
     listener = config.bind_socket()
+    listener.listen()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     yield listener.getsockname()[1]
