@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
+from starlette.types import Receive, Scope, Send
 
 from engine_adapter.interface import Engine
 from server import __version__
@@ -14,6 +15,7 @@ from server.control.audit import Audit
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.cors import Cors
+from server.http.event_stream import DIRECT_SEND
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
@@ -50,6 +52,14 @@ ROUTERS = (
 """The routers of all routes but the console's."""
 
 
+class _Application(FastAPI):
+    """FastAPI, with the server's own `send` in the scope for `EventStream`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await super().__call__(scope, receive, send)
+
+
 def create_app(
     settings: Settings,
     engine: Engine,
@@ -63,7 +73,7 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
-    app = FastAPI(
+    app = _Application(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,

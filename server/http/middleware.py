@@ -1,7 +1,7 @@
 """Middleware of every request: request id, access log, HTTP metrics, unexpected errors, body size.
 
 Pure ASGI: what wraps `send` reads only the start and the end of an answer. `EventStream` sends
-what is between past the middleware, with the `send` that the outermost one keeps in the scope.
+what is between past the middleware.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
 from server.errors import ApiError, Stopping, error_response, to_api_error
-from server.http.event_stream import DIRECT_SEND
 from server.http.headers import REQUEST_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
@@ -32,10 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class RequestId:
-    """Gives every response `x-request-id`: the client's own if it is sane, else a new one.
-
-    It is the outermost middleware, so it keeps the server's `send` for `EventStream`.
-    """
+    """Gives every response `x-request-id`: the client's own if it is sane, else a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +42,6 @@ class RequestId:
             return
         sent = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = sent if _SANE_ID.fullmatch(sent) else uuid.uuid4().hex
-        scope[DIRECT_SEND] = send
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
