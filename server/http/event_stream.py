@@ -17,7 +17,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, ClientDisconnected, Stopping, error_body, to_api_error
+from server.errors import (
+    ApiError,
+    ClientDisconnected,
+    cancellation_error,
+    error_body,
+    to_api_error,
+)
+from server.time_limits import TimeLimit
 
 T = TypeVar("T")
 
@@ -66,18 +73,24 @@ def error_events(error: ApiError) -> bytes:
     return event(error_body(error)) + DONE
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, and cancels it as soon as the client disconnects.
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], limit: TimeLimit | None = None
+) -> T:
+    """Runs `work`, and cancels it as soon as the client disconnects, or at the limit.
 
-    `receive` must be past the request's body. Raises `ClientDisconnected`, and `RuntimeError`
-    if `work` was cancelled from elsewhere.
+    `receive` must be past the request's body. Raises `ClientDisconnected`, the limit's error, and
+    `RuntimeError` if `work` was cancelled from elsewhere.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (working, watching),
+            timeout=None if limit is None else limit.left_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         if not working.done():
-            raise ClientDisconnected
+            raise ClientDisconnected if limit is None or watching.done() else limit.error()
         if working.cancelled():
             raise RuntimeError("the work was cancelled from within")
         return working.result()
@@ -96,7 +109,8 @@ class EventStream(Response):
     """Sends the encoded events of an async generator, and always closes it.
 
     Its events go past the middleware, which reads only the start and the end of an answer.
-    `on_failure` encodes the events that end a stream which fails after its first event.
+    `on_failure` encodes the events that end a stream which fails after its first event; `limit`
+    is the time by which it has ended.
     """
 
     media_type = "text/event-stream"
@@ -108,6 +122,7 @@ class EventStream(Response):
         keepalive_s: float,
         headers: Mapping[str, str] | None = None,
         on_failure: Callable[[ApiError], bytes] = error_events,
+        limit: TimeLimit | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
         # Response has set the length of an empty body.
@@ -115,6 +130,7 @@ class EventStream(Response):
         self._events = events
         self._keepalive_s = keepalive_s
         self._on_failure = on_failure
+        self._limit = limit
         self._started = False
         self._has_sent_start = False
 
@@ -127,17 +143,20 @@ class EventStream(Response):
         self._last = self._loop.time()
         async with aclosing(self._events):
             try:
-                await until_disconnect(receive, self._run())
+                await until_disconnect(receive, self._run(), self._limit)
             except ClientDisconnected:
                 if not self._started:
                     raise
                 log.info("stream_disconnected")
-            except asyncio.CancelledError:
-                # The server stops and has waited long enough.
+            except (asyncio.CancelledError, ApiError) as error:
+                # The request's time is over, the server stops, or a drain has waited long enough.
                 if not self._started:
                     raise
-                log.error("stream_failed", code="stopping")
-                await self._write(self._on_failure(Stopping()))
+                # Before the last event, for which an absent reader can make it wait.
+                await self._events.aclose()
+                reason = error if isinstance(error, ApiError) else cancellation_error(error)
+                log.error("stream_failed", code=reason.code)
+                await self._write(self._on_failure(reason))
                 await self._end()
 
     async def _run(self) -> None:

@@ -5,7 +5,14 @@ from typing import Any
 
 from engine_adapter.types import Delta
 from server.errors import ApiError
-from server.http.event_stream import DONE, TEXT_PLACEHOLDER, error_events, event, json_string
+from server.http.event_stream import (
+    DONE,
+    TEXT_PLACEHOLDER,
+    error_events,
+    event,
+    json_string,
+    json_text,
+)
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.token_fields import TokenFields
@@ -28,6 +35,7 @@ class ResponseBuilder:
         self._tokens = TokenFields(request.prepared)
         indices = range(len(request.engine_requests))
         self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
+        self._encoded = [b""] * len(indices)
         # Then nothing but the text differs from one ordinary chunk to the next.
         self._has_frames = (
             bool(body.stream)
@@ -39,24 +47,35 @@ class ResponseBuilder:
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
-        self._choices[index].add(self._shape.visible(delta))
-
-    def body(self) -> dict[str, Any]:
-        """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
-        self._check_finished()
-        choices = [
+        choice = self._choices[index]
+        choice.add(self._shape.visible(delta))
+        if delta.finish_reason is None:
+            return
+        # Now: at the end all choices could take seconds, in which nobody is served.
+        whole = (
             self._shape.whole_choice(index, choice)
             | self._tokens.of_choice(index, choice)
             | self._finish_fields(index)
-            for index, choice in enumerate(self._choices)
-        ]
-        return {
-            **self._head(self._shape.object_type),
-            "choices": choices,
+        )
+        self._encoded[index] = json_text(whole).encode()
+        choice.logprobs.clear()
+        if self._shape.has_prompts:
+            choice.prompt_logprobs = None
+
+    def body(self) -> bytes:
+        """The response in one piece, encoded. Raises `RuntimeError` if a choice has not ended."""
+        self._check_finished()
+        head = self._head(self._shape.object_type)
+        rest = {
             **self._tokens.of_body(self._choices),
             "usage": usage(self._request, self._choices),
             "metrics": response_metrics(self._request, self._choices),
         }
+        return b'%b,"choices":[%b],%b' % (
+            json_text(head)[:-1].encode(),
+            b",".join(self._encoded),
+            json_text(rest)[1:].encode(),
+        )
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta of choice `index`; none while a character is incomplete."""

@@ -17,14 +17,14 @@ async def tokenize(runtime: Runtime, body: TokenizeRequest) -> dict[str, Any]:
         "count": len(token_ids),
         "max_model_len": runtime.info.max_model_len,
         "tokens": list(token_ids),
-        "token_strs": runtime.renderer.tokens(token_ids) if body.return_token_strs else None,
+        "token_strs": await runtime.renderer.tokens(token_ids) if body.return_token_strs else None,
     }
 
 
-def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids. Raises `InvalidField`."""
     check_token_ids(runtime.info, body.tokens, "tokens")
-    return {"prompt": runtime.renderer.decode(body.tokens)}
+    return {"prompt": await runtime.renderer.decode_long(body.tokens)}
 
 
 async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:

@@ -17,6 +17,7 @@ ANSWER = {
     "mode": "drain",
     "generation": 7,
     "in_flight": 0,
+    "aborted": 0,
     "waited_ms": 812.44,
 }
 

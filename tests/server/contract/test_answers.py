@@ -5,7 +5,7 @@ A new operation needs an entry in `SUCCESS`, and one in `ERRORS` for each error 
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -119,7 +119,7 @@ ERRORS: dict[tuple[str, int], Any] = {
 }
 """Operation and status -> a body that has it on a server without LoRA."""
 
-GENERIC = (400, 401, 403, 413, 500, 503)
+GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
 
 ELSEWHERE = {
@@ -243,6 +243,23 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
         return await send(small.client, name, {"x": "y" * 20} if takes_body else None)
 
     assert await having(413, ask) == documented(413)
+
+
+async def test_408_comes_where_it_is_documented(start: StartGateway) -> None:
+    impatient = await start(body_timeout_s=0.01)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    async def ask(name: str) -> httpx.Response:
+        if "requestBody" not in operation_of(name):
+            return await send(impatient.client, name, None)
+        method, path = PATHS[name]
+        headers = {"content-type": "application/json"}
+        return await impatient.client.request(method, path, content=stuck(), headers=headers)
+
+    assert await having(408, ask) == documented(408)
 
 
 async def test_400_comes_where_it_is_documented(start: StartGateway) -> None:
