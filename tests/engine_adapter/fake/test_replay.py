@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ async def test_a_text_ends_with_the_context(start: StartEngine) -> None:
     ],
 )
 async def test_what_would_need_its_own_text_is_refused(
-    start: StartEngine, param: str, sampling: dict[str, object]
+    start: StartEngine, param: str, sampling: dict[str, Any]
 ) -> None:
     harness = await start(fake_replay=True)
     with pytest.raises(InvalidRequest, match="fake_replay does not support") as caught:
