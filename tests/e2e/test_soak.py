@@ -62,6 +62,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()
     finally:
         served.process.kill()
+        served.process.wait()
 
 
 def body(prompt: str, *, stream: bool, **fields: Any) -> bytes:
@@ -106,7 +107,7 @@ class Soak:
         content = body("x", stream=True, n=16, logprobs=5, max_tokens=1000)
         reader, writer = await asyncio.open_connection(*address(self.url), limit=1)
         writer.write(content)
-        await reader.readuntil(b"\r")
+        await reader.read(1)
         await asyncio.sleep(3)
         writer.transport.abort()
         self.done["unread"] += 1
