@@ -35,7 +35,6 @@ BAD_BODIES: list[tuple[str, bytes]] = [
     ("/v1/completions", b'{"prompt": '),
     ("/v1/completions", b'{"prompt": 1}'),
     ("/v1/completions", b'{"prompt": "a", "n": 1000}'),
-    ("/v1/completions", json.dumps({"prompt": "a", "stop": ["x" * 9] * 50_000}).encode()),
     ("/v1/completions", b"[" * 100_000),
     ("/v1/chat/completions", b'{"messages": []}'),
     ("/v1/chat/completions", json.dumps({"messages": [{"role": "x"}] * 3000}).encode()),
