@@ -48,11 +48,17 @@ class BodyLimit:
 
     A refusal is a 413, with or without a content length, or a 408; a 503 if the bodies that are
     still arriving are too large together. The connection then drops the rest of the body.
+
+    Args:
+        reading: gets the tasks of the requests whose body has not arrived in full.
     """
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: HttpSettings, reading: "set[asyncio.Task[None]]"
+    ) -> None:
         self._app = app
         self.settings = settings
+        self.reading = reading
         self.unfinished_bytes = 0
         """The bytes of all bodies that have not arrived in full."""
 
@@ -82,6 +88,9 @@ class _Body:
         self._num_bytes = 0
         self._num_values = 0
         self._has_arrived = False
+        self._task = asyncio.current_task()
+        if self._task is not None:
+            limit.reading.add(self._task)
         self._loop = asyncio.get_running_loop()
         self._pace = Pace(limit.settings.body_timeout_s, self._loop.time())
 
@@ -112,6 +121,8 @@ class _Body:
         if not self._has_arrived:
             self._has_arrived = True
             self._limit.unfinished_bytes -= self._num_bytes
+            if self._task is not None:
+                self._limit.reading.discard(self._task)
 
     def _add(self, data: bytes) -> None:
         settings = self._limit.settings

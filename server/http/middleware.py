@@ -1,6 +1,7 @@
 """Middleware of every request: request id, access log, HTTP metrics, unexpected errors.
 
-Pure ASGI: the events of a stream are not wrapped one by one.
+Pure ASGI: what wraps `send` reads only the start and the end of an answer. `EventStream` sends
+what is between past the middleware.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import Stopping, error_response, to_api_error
+from server.errors import cancellation_error, error_response, to_api_error
 from server.http.headers import REQUEST_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
@@ -80,6 +81,7 @@ class AccessLog:
             write = log.debug if route in PROBES else log.info
             write(
                 "request",
+                peer=scope["client"][0] if scope["client"] else None,
                 method=method,
                 path=shown_path(scope),
                 route=route,
@@ -124,10 +126,10 @@ class ErrorBoundary:
             await self._app(scope, receive, watched)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and was_cancelled():
-                # The server stops and no longer waits for requests.
+                # The server stops, or a drain has waited long enough.
                 if started:
                     raise
-                await error_response(Stopping())(scope, receive, send)
+                await error_response(cancellation_error(error))(scope, receive, send)
                 return
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:

@@ -109,7 +109,7 @@ async def test_bodies_that_have_not_arrived_are_bounded_together() -> None:
         await finish.wait()
 
     finish = asyncio.Event()
-    limit = BodyLimit(reads, HttpSettings(max_unfinished_body_bytes=100))
+    limit = BodyLimit(reads, HttpSettings(max_unfinished_body_bytes=100), set())
     first, second = Arriving(limit), Arriving(limit)
     await first.give(60)
     await second.give(40)
@@ -135,7 +135,7 @@ async def test_after_the_body_the_client_may_be_silent() -> None:
         await receive()
         await receive()
 
-    limit = BodyLimit(waits, HttpSettings(body_timeout_s=0.01))
+    limit = BodyLimit(waits, HttpSettings(body_timeout_s=0.01), set())
     request = Arriving(limit)
     await request.give(5, more=False)
     await asyncio.sleep(0.05)

@@ -77,6 +77,7 @@ async def test_the_access_log_has_one_line_that_cannot_be_forged(gateway: Gatewa
     assert models["path"] == "/v1/models/a%1Bb"
     assert other["path"] == "/v1/models/a%0Aevent=forged"
     assert models["duration_ms"] >= 0
+    assert models["peer"] == "127.0.0.1"
 
 
 async def test_an_unexpected_exception_is_a_500_without_details(
