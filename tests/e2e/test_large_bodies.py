@@ -29,6 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert "Traceback" not in log.read_text(errors="replace"), served.tail()
     finally:
         served.process.kill()
+        served.process.wait()
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -26,21 +27,23 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "server.log"
 
 
-def start(log: Path, *flags: str, **engine: object) -> Served:
-    return Served.start_beside(
-        log, "--engine", "fake", "--engine-args", json.dumps(engine), "--no-access-log", *flags
-    )
+@contextmanager
+def running(log: Path, *flags: str, **engine: object) -> Iterator[Served]:
+    """A server on the fake engine, which must be alive at the end."""
+    arguments = ("--engine", "fake", "--engine-args", json.dumps(engine), "--no-access-log")
+    served = Served.start_beside(log, *arguments, *flags)
+    try:
+        yield served
+        assert served.process.poll() is None, served.tail()
+    finally:
+        served.process.kill()
+        served.process.wait()
 
 
 @pytest.fixture
 def served(log: Path) -> Iterator[Served]:
-    served = start(log, fake_step_ms=5)
-    try:
+    with running(log, fake_step_ms=5) as served:
         yield served
-        assert served.process.poll() is None, served.tail()
-        assert served.stop() == 0, served.tail()
-    finally:
-        served.process.kill()
 
 
 def rss(served: Served) -> int:
@@ -86,14 +89,15 @@ def test_100_mb_of_headers_are_refused_with_flat_memory(served: Served, name: st
 
 
 async def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(log: Path) -> None:
-    served = start(log, "--max-unsent-bytes", "8MiB", "--max-model-len", "100000", fake_step_ms=0)
-    try:
+    with running(
+        log, "--max-unsent-bytes", "8MiB", "--max-model-len", "100000", fake_step_ms=0
+    ) as served:
         warm_up(served)
         before = rss(served)
         body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 50_000, "stream": True}
         reader, writer = await asyncio.open_connection(*address(served.url), limit=1)
         writer.write(request("/v1/completions", {**body, "ignore_eos": True}))
-        await reader.readuntil(b"\r")
+        await reader.read(1)
         most = before
         deadline = time.monotonic() + 120
         while closed(served, "unsent") == 0:
@@ -105,36 +109,33 @@ async def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(log: Path) -
         assert most - before < 40 * MIB
         assert "reason=unsent" in served.tail()
         writer.close()
-    finally:
-        served.process.kill()
 
 
 async def test_an_unread_stream_blocks_no_drain_and_is_closed(log: Path) -> None:
-    served = start(log, "--write-timeout-s", "3", "--max-model-len", "4096", fake_step_ms=0)
-    try:
+    with running(
+        log, "--write-timeout-s", "3", "--max-model-len", "4096", fake_step_ms=0
+    ) as served:
         body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 200, "stream": True}
         reader, writer = await asyncio.open_connection(*address(served.url), limit=1)
         writer.write(request("/v1/completions", {**body, "ignore_eos": True}))
-        await reader.readuntil(b"\r")
+        await reader.read(1)
         # The engine is done, and the answer is larger than what the system buffers.
         served.wait_until_idle(60)
         served.switch("none", "drain")
         wait_until(lambda: closed(served, "not_read") == 1, 30, "the connection is closed")
         writer.close()
-    finally:
-        served.process.kill()
 
 
 async def test_2000_idle_and_500_slow_connections_beside_streams(log: Path) -> None:
     assert raise_limit() >= 4096, "this test needs 4096 descriptors"
-    served = start(
+    with running(
         log,
-        *("--idle-timeout-s", "15", "--header-timeout-s", "15", "--body-timeout-s", "15"),
+        *("--idle-timeout-s", "30", "--header-timeout-s", "30", "--body-timeout-s", "30"),
         fake_step_ms=10,
-    )
-    try:
+    ) as served:
         warm_up(served)
-        body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        body = {"prompt": "x", "max_tokens": 300, "temperature": 0}
+        body |= {"ignore_eos": True, "stream": True}
         content = request("/v1/completions", body, "connection: close")
         expected = stream_text(await exchange(served.url, content))
         before = rss(served)
@@ -150,7 +151,7 @@ async def test_2000_idle_and_500_slow_connections_beside_streams(log: Path) -> N
         print(f"RSS +{growth / MIB:.0f} MiB for 2500 connections")
         assert growth < 100 * MIB
         ends = await asyncio.wait_for(
-            asyncio.gather(*(reader.read() for reader, _ in (*idle, *slow))), 60
+            asyncio.gather(*(reader.read() for reader, _ in (*idle, *slow))), 120
         )
         assert {status(end) for end in ends[:2000]} == {0}
         assert {status(end) for end in ends[2000:]} == {408}
@@ -158,13 +159,10 @@ async def test_2000_idle_and_500_slow_connections_beside_streams(log: Path) -> N
         assert closed(served, "idle") >= 2000
         for _, writer in (*idle, *slow):
             writer.close()
-    finally:
-        served.process.kill()
 
 
 def test_descriptors_that_run_out_are_logged_and_counted_and_come_back(log: Path) -> None:
-    served = start(log)
-    try:
+    with running(log) as served:
         served.get("/health")
         process = psutil.Process(served.process.pid)
         few = process.num_fds() + 20
@@ -177,19 +175,14 @@ def test_descriptors_that_run_out_are_logged_and_counted_and_come_back(log: Path
         wait_until(lambda: process.num_fds() < few - 5, 10, "descriptors are free")
         assert served.scrape()("specgate_descriptors_exhausted_total") >= 1
         assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 4})
-    finally:
-        served.process.kill()
 
 
 def test_above_the_most_connections_probes_are_answered(log: Path) -> None:
-    served = start(log, "--max-connections", "20")
-    try:
+    with running(log, "--max-connections", "20") as served:
         taken = [socket.create_connection(address(served.url)) for _ in range(20)]
+        content = request("/tokenize", {"prompt": "a"}, "connection: close")
         wait_until(
-            lambda: (
-                status(send_until_closed(served.url, [request("/tokenize", {"prompt": "a"})]))
-                == 503
-            ),
+            lambda: status(send_until_closed(served.url, [content])) == 503,
             10,
             "the server is full",
         )
@@ -200,5 +193,3 @@ def test_above_the_most_connections_probes_are_answered(log: Path) -> None:
             connection.close()
         wait_until(lambda: served.scrape()("specgate_connections") <= 2, 10, "they are gone")
         served.post("/tokenize", {"prompt": "a"})
-    finally:
-        served.process.kill()

@@ -35,7 +35,6 @@ BAD_BODIES: list[tuple[str, bytes]] = [
     ("/v1/completions", b'{"prompt": '),
     ("/v1/completions", b'{"prompt": 1}'),
     ("/v1/completions", b'{"prompt": "a", "n": 1000}'),
-    ("/v1/completions", json.dumps({"prompt": "a", "stop": ["x" * 9] * 50_000}).encode()),
     ("/v1/completions", b"[" * 100_000),
     ("/v1/chat/completions", b'{"messages": []}'),
     ("/v1/chat/completions", json.dumps({"messages": [{"role": "x"}] * 3000}).encode()),
@@ -62,6 +61,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()
     finally:
         served.process.kill()
+        served.process.wait()
 
 
 def body(prompt: str, *, stream: bool, **fields: Any) -> bytes:
@@ -106,7 +106,7 @@ class Soak:
         content = body("x", stream=True, n=16, logprobs=5, max_tokens=1000)
         reader, writer = await asyncio.open_connection(*address(self.url), limit=1)
         writer.write(content)
-        await reader.readuntil(b"\r")
+        await reader.read(1)
         await asyncio.sleep(3)
         writer.transport.abort()
         self.done["unread"] += 1
