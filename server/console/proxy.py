@@ -35,16 +35,7 @@ def create_console(
         on_loopback: only this machine can reach the console.
         transport: used instead of the network.
     """
-    client = httpx.AsyncClient(
-        base_url=url,
-        # A drain may take as long as its own limit says.
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        transport=transport,
-        # Admin routes without a key answer direct requests only: no proxy to loopback.
-        trust_env=not is_loopback(urlsplit(url).hostname or ""),
-        # SSL_CERT_FILE counts for loopback too.
-        verify=httpx.create_ssl_context(),
-    )
+    client = _client(url, transport)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -74,6 +65,19 @@ def create_console(
         app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
     app.include_router(console.router)
     return app
+
+
+def _client(url: str, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        # A drain may take as long as its own limit says.
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        transport=transport,
+        # Admin routes without a key answer direct requests only: no proxy to loopback.
+        trust_env=not is_loopback(urlsplit(url).hostname or ""),
+        # SSL_CERT_FILE counts for loopback too.
+        verify=httpx.create_ssl_context(),
+    )
 
 
 def _is_foreign(request: Request, on_loopback: bool) -> bool:
