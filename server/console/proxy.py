@@ -13,14 +13,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.errors import ApiError, install_error_handlers
+from server.http.body_limit import BodyLimit
 from server.http.direct import is_loopback, proxy_header
-from server.http.middleware import BodyLimit
 from server.routes import console
+from server.settings.http_settings import HttpSettings
 
 CONNECT_TIMEOUT_S = 5.0
-MAX_BODY_BYTES = 32 * 2**20
-"""The largest body that is passed on; the server's own limit may be lower."""
-
 _PASSED_ON = ("accept", "authorization", "content-type")
 _PASSED_BACK = ("content-type", "retry-after", "x-request-id", "x-specgate-spec-method")
 
@@ -56,7 +54,7 @@ def create_console(
         redirect_slashes=False,
     )
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_middleware(BodyLimit, settings=HttpSettings())
 
     async def pass_on(request: Request) -> Response:
         return await _pass_on(client, request, on_loopback)

@@ -7,9 +7,10 @@ So the engine's output is never held up, and a stream that nobody reads ends wit
 """
 
 import asyncio
+from collections.abc import MutableMapping
 from enum import Enum
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
@@ -246,7 +247,8 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _abort_unread(self, reason: CloseReason) -> None:
-        path = shown_path(self._running.scope) if self._running is not None else ""
+        scope = cast(MutableMapping[str, Any], self._running.scope) if self._running else None
+        path = shown_path(scope) if scope is not None else ""
         self._note(reason, path=path, unsent_bytes=self.transport.get_write_buffer_size())
         self.transport.abort()
 

@@ -37,9 +37,9 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
-    prompts = []
-    for prompt in body.prompt:
-        prompts.append(await _encode(renderer, body, info, prompt))
+    prompts: list[Sequence[int]] = []
+    for given in body.prompt:
+        prompts.append(await _encode(renderer, body, info, given))
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     if len(prompts) * (body.n or 1) > MAX_PROMPTS:
         raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")

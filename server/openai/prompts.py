@@ -1,6 +1,6 @@
 """A body's messages or text -> prompt token ids, the same for generation and for `/tokenize`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine_adapter.types import EngineInfo
@@ -119,7 +119,7 @@ def check_prompt(info: EngineInfo, token_ids: Sequence[int], param: str) -> None
         raise InvalidField(param, message, "context_length_exceeded")
 
 
-def check_token_ids(info: EngineInfo, token_ids: Sequence[int], param: str) -> None:
+def check_token_ids(info: EngineInfo, token_ids: Collection[int], param: str) -> None:
     """Raises `InvalidField` for an id outside the vocabulary."""
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < info.vocab_size:

@@ -84,15 +84,20 @@ class Message(Bounded):
     reasoning: str | None = None
     reasoning_content: str | None = None
 
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: its content is one string.
 
         `developer` is OpenAI's newer name of `system`; templates know the older name. Some
         templates read reasoning under the one name, some under the other.
         """
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
+        content = None if self.content is None else self.text
         role = "system" if self.role == "developer" else self.role
         shown = {**(self.model_extra or {}), "role": role, "content": content}
         if self.tool_calls:

@@ -71,7 +71,10 @@ LARGE: dict[str, LargeBody] = {
     ),
     "900k bad ids": LargeBody("/detokenize", lambda: _json({"tokens": ["a"] * 900_000}), 400),
     "8.8 MB to tokenize": LargeBody(
-        "/tokenize", lambda: _json({"prompt": "word " * 1_760_000, "return_token_strs": True}), 200
+        "/tokenize", lambda: _json({"prompt": "word " * 1_760_000, "return_token_strs": True}), 400
+    ),
+    "1 MB to tokenize": LargeBody(
+        "/tokenize", lambda: _json({"prompt": "word " * 200_000, "return_token_strs": True}), 200
     ),
     "31 MiB prompt": LargeBody(COMPLETIONS, lambda: _completion(prompt="word " * 6_500_000), 400),
     "31 MiB message": LargeBody(CHATS, lambda: _messages(1, "word " * 6_500_000), 400),
@@ -100,8 +103,8 @@ LARGE: dict[str, LargeBody] = {
     "300k items": LargeBody(
         "/v1/responses", lambda: _json({"input": [{"role": "user", "content": "a"}] * 300_000}), 413
     ),
-    "10k items": LargeBody(
-        "/v1/responses", lambda: _json({"input": [{"role": "user", "content": "a"}] * 10_000}), 400
+    "4096 items": LargeBody(
+        "/v1/responses", lambda: _json({"input": [{"role": "user", "content": "a"}] * 4096}), 400
     ),
 }  # fmt: skip
 """Name -> body."""
