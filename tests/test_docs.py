@@ -55,7 +55,7 @@ README, API = PAGES["README.md"], PAGES["docs/api.md"]
 METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 
 NOT_SETTINGS = (
-    *("--concurrency", "--help", "--config", "--url", "--watch", "--json"),
+    *("--concurrency", "--help", "--config", "--url", "--watch", "--json", "--on-timeout"),
     *("--noise", "--outliers"),
     "--no-console",
 )

@@ -54,7 +54,7 @@ def create_console(
         redirect_slashes=False,
     )
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, settings=HttpSettings())
+    app.add_middleware(BodyLimit, settings=HttpSettings(), reading=set())
 
     async def pass_on(request: Request) -> Response:
         return await _pass_on(client, request, on_loopback)
