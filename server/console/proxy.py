@@ -78,19 +78,6 @@ def create_console(
     return app
 
 
-def _client(url: str, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=url,
-        # A drain may take as long as its own limit says.
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        transport=transport,
-        # Admin routes without a key answer direct requests only: no proxy to loopback.
-        trust_env=not is_loopback(urlsplit(url).hostname or ""),
-        # SSL_CERT_FILE counts for loopback too.
-        verify=httpx.create_ssl_context(),
-    )
-
-
 def _is_foreign(request: Request, on_loopback: bool) -> bool:
     """Whether another web page sends it, or a name of another's that leads to this machine.
 
