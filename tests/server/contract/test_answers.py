@@ -122,7 +122,10 @@ ERRORS: dict[tuple[str, int], Any] = {
 GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
 
+GENERATING = ("create_chat_completion", "create_completion", "create_response")
+
 ELSEWHERE = {
+    *((name, status) for name in GENERATING for status in (429, 504)),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
     ("switch_spec_method", 504),
@@ -184,6 +187,13 @@ async def test_an_unload_of_an_unknown_adapter(start: StartGateway) -> None:
     gateway = await start(enable_lora=True)
     response = await send(gateway.client, "unload_lora_adapter", {"lora_name": "none-such"})
     assert response.status_code == 404
+
+
+async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
+    gateway = await start(max_key_requests_per_minute=3, request_timeout_s=1e-9)
+    for status in (504, 429):
+        for name in GENERATING:
+            assert (await send(gateway.client, name, valid(name))).status_code == status
 
 
 async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: StartGateway) -> None:
