@@ -69,6 +69,9 @@ MAY_IMPORT_ENGINES = (
     # It steps vLLM's own engine with Specgate's arguments: the seam has no step to call.
     "benchmarks.step_cost",
     "benchmarks.simulation.record",
+    # They replay with the fake engine's clock and deltas, before other servers than Specgate's.
+    "benchmarks.gateway.bare_app",
+    "benchmarks.gateway.stub_core",
 )
 COMPAT = f"{VLLM_ENGINE}.compat"
 PATCHES = f"{VLLM_ENGINE}.patches"

@@ -38,6 +38,18 @@ def make_parser() -> Parser:
         help="tokens per event (repeatable; default: 1 3)",
     )
     add_count(parser, "--rounds", 5, "turns of each side")
+    _add_latency(parser)
+    parser.add_argument(
+        "--profile",
+        type=count,
+        metavar="STREAMS",
+        help="profile Specgate's functions over this number of streams instead",
+    )
+    add_out(parser, "for gateway.json, gateway.md and the servers' logs")
+    return parser
+
+
+def _add_latency(parser: Parser) -> None:
     parser.add_argument(
         "--seconds",
         type=number(0, 600),
@@ -59,14 +71,6 @@ def make_parser() -> Parser:
         metavar="N",
         help="streams at once in the last part; 0 leaves it out (default: 2000)",
     )
-    parser.add_argument(
-        "--profile",
-        type=count,
-        metavar="STREAMS",
-        help="profile Specgate's functions over this number of streams instead",
-    )
-    add_out(parser, "for gateway.json, gateway.md and the servers' logs")
-    return parser
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
