@@ -1,6 +1,7 @@
 """`create_app`: the application, its middleware and its routes."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.cors import Cors
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
+from server.http.trace_requests import TraceRequests
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
     admin,
@@ -33,6 +35,9 @@ from server.routes import (
 from server.settings import Settings
 from server.state import AppState
 from server.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 ROUTERS = (
     chat.router,
@@ -63,18 +68,19 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
+    tracing = _tracing(settings)
     app = FastAPI(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,
-        middleware=_middleware(settings, metrics, has_console),
+        middleware=_middleware(settings, metrics, has_console, tracing),
         openapi_url=None,  # a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.openapi = partial(document, app)  # type: ignore[method-assign]
-    app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit())
+    app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit(), tracing)
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:
@@ -82,7 +88,18 @@ def create_app(
     return app
 
 
-def _middleware(settings: Settings, metrics: Metrics, has_console: bool) -> list[Middleware]:
+def _tracing(settings: Settings) -> "Tracing | None":
+    if settings.otlp_traces_endpoint is None:
+        return None
+    # Its libraries are optional, and take time to import.
+    from server.telemetry.tracing import Tracing
+
+    return Tracing(settings.otlp_traces_endpoint)
+
+
+def _middleware(
+    settings: Settings, metrics: Metrics, has_console: bool, tracing: "Tracing | None"
+) -> list[Middleware]:
     """From the outside in.
 
     A refusal by an inner one is logged and counted, has a request id, and can be read by a page of
@@ -92,6 +109,7 @@ def _middleware(settings: Settings, metrics: Metrics, has_console: bool) -> list
     origins = settings.allowed_origins
     return [
         Middleware(RequestId),
+        *([Middleware(TraceRequests, tracer=tracing)] if tracing is not None else []),
         Middleware(AccessLog, metrics=metrics),
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),

@@ -49,7 +49,7 @@ class StartupCallbacks:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Starts the engine in the background; stops it and closes the audit after the last request."""
+    """Starts the engine in the background; stops it, traces and audit after the last request."""
     state: AppState = app.state.specgate
     starting = asyncio.create_task(_start(state, app.state.startup_callbacks))
     try:
@@ -61,6 +61,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await state.engine.stop()
+        if state.tracing is not None:
+            await state.tracing.close()
         state.audit.close()
 
 
@@ -97,6 +99,7 @@ async def _create_runtime(state: AppState) -> Runtime:
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
+    metrics.usage.declare(settings.named_api_key)
     switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
     router = Router(settings.rules(), loaded_proposers, metrics)
     return Runtime(

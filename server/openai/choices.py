@@ -1,5 +1,6 @@
 """One choice of a response: what the engine has sent for it, and how an endpoint writes it."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ class ChoiceState:
         keep_text: keep text, token ids and log probabilities, for a response in one piece; a
             stream does not need them again.
         num_tokens: generated tokens.
-        has_begun: at least one delta has arrived.
+        begun_at: when the first delta arrived, by `time.perf_counter`; `None` before.
         spec: the statistics of the choice's speculation so far.
     """
 
@@ -28,14 +29,15 @@ class ChoiceState:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     num_tokens: int = 0
     num_cached_tokens: int = 0
-    has_begun: bool = False
+    begun_at: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     spec: SpecStats = field(default_factory=SpecStats)
 
     def add(self, delta: Delta) -> None:
         """Adds what the engine has sent."""
-        self.has_begun = True
+        if self.begun_at is None:
+            self.begun_at = time.perf_counter()
         self.num_tokens += len(delta.token_ids)
         if delta.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
@@ -60,12 +62,14 @@ class ChoiceShape(ABC):
     """How an endpoint writes the choices of one response.
 
     Attributes:
+        operation: what the model does, as OpenTelemetry names it.
         object_type, chunk_object_type: the `object` of a whole response and of a chunk.
         echoes_prompt: every choice begins with its prompt.
         is_plain: the text of a delta is the text of its chunk, whatever came before.
         has_prompts: a choice shows its prompt's token ids; otherwise the response does, once.
     """
 
+    operation: str
     object_type: str
     chunk_object_type: str
     echoes_prompt = False

@@ -15,7 +15,10 @@ from engine_adapter.types import Delta
 from server.errors import ApiError
 from server.http.auth import api_key_name
 from server.http.event_stream import EventStream, until_disconnect
+from server.http.exchange import exchange_of
 from server.openai.answer_overlap import measured
+from server.openai.choices import ChoiceState
+from server.openai.recording import Recording
 from server.openai.request import AdmittedRequest, Origin, PreparedRequest, admitted
 from server.openai.response import ResponseBuilder
 from server.state import Runtime
@@ -29,6 +32,11 @@ class Builder(Protocol):
     For a response in one piece: `add` every delta, then `body`. For a stream: the `events` of
     every delta, then the `last_events`, or `failure` if the stream ends before.
     """
+
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """What the engine has sent so far."""
+        ...
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
@@ -76,25 +84,40 @@ class GenerationResponse(Response):
         engine = self._runtime.engine
         headers = Headers(scope=scope)
         origin = Origin(headers, api_key_name(headers, self._runtime.settings))
-        async with AsyncExitStack() as in_flight:
-            request = await in_flight.enter_async_context(
-                admitted(self._runtime, receive, self._prepared, origin)
-            )
-            response_headers = request.headers()
-            builder = self._new_builder(request)
-            if self._prepared.body.stream:
-                keepalive_s = self._runtime.settings.keepalive_s
-                events = stream_events(engine, request, builder, in_flight.aclose)
-                stream = EventStream(
-                    events,
-                    keepalive_s=keepalive_s,
-                    headers=response_headers,
-                    on_failure=builder.failure,
+        with Recording(
+            self._runtime, exchange_of(scope), self._prepared, origin.api_key
+        ) as recording:
+            async with AsyncExitStack() as in_flight:
+                request = await in_flight.enter_async_context(
+                    admitted(self._runtime, receive, self._prepared, origin)
                 )
-                await stream(scope, receive, send)
-                return
-            body = await until_disconnect(receive, whole_body(engine, request, builder))
-        await JSONResponse(body, headers=response_headers)(scope, receive, send)
+                builder = self._new_builder(request)
+                recording.admitted(request, builder.choices)
+                if self._prepared.body.stream:
+                    events = stream_events(engine, request, builder, in_flight.aclose)
+                    stream = self._event_stream(events, request, builder, recording)
+                    await stream(scope, receive, send)
+                    return
+                body = await until_disconnect(receive, whole_body(engine, request, builder))
+            await JSONResponse(body, headers=request.headers())(scope, receive, send)
+
+    def _event_stream(
+        self,
+        events: AsyncGenerator[bytes, None],
+        request: AdmittedRequest,
+        builder: Builder,
+        recording: Recording,
+    ) -> EventStream:
+        def failure(error: ApiError) -> bytes:
+            recording.failed(error)
+            return builder.failure(error)
+
+        return EventStream(
+            events,
+            keepalive_s=self._runtime.settings.keepalive_s,
+            headers=request.headers(),
+            on_failure=failure,
+        )
 
 
 async def whole_body(engine: Engine, request: AdmittedRequest, builder: Builder) -> dict[str, Any]:

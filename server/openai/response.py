@@ -16,6 +16,9 @@ class ResponseBuilder:
     """Shapes the deltas of one admitted request.
 
     See `server.openai.respond.Builder`.
+
+    Attributes:
+        choices: what the engine has sent so far.
     """
 
     def __init__(self, request: AdmittedRequest) -> None:
@@ -27,7 +30,7 @@ class ResponseBuilder:
         self._continuous_spec = body.continuous_spec_stats
         self._tokens = TokenFields(request.prepared)
         indices = range(len(request.engine_requests))
-        self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
+        self.choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
         # Then nothing but the text differs from one ordinary chunk to the next.
         self._has_frames = (
             bool(body.stream)
@@ -38,7 +41,7 @@ class ResponseBuilder:
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
-        self._choices[index].add(self._shape.visible(delta))
+        self.choices[index].add(self._shape.visible(delta))
 
     def body(self) -> dict[str, Any]:
         """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
@@ -47,21 +50,21 @@ class ResponseBuilder:
             self._shape.whole_choice(index, choice)
             | self._tokens.of_choice(index, choice)
             | self._finish_fields(index)
-            for index, choice in enumerate(self._choices)
+            for index, choice in enumerate(self.choices)
         ]
         return {
             **self._head(self._shape.object_type),
             "choices": choices,
-            **self._tokens.of_body(self._choices),
-            "usage": usage(self._request, self._choices),
-            "metrics": response_metrics(self._request, self._choices),
+            **self._tokens.of_body(self.choices),
+            "usage": usage(self._request, self.choices),
+            "metrics": response_metrics(self._request, self.choices),
         }
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta of choice `index`; none while a character is incomplete."""
         delta = self._shape.visible(delta)
-        choice = self._choices[index]
-        is_first = not choice.has_begun
+        choice = self.choices[index]
+        is_first = choice.begun_at is None
         choice.add(delta)
         chunks = self._chunk_events(index, delta, is_first)
         if is_first and (role := self._shape.role_chunk(index)) is not None:
@@ -74,8 +77,8 @@ class ResponseBuilder:
         if not self._include_usage:
             return (DONE,)
         chunk = self._chunk([])
-        chunk["usage"] = usage(self._request, self._choices)
-        chunk["metrics"] = response_metrics(self._request, self._choices)
+        chunk["usage"] = usage(self._request, self.choices)
+        chunk["metrics"] = response_metrics(self._request, self.choices)
         return (event(chunk), DONE)
 
     def failure(self, error: ApiError) -> bytes:
@@ -84,7 +87,7 @@ class ResponseBuilder:
 
     def _check_finished(self) -> None:
         """A finish reason is never made up: without one the engine has failed."""
-        if any(choice.finish_reason is None for choice in self._choices):
+        if any(choice.finish_reason is None for choice in self.choices):
             raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
 
     def _chunk_events(self, index: int, delta: Delta, is_first: bool) -> Sequence[bytes]:
@@ -100,7 +103,7 @@ class ResponseBuilder:
         choices = self._shape.chunk_choices(index, delta, echo=echo)
         choices = self._tokens.attach(index, choices)
         if self._continuous_spec:
-            statistics = choice_statistics(self._request, self._choices[index])
+            statistics = choice_statistics(self._request, self.choices[index])
             choices = [choice | {"speculative_decoding": statistics} for choice in choices]
         if not is_last:
             return tuple(event(self._chunk([choice])) for choice in choices)
@@ -113,9 +116,9 @@ class ResponseBuilder:
     def _last_chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """The chunk that ends a choice; that of the last choice to end has the metrics."""
         chunk = self._chunk([choice])
-        have_all_ended = all(choice.finish_reason is not None for choice in self._choices)
+        have_all_ended = all(choice.finish_reason is not None for choice in self.choices)
         if have_all_ended and not self._include_usage:
-            chunk["metrics"] = response_metrics(self._request, self._choices)
+            chunk["metrics"] = response_metrics(self._request, self.choices)
         return chunk
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
@@ -127,7 +130,7 @@ class ResponseBuilder:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head(self._shape.chunk_object_type), "choices": choices}
         if self._continuous_usage:
-            chunk["usage"] = usage(self._request, self._choices)
+            chunk["usage"] = usage(self._request, self.choices)
         elif self._include_usage:
             chunk["usage"] = None
         return chunk
@@ -143,7 +146,7 @@ class ResponseBuilder:
 
     def _finish_fields(self, index: int) -> dict[str, Any]:
         """The fields of a choice that has finished."""
-        choice = self._choices[index]
+        choice = self.choices[index]
         return {
             "finish_reason": self._shape.finish_reason(index, choice.finish_reason),
             "stop_reason": choice.stop_reason,

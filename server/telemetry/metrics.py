@@ -1,7 +1,7 @@
 """Every Prometheus metric of the gateway, and the PromQL queries to read it.
 
 Those of policies and routing rules are in `server.telemetry.policy_metrics`, those of HTTP requests
-in `server.telemetry.http_metrics`.
+in `server.telemetry.http_metrics`, those of API keys in `server.telemetry.usage_metrics`.
 
 Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -76,6 +76,7 @@ from server.telemetry.http_metrics import HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
 from server.telemetry.rolling_stats import RollingCounts, RollingStats
+from server.telemetry.usage_metrics import UsageMetrics
 
 _STEP_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -163,6 +164,7 @@ class Metrics:
         self._proposers = _ProposerMetrics(make)
         self.policies = PolicyMetrics(make)
         self.http = HttpMetrics(make)
+        self.usage = UsageMetrics(make)
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )

@@ -22,6 +22,9 @@ class ResponsesBuilder:
     """Shapes the deltas of one response; see `server.openai.respond.Builder`.
 
     A response that has ended, in whatever way, is stored before its last event or its body is sent.
+
+    Attributes:
+        choices: what the engine has sent so far: one choice.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class ResponsesBuilder:
         by_piece = response.body.has_logprobs and not self._reader.is_plain
         self._reads_pieces = self._streams or by_piece
         self._state = ChoiceState(keep_text=not self._reads_pieces)
+        self.choices = [self._state]
         self._events = EventWriter(silent=not self._streams)
         num_top = (response.body.top_logprobs or 0) if response.body.has_logprobs else None
         self._output = Output(self._events, num_top)
@@ -58,7 +62,7 @@ class ResponsesBuilder:
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta; none while a character is incomplete."""
-        if not self._state.has_begun:
+        if self._state.begun_at is None:
             for kind in ("response.created", "response.in_progress"):
                 self._events.write(kind, {"response": self._object("in_progress", [])})
         self.add(index, delta)
@@ -72,7 +76,7 @@ class ResponsesBuilder:
 
     def failure(self, error: ApiError) -> bytes:
         """The encoded end of a stream that fails: a response that has begun ends as failed."""
-        if not self._state.has_begun:
+        if self._state.begun_at is None:
             fields = {"code": error.code, "message": error.message, "param": error.param}
             self._events.write("error", fields)
             return b"".join(self._events.take())
