@@ -9,9 +9,14 @@ from server.http.auth import ADMIN_PATHS
 from server.http.exchange import Exchange, RequestSpan, exchange_of
 from server.telemetry.http_metrics import GENERATING
 
-_TRACED = ADMIN_PATHS | frozenset(GENERATING)
+_PATHS = ADMIN_PATHS | frozenset(GENERATING)
 _READING = ("GET", "HEAD", "OPTIONS")
 _REFUSED = (401, 403)
+
+
+def is_traced(method: str, path: str) -> bool:
+    """Whether such requests have a span: those that generate or change something."""
+    return path in _PATHS and method not in _READING
 
 
 class OpenSpan(RequestSpan, Protocol):
@@ -48,7 +53,7 @@ class TraceRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes every request on."""
-        if scope["type"] != "http" or scope["path"] not in _TRACED or scope["method"] in _READING:
+        if scope["type"] != "http" or not is_traced(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
             return
         exchange = exchange_of(scope)
