@@ -1,12 +1,11 @@
 """The settings of traces and of the log of slow requests."""
 
-import sys
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from server.settings import Settings
+from server.settings import Settings, telemetry_settings
 from server.settings.sources import SettingsError, load_settings
 
 URL = "http://127.0.0.1:4318/v1/traces"
@@ -54,11 +53,15 @@ def test_credentials_do_not_belong_in_the_endpoint(url: str) -> None:
     assert "secret" not in line
 
 
-def test_the_libraries_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.setattr(sys, "meta_path", [])
+@pytest.mark.parametrize("found", [None, ModuleNotFoundError("no opentelemetry.exporter")])
+def test_the_libraries_must_be_installed(
+    monkeypatch: pytest.MonkeyPatch, found: Exception | None
+) -> None:
+    def find_spec(name: str) -> None:
+        if found is not None:
+            raise found
+
+    monkeypatch.setattr(telemetry_settings, "find_spec", find_spec)
     assert "specgate[otel]" in refusal(otlp_traces_endpoint=URL)
     assert Settings(otlp_traces_endpoint=None).otlp_traces_endpoint is None
 
