@@ -15,6 +15,7 @@ from server.control.audit import Audit
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.cors import Cors
+from server.http.keyring import Keyring
 from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
 from server.http.trace_requests import TraceRequests
 from server.lifespan import StartupCallbacks, lifespan
@@ -69,18 +70,21 @@ def create_app(
     """
     has_console = settings.console and pages.installed()
     tracing = _tracing(settings)
+    keyring = Keyring(settings)
     app = FastAPI(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,
-        middleware=_middleware(settings, metrics, has_console, tracing),
+        middleware=_middleware(settings, metrics, keyring, has_console, tracing),
         openapi_url=None,  # a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.openapi = partial(document, app)  # type: ignore[method-assign]
-    app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit(), tracing)
+    app.state.specgate = AppState(
+        settings, engine, metrics, registry, audit or Audit(), keyring, tracing
+    )
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:
@@ -98,7 +102,11 @@ def _tracing(settings: Settings) -> "Tracing | None":
 
 
 def _middleware(
-    settings: Settings, metrics: Metrics, has_console: bool, tracing: "Tracing | None"
+    settings: Settings,
+    metrics: Metrics,
+    keyring: Keyring,
+    has_console: bool,
+    tracing: "Tracing | None",
 ) -> list[Middleware]:
     """From the outside in.
 
@@ -113,6 +121,6 @@ def _middleware(
         Middleware(AccessLog, metrics=metrics),
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),
-        Middleware(AuthMiddleware, settings=settings, has_console=has_console),
+        Middleware(AuthMiddleware, settings=settings, keyring=keyring, has_console=has_console),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
     ]

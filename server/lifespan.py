@@ -84,7 +84,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
 
 async def _create_runtime(state: AppState) -> Runtime:
     settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
-    info = engine.info
+    info, keyring = engine.info, state.keyring
     renderer = await asyncio.to_thread(
         Renderer.load,
         info.tokenizer,
@@ -99,9 +99,9 @@ async def _create_runtime(state: AppState) -> Runtime:
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
-    metrics.usage.declare(settings.named_api_key)
+    metrics.usage.declare(keyring.api_key_names())
     switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
-    router = Router(settings.rules(), loaded_proposers, metrics)
+    router = Router(settings.rules(keyring.api_key_names()), loaded_proposers, metrics)
     return Runtime(
         settings=settings,
         engine=engine,
@@ -115,7 +115,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         proposer_admin=ProposerAdmin(engine, switcher, metrics, audit),
         lora_admin=LoraAdmin(engine, settings.served_model_name, audit),
         policy_admin=PolicyAdmin(
-            engine, router, loaded_proposers, settings.named_api_key, metrics, audit
+            engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
         ),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
         stopping=state.stopping,

@@ -19,6 +19,7 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.http.keyring import Keyring
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.settings import Settings
@@ -73,6 +74,7 @@ class AppState:
     metrics: Metrics
     registry: CollectorRegistry
     audit: Audit
+    keyring: Keyring
     tracing: "Tracing | None" = None
     runtime: Runtime | None = None
     startup_error: Exception | None = None

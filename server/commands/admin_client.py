@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from server.commands import BAD_SETTING, print_error
-from server.http.auth import is_loopback
+from server.http.direct import is_loopback
 
 URL_VARIABLE, KEY_VARIABLE = "SPECGATE_URL", "SPECGATE_ADMIN_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -41,6 +41,8 @@ from server.commands.server_process import print_start_error
 from server.commands.startup_display import StartupDisplay
 from server.lifespan import StartupCallbacks
 from server.settings import Settings
+from server.settings.access_settings import KEY_SETTINGS
+from server.settings.keys import Role
 from server.settings.sources import SettingsError, load_settings
 from server.state import AppState
 from server.telemetry.logs import configure_logs
@@ -66,9 +68,10 @@ def _without_keys(settings: Settings) -> Settings:
 
     A rule for the name of an API key matches nothing then, and is left out.
     """
-    rules = tuple(dict(rule.given) for rule in settings.rules() if rule.match.api_key is None)
-    closed = {"api_key": (), "named_api_key": {}, "admin_key": (), "access_log": False}
-    return settings.model_copy(update={**closed, "routing_rules": rules})
+    rules = settings.rules(settings.read_keys().names(Role.API))
+    kept = tuple(dict(rule.given) for rule in rules if rule.match.api_key is None)
+    closed = {**dict.fromkeys(KEY_SETTINGS, ()), "named_api_key": {}, "key_file": None}
+    return settings.model_copy(update={**closed, "access_log": False, "routing_rules": kept})
 
 
 def batch(argv: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.admin_client import Parser
 from server.commands.serve import bind
 from server.console import pages
-from server.http.auth import is_loopback
+from server.http.direct import is_loopback
 from server.settings.sources import SettingsError
 
 DEFAULT_PORT = 8001

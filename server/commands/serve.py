@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -11,7 +12,9 @@ import structlog
 from server.commands import BAD_SETTING, print_error
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
+from server.http.direct import is_loopback
 from server.settings import Settings
+from server.settings.keys import Role
 from server.settings.sources import SettingsError, load_settings, unknown_variables
 from server.telemetry.logs import configure_logs
 
@@ -25,6 +28,8 @@ def serve(argv: Sequence[str]) -> int:
     """Serves until a signal. Returns the process's exit status."""
     try:
         settings = load_settings(argv, os.environ)
+        check_exposure(settings)
+        check_certificate(settings)
         audit = open_audit(settings)
         listener = bind(settings.host, settings.port)
     except SettingsError as error:
@@ -41,6 +46,32 @@ def serve(argv: Sequence[str]) -> int:
         from server.commands.server_process import ServerProcess
 
         return ServerProcess(settings, listener, display, audit).run()
+
+
+def check_exposure(settings: Settings) -> None:
+    """Raises `SettingsError` for a server that others reach without a key."""
+    if is_loopback(settings.host) or settings.insecure or settings.read_keys().has(Role.API):
+        return
+    raise SettingsError(
+        f"--host: {settings.host} can be reached from other machines, so inference needs a key: "
+        "set SPECGATE_API_KEY or --key-file; --insecure serves everybody who can connect"
+    )
+
+
+def check_certificate(settings: Settings) -> None:
+    """Raises `SettingsError` for a certificate that cannot be used."""
+    if settings.ssl_certfile is None:
+        return
+    try:
+        # A password stops OpenSSL from asking for one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.ssl_certfile, settings.ssl_keyfile, password=""
+        )
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise SettingsError(
+            f"--ssl-certfile: {settings.ssl_certfile} and its key cannot be used: {reason}"
+        ) from None
 
 
 def open_audit(settings: Settings) -> Audit:

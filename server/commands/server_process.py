@@ -96,6 +96,8 @@ class ServerProcess:
             # The peer's address is used for authorization, so no header may change it.
             proxy_headers=False,
             server_header=False,
+            ssl_certfile=self._settings.ssl_certfile,
+            ssl_keyfile=self._settings.ssl_keyfile,
             timeout_keep_alive=HTTP_KEEP_ALIVE_S,
             timeout_graceful_shutdown=self._settings.shutdown_timeout_s,
         )

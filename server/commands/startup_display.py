@@ -14,8 +14,9 @@ from engine_adapter.policies.names import AUTO, policy_name
 from engine_adapter.types import NONE, EngineInfo
 from server import __version__
 from server.console import pages
-from server.http.auth import is_loopback
+from server.http.direct import is_loopback
 from server.settings import Settings
+from server.settings.keys import KeySet, Role
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +26,7 @@ class StartupDisplay:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._keys = settings.read_keys()
         self._begun = time.monotonic()
         # Long paths and curl lines are not wrapped here: a terminal wraps them itself.
         self._console = Console(width=1000, soft_wrap=True, highlight=False)
@@ -48,7 +50,7 @@ class StartupDisplay:
 
     def ready(self, info: EngineInfo, port: int) -> None:
         """Shows the address, the proposers, and a command each to complete and to switch."""
-        url = _url(self._settings.host, port)
+        url = _url(self._settings, port)
         if self._settings.log_json:
             log.info("ready", url=url, spec_method=self._settings.spec_method, model=info.model)
             return
@@ -60,8 +62,8 @@ class StartupDisplay:
             self._print(f"console: {url}{pages.PATH}")
         self._print("")
         self._console.print(_proposers(info, self._settings))
-        self._print(f"\nComplete:\n{_completion(url, self._settings)}")
-        self._print(f"\nSwitch:\n{_switch(url, info, self._settings)}\n")
+        self._print(f"\nComplete:\n{_completion(url, self._settings, self._keys)}")
+        self._print(f"\nSwitch:\n{_switch(url, info, self._settings, self._keys)}\n")
         sys.stdout.flush()
 
     def close(self) -> None:
@@ -77,10 +79,11 @@ class StartupDisplay:
         return Spinner("dots", f"{self.elapsed_s:.0f} s")
 
 
-def _url(host: str, port: int) -> str:
+def _url(settings: Settings, port: int) -> str:
     """An address that can be pasted; wildcard hosts are shown as loopback."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _proposers(info: EngineInfo, settings: Settings) -> Table:
@@ -99,25 +102,22 @@ def _proposers(info: EngineInfo, settings: Settings) -> Table:
     return table
 
 
-def _completion(url: str, settings: Settings) -> str:
+def _completion(url: str, settings: Settings, keys: KeySet) -> str:
     body: dict[str, object] = {
         "model": settings.served_model_name[0],
         "prompt": "def fibonacci(n):",
     }
     body["max_tokens"] = 64
-    return _curl(
-        f"{url}/v1/completions",
-        body,
-        "SPECGATE_API_KEY" if settings.api_key or settings.named_api_key else None,
-    )
+    key = "SPECGATE_API_KEY" if keys.has(Role.API) else None
+    return _curl(f"{url}/v1/completions", body, key)
 
 
-def _switch(url: str, info: EngineInfo, settings: Settings) -> str:
-    if not settings.admin_key and not is_loopback(settings.host):
+def _switch(url: str, info: EngineInfo, settings: Settings, keys: KeySet) -> str:
+    if not keys.has(Role.ADMIN) and (len(keys) or not is_loopback(settings.host)):
         return "no admin key is set, so the server cannot be switched: see --admin-key"
     others = [p.name for p in info.proposers if p.name != settings.initial_proposer]
     body: dict[str, object] = {"speculative_model": others[0] if others else NONE}
-    key = "SPECGATE_ADMIN_KEY" if settings.admin_key else None
+    key = "SPECGATE_ADMIN_KEY" if keys.has(Role.ADMIN) else None
     return _curl(f"{url}/v1/switch_spec_method", body, key)
 
 

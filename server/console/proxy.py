@@ -13,7 +13,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.errors import ApiError, install_error_handlers
-from server.http.auth import is_forwarded, is_loopback
+from server.http.direct import is_loopback, proxy_header
 from server.http.middleware import BodyLimit
 from server.routes import console
 
@@ -92,7 +92,7 @@ def _is_foreign(request: Request, on_loopback: bool) -> bool:
 
 async def _pass_on(client: httpx.AsyncClient, request: Request, on_loopback: bool) -> Response:
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-    if not on_loopback or is_forwarded(request.headers):
+    if not on_loopback or proxy_header(request.headers) is not None:
         # The server then sees that the request may come from another machine, and wants a key.
         headers["x-forwarded-for"] = request.client.host if request.client else "unknown"
     if ".." in request.url.path.split("/"):

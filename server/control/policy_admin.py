@@ -37,7 +37,7 @@ class PolicyAdmin:
 
     Args:
         loaded_proposers: returns the proposers that are loaded at the time of the call.
-        api_key_names: the names that rules may match.
+        api_key_names: returns the names that rules may match at the time of the call.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PolicyAdmin:
         engine: Engine,
         router: Router,
         loaded_proposers: Callable[[], LoadedProposers],
-        api_key_names: Collection[str],
+        api_key_names: Callable[[], Collection[str]],
         metrics: Metrics,
         audit: Audit,
     ) -> None:
@@ -105,7 +105,8 @@ class PolicyAdmin:
             begun = _Begun()
             loaded = self._loaded_proposers()
             new = read_policies(policies or {}, loaded)
-            new_rules = None if rules is None else read_rules(rules, loaded, self._api_key_names)
+            names = self._api_key_names()
+            new_rules = None if rules is None else read_rules(rules, loaded, names)
             outcome, fault = PolicyOutcome.CHANGED, None
             try:
                 await self._set_all(new)

@@ -6,7 +6,7 @@ has kept of each choice.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -50,9 +50,14 @@ class Recording:
         self._admitted_at = time.perf_counter()
         self._request, self._choices = request, choices
 
-    def failed(self, error: ApiError) -> None:
-        """A stream that has begun ends with an error."""
-        self._error = error
+    def failing(self, encode: Callable[[ApiError], bytes]) -> Callable[[ApiError], bytes]:
+        """`encode`, the end of a stream that fails after it has begun; notes the error."""
+
+        def noted(error: ApiError) -> bytes:
+            self._error = error
+            return encode(error)
+
+        return noted
 
     def __exit__(
         self,

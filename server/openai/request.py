@@ -34,7 +34,7 @@ class Origin:
 
     Attributes:
         headers: name in lower case -> value.
-        api_key: the name of its API key, if that key has one.
+        api_key: the name of its key, if it needed one.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)

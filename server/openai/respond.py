@@ -13,7 +13,7 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.interface import Engine
 from engine_adapter.types import Delta
 from server.errors import ApiError
-from server.http.auth import api_key_name
+from server.http.auth import key_name
 from server.http.event_stream import EventStream, until_disconnect
 from server.http.exchange import exchange_of
 from server.openai.answer_overlap import measured
@@ -81,43 +81,35 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ApiError` and `EngineError` before the first byte."""
+        exchange, key = exchange_of(scope), key_name(scope)
+        with Recording(self._runtime, exchange, self._prepared, key) as recording:
+            await self._answer(recording, scope, receive, send)
+
+    async def _answer(
+        self, recording: Recording, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         engine = self._runtime.engine
-        headers = Headers(scope=scope)
-        origin = Origin(headers, api_key_name(headers, self._runtime.settings))
-        with Recording(
-            self._runtime, exchange_of(scope), self._prepared, origin.api_key
-        ) as recording:
-            async with AsyncExitStack() as in_flight:
-                request = await in_flight.enter_async_context(
-                    admitted(self._runtime, receive, self._prepared, origin)
+        origin = Origin(Headers(scope=scope), key_name(scope))
+        async with AsyncExitStack() as in_flight:
+            request = await in_flight.enter_async_context(
+                admitted(self._runtime, receive, self._prepared, origin)
+            )
+            response_headers = request.headers()
+            builder = self._new_builder(request)
+            recording.admitted(request, builder.choices)
+            if self._prepared.body.stream:
+                keepalive_s = self._runtime.settings.keepalive_s
+                events = stream_events(engine, request, builder, in_flight.aclose)
+                stream = EventStream(
+                    events,
+                    keepalive_s=keepalive_s,
+                    headers=response_headers,
+                    on_failure=recording.failing(builder.failure),
                 )
-                builder = self._new_builder(request)
-                recording.admitted(request, builder.choices)
-                if self._prepared.body.stream:
-                    events = stream_events(engine, request, builder, in_flight.aclose)
-                    stream = self._event_stream(events, request, builder, recording)
-                    await stream(scope, receive, send)
-                    return
-                body = await until_disconnect(receive, whole_body(engine, request, builder))
-            await JSONResponse(body, headers=request.headers())(scope, receive, send)
-
-    def _event_stream(
-        self,
-        events: AsyncGenerator[bytes, None],
-        request: AdmittedRequest,
-        builder: Builder,
-        recording: Recording,
-    ) -> EventStream:
-        def failure(error: ApiError) -> bytes:
-            recording.failed(error)
-            return builder.failure(error)
-
-        return EventStream(
-            events,
-            keepalive_s=self._runtime.settings.keepalive_s,
-            headers=request.headers(),
-            on_failure=failure,
-        )
+                await stream(scope, receive, send)
+                return
+            body = await until_disconnect(receive, whole_body(engine, request, builder))
+        await JSONResponse(body, headers=response_headers)(scope, receive, send)
 
 
 async def whole_body(engine: Engine, request: AdmittedRequest, builder: Builder) -> dict[str, Any]:

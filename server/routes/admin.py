@@ -50,7 +50,7 @@ async def switch_spec_method(
         body.mode,
         body.reason,
         timeout_s=body.timeout_s,
-        caller=caller(request.headers, request.client, runtime.settings),
+        caller=caller(request),
     )
     try:
         # A drain must not make requests wait for a caller that is gone.
@@ -111,7 +111,7 @@ async def proposers(runtime: StartedRuntime) -> ProposersResponse:
 )
 async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""
-    asker = caller(request.headers, request.client, runtime.settings)
+    asker = caller(request)
     try:
         return _proposer(await runtime.proposer_admin.load(body.root, asker), runtime)
     except EngineConfigError as error:
@@ -131,7 +131,7 @@ async def unload_proposer(
     request: Request, body: UnloadRequest, runtime: ReadyRuntime
 ) -> UnloadResponse:
     """Unloads a proposer that is not in use, and frees its memory."""
-    asker = caller(request.headers, request.client, runtime.settings)
+    asker = caller(request)
     await runtime.proposer_admin.unload(body.name, asker)
     return UnloadResponse(name=body.name)
 

@@ -25,7 +25,7 @@ async def load_lora_adapter(
     request: Request, body: LoadAdapterRequest, runtime: ReadyRuntime
 ) -> dict[str, Any]:
     """Loads an adapter while requests are served; from then on requests can name it."""
-    asker = caller(request.headers, request.client, runtime.settings)
+    asker = caller(request)
     try:
         adapter = await runtime.lora_admin.load(body.lora_name, body.lora_path, asker)
     except EngineConfigError as error:
@@ -44,6 +44,6 @@ async def unload_lora_adapter(
     request: Request, body: UnloadAdapterRequest, runtime: ReadyRuntime
 ) -> dict[str, Any]:
     """Unloads an adapter that no request uses."""
-    asker = caller(request.headers, request.client, runtime.settings)
+    asker = caller(request)
     await runtime.lora_admin.unload(body.lora_name, asker)
     return {"id": body.lora_name, "object": "model", "deleted": True}

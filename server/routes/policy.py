@@ -36,7 +36,7 @@ async def change_spec_policy(
     if body.policies is None and body.rules is None:
         message = "policies or rules is required."
         raise InvalidField("policies", message, "missing_required_parameter")
-    asker = caller(request.headers, request.client, runtime.settings)
+    asker = caller(request)
     try:
         await runtime.policy_admin.change(body.policies, body.rules, body.reason, asker)
     except PolicyError as error:

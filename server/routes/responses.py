@@ -16,7 +16,7 @@ from server.openai.responses.prepare import prepare_response
 from server.schema import response_answers as schema
 from server.schema.response_events import ResponseEvent
 from server.schema.responses import MAX_PAGE, PAGE, Includable, ResponsesRequest
-from server.state import ReadyRuntime, Runtime, StartedRuntime
+from server.state import ReadyRuntime, StartedRuntime
 
 router = APIRouter(tags=["Responses"])
 
@@ -39,7 +39,7 @@ async def create_response(
     request: Request, body: ResponsesRequest, runtime: ReadyRuntime
 ) -> Response:
     """Answers the input, or continues an earlier response."""
-    prepared = await prepare_response(runtime, body, _owner(request, runtime))
+    prepared = await prepare_response(runtime, body, _owner(request))
     builder = partial(ResponsesBuilder, runtime.responses, prepared)
     return GenerationResponse(runtime, prepared.request, builder)
 
@@ -67,9 +67,7 @@ async def get_response(
             "A stored response is returned in one piece: leave stream and starting_after out.",
             "unsupported_parameter",
         )
-    found = retrieval.retrieve(
-        runtime.responses, response_id, _owner(request, runtime), include or ()
-    )
+    found = retrieval.retrieve(runtime.responses, response_id, _owner(request), include or ())
     return Response(found, media_type="application/json")
 
 
@@ -82,7 +80,7 @@ async def delete_response(
     request: Request, response_id: str, runtime: StartedRuntime
 ) -> dict[str, Any]:
     """Deletes a stored response."""
-    return retrieval.delete(runtime.responses, response_id, _owner(request, runtime))
+    return retrieval.delete(runtime.responses, response_id, _owner(request))
 
 
 @router.post(
@@ -94,7 +92,7 @@ async def delete_response(
 )
 async def cancel_response(request: Request, response_id: str, runtime: StartedRuntime) -> None:
     """Refused: no response runs in the background."""
-    retrieval.cancel(runtime.responses, response_id, _owner(request, runtime))
+    retrieval.cancel(runtime.responses, response_id, _owner(request))
 
 
 @router.get(
@@ -115,12 +113,12 @@ async def get_input_items(
     return retrieval.list_input(
         runtime.responses,
         response_id,
-        _owner(request, runtime),
+        _owner(request),
         after=after,
         limit=limit,
         newest_first=order == "desc",
     )
 
 
-def _owner(request: Request, runtime: Runtime) -> bytes:
-    return key_owner(request.headers, runtime.settings)
+def _owner(request: Request) -> str:
+    return key_owner(request.scope)

@@ -4,6 +4,7 @@
 setting's description gives its unit and becomes its help text.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,10 +25,11 @@ from server.control.policy_reader import read_policies
 from server.control.routing import Rule
 from server.control.rule_reader import RuleError, read_rules
 from server.control.selection import resolve
-from server.settings.access_settings import AccessSettings
+from server.settings.access_settings import NEVER_EMPTY, AccessSettings
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.http_settings import HttpSettings
+from server.settings.keys import Role
 from server.settings.limit_settings import LimitSettings
 from server.settings.model_paths import check_model
 from server.settings.telemetry_settings import TelemetrySettings
@@ -117,7 +119,11 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
     @classmethod
     def _fill_in(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Adds the defaults that depend on other settings; without a model they are the demo's."""
-        given = {key: value for key, value in data.items() if value not in (None, "", (), [])}
+        given = {
+            key: value
+            for key, value in data.items()
+            if value not in (None, "", (), []) or (value == "" and key in NEVER_EMPTY)
+        }
         if not given.get("model"):
             given = {**demo_settings(given), **given}
         derived = {
@@ -135,6 +141,8 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
         self._check_output_limits()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise SettingError("ssl_keyfile", f"needs {flag('ssl_certfile')}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise SettingError("enable_auto_tool_choice", f"needs {flag('tool_call_parser')}")
         return self
@@ -169,7 +177,7 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
         for setting, check in (
             ("spec_method", self._initial_method),
             ("spec_policy", lambda: read_policies(self.spec_policy, self._loaded())),
-            (_RULES, self.rules),
+            (_RULES, lambda: self.rules(self.read_keys().names(Role.API))),
         ):
             try:
                 check()
@@ -194,9 +202,9 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
         """Raises `SelectionError`, as a switch to `spec_method` would."""
         return resolve(MethodRequest(self.spec_method, None, True, "spec_method"), self._loaded())
 
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self, api_key_names: Collection[str]) -> tuple[Rule, ...]:
         """The routing rules at start. Raises `RuleError`."""
-        return read_rules(self.routing_rules, self._loaded(), self.named_api_key, _RULES)
+        return read_rules(self.routing_rules, self._loaded(), api_key_names, _RULES)
 
     @property
     def initial_proposer(self) -> str:

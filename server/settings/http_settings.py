@@ -12,6 +12,12 @@ class HttpSettings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")
+    ssl_certfile: str | None = Field(
+        None, description="file with the certificate chain, in PEM; the server then speaks HTTPS"
+    )
+    ssl_keyfile: str | None = Field(
+        None, description="file with the certificate's private key, if it is not in ssl_certfile"
+    )
     allowed_origins: Origins = Field(
         (),
         description="origin of the web pages that may call this API from a browser, such as "

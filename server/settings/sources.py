@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from server.settings import Settings, flag
-from server.settings.access_settings import AccessSettings
+from server.settings.access_settings import KEY_SETTINGS, NEVER_EMPTY, AccessSettings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.http_settings import HttpSettings
 from server.settings.limit_settings import LimitSettings
@@ -138,10 +138,17 @@ def _add_argument(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that name a setting; an empty one counts as unset, as in compose files."""
+    """The variables that name a setting; an empty one counts as unset, as in compose files.
+
+    An empty key is kept, so that it is refused.
+    """
     names = ["config", *Settings.model_fields]
     given = {name: environ.get(PREFIX + name.upper()) for name in names}
-    return {name: value for name, value in given.items() if value}
+    return {
+        name: value
+        for name, value in given.items()
+        if value or (value is not None and name in NEVER_EMPTY)
+    }
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -208,7 +215,7 @@ def _reason(detail: ErrorDetails) -> str:
     if isinstance(cause, ValueError):
         return str(cause)
     message = detail["msg"]
-    if detail["loc"][0] in ("api_key", "admin_key", "named_api_key"):
+    if detail["loc"][0] in KEY_SETTINGS:
         return message
     value = repr(detail["input"])
     shown = value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}…"

@@ -1,17 +1,19 @@
 """Types of settings: each reads text, as flags and variables have it, or structure, as YAML has."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sized
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretBytes
 
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers import methods
 from engine_adapter.proposers.contract import ProposerSpec
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""The names that a key can have."""
 
 
 class SettingError(ValueError):
@@ -98,19 +100,39 @@ def _lora_module(item: Any) -> tuple[str, Any]:
     return str(fields["name"]), fields["path"]
 
 
-def _named_secrets(value: Any) -> Any:
-    """Reads `name=secret` texts, or a mapping. No message repeats a part of them."""
+def _hashes(value: Any) -> tuple[bytes, ...]:
+    """Reads keys, and returns the hash of each. No message repeats a part of them."""
+    return tuple(_hash(item) for item in _list(value))
+
+
+def _hash(key: Any) -> bytes:
+    if not isinstance(key, str):
+        raise ValueError("must be text")
+    if not key.strip():
+        raise ValueError("must not be empty; leave it out to have no such key")
+    if "," in key:
+        raise ValueError("must have no comma: repeat the flag for several keys")
+    return digest_of(key.strip().encode())
+
+
+def digest_of(key: bytes) -> bytes:
+    """The hash under which a key is kept: its SHA-256. A long random key needs no slower one."""
+    return hashlib.sha256(key).digest()
+
+
+def _named_hashes(value: Any) -> Any:
+    """Reads `name=key` texts, or a mapping; see `_hashes`."""
     if isinstance(value, Mapping):
-        pairs = [(str(name), secret) for name, secret in value.items()]
+        pairs = [(str(name), key) for name, key in value.items()]
     else:
         texts = [item if isinstance(item, str) else "" for item in _list(value)]
-        pairs = [(name, secret) for name, _, secret in (text.partition("=") for text in texts)]
-    if not all(_NAME.fullmatch(name) and secret for name, secret in pairs):
+        pairs = [(name, key) for name, _, key in (text.partition("=") for text in texts)]
+    if not all(KEY_NAME.fullmatch(name) and key for name, key in pairs):
         raise ValueError("must be NAME=KEY, with 1 to 64 of A-Za-z0-9._- as NAME")
-    secrets = dict(pairs)
-    if len(secrets) != len(pairs):
+    hashes = {name: _hash(key) for name, key in pairs}
+    if len(hashes) != len(pairs):
         raise ValueError("two keys have the same name")
-    return secrets
+    return hashes
 
 
 def _json_list(value: Any) -> Any:
@@ -128,8 +150,8 @@ Count = Annotated[int, Field(ge=1)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
 """Texts; as one text, separated by commas."""
 
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
-"""Texts that messages and logs never show."""
+KeyHashes = Annotated[tuple[SecretBytes, ...], BeforeValidator(_hashes)]
+"""The SHA-256 of keys; given as texts, or as one text separated by commas."""
 
 Proposers = Annotated[tuple[ProposerSpec, ...], BeforeValidator(_proposers)]
 """Proposers; as text, a JSON object or a JSON list of them."""
@@ -140,8 +162,8 @@ JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
 LoraModules = Annotated[dict[str, str], BeforeValidator(_lora_modules)]
 """LoRA adapters by name; as text, `name=path` or JSON objects."""
 
-NamedSecrets = Annotated[dict[str, SecretStr], BeforeValidator(_named_secrets)]
-"""Secrets by name; as text, `name=secret`, separated by commas."""
+NamedKeyHashes = Annotated[dict[str, SecretBytes], BeforeValidator(_named_hashes)]
+"""The SHA-256 of keys by name; given as `name=key`, separated by commas."""
 
 JsonList = Annotated[tuple[Any, ...], BeforeValidator(_json_list)]
 """A list; as text, JSON objects or a JSON list of them."""

@@ -73,7 +73,7 @@ class Generation:
         id: the response's id; `None` if the request was not admitted.
         operation: `chat` or `text_completion`.
         model: the served name.
-        api_key: the name of its key, if that key has one.
+        api_key: the name of its key; `None` without one.
         num_choices: of all prompts together.
         sampling: of the first prompt.
         selected: `None` if the request was not admitted.

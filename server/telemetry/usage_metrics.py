@@ -1,7 +1,7 @@
 """What each API key used: requests and tokens, by the key's name.
 
-Label values are the names of configured keys and one more value for all other requests, so their
-number is bounded.
+Label values are the names of configured keys, and `none` for requests without a key, so their number
+is bounded.
 
 Tokens by key, per second:
     sum by (api_key) (rate(specgate_key_generated_tokens_total[5m]))
@@ -14,11 +14,9 @@ Requests by key in the last day:
 
 from collections.abc import Iterable
 
+from engine_adapter.types import NONE
 from server.telemetry.generation import Generation
 from server.telemetry.metric_maker import MetricMaker
-
-UNNAMED = "unnamed"
-"""The label of requests without a key, or with a key that has no name."""
 
 
 class UsageMetrics:
@@ -34,8 +32,8 @@ class UsageMetrics:
         self._generated = make.counter(f"{prefix}_generated_tokens", "Tokens generated", "api_key")
 
     def declare(self, names: Iterable[str]) -> None:
-        """Lets the series of the named keys, and of all others together, exist at 0."""
-        for name in (*names, UNNAMED):
+        """Lets the series of the named keys, and of requests without a key, exist at 0."""
+        for name in (*names, NONE):
             for metric in (self._requests, self._prompt, self._cached, self._generated):
                 metric.labels(name)
 
@@ -43,7 +41,7 @@ class UsageMetrics:
         """Counts an admitted request when it has ended, whole or cut off."""
         if generation.selected is None:
             return
-        name = UNNAMED if generation.api_key is None else generation.api_key
+        name = NONE if generation.api_key is None else generation.api_key
         self._requests.labels(name).inc()
         self._prompt.labels(name).inc(generation.prompt_tokens)
         self._cached.labels(name).inc(generation.cached_tokens)

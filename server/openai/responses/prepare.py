@@ -35,7 +35,7 @@ class PreparedResponse:
     """
 
     body: ResponsesRequest
-    owner: bytes
+    owner: str
     items: Sequence[Item]
     stored: bool
     request: PreparedRequest
@@ -48,7 +48,7 @@ class PreparedResponse:
 
 
 async def prepare_response(
-    runtime: Runtime, body: ResponsesRequest, owner: bytes
+    runtime: Runtime, body: ResponsesRequest, owner: str
 ) -> PreparedResponse:
     """Checks and renders a response. Raises `ApiError`, in the terms of the response's fields."""
     body.check_stream_options()
@@ -65,7 +65,7 @@ async def prepare_response(
     return PreparedResponse(body, owner, items, stored, request, shape)
 
 
-def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: bytes) -> list[Source]:
+def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> list[Source]:
     """The items of the conversation that the request continues. Raises `InvalidField`."""
     name = "previous_response_id"
     previous_id = body.previous_response_id

@@ -12,7 +12,7 @@ from server.schema.responses import LOGPROBS
 from server.text import clip
 
 
-def retrieve(store: ResponseStore, response_id: str, owner: bytes, include: Sequence[str]) -> bytes:
+def retrieve(store: ResponseStore, response_id: str, owner: str, include: Sequence[str]) -> bytes:
     """A stored response as JSON.
 
     Raises:
@@ -26,13 +26,13 @@ def retrieve(store: ResponseStore, response_id: str, owner: bytes, include: Sequ
     return body
 
 
-def delete(store: ResponseStore, response_id: str, owner: bytes) -> dict[str, Any]:
+def delete(store: ResponseStore, response_id: str, owner: str) -> dict[str, Any]:
     """Deletes a stored response. Raises `NotFound`."""
     store.delete(_find(store, response_id, owner))
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-def cancel(store: ResponseStore, response_id: str, owner: bytes) -> None:
+def cancel(store: ResponseStore, response_id: str, owner: str) -> None:
     """Refuses, as OpenAI does for a response that does not run in the background.
 
     Raises `NotFound`, else `InvalidField`.
@@ -48,7 +48,7 @@ def cancel(store: ResponseStore, response_id: str, owner: bytes) -> None:
 def list_input(
     store: ResponseStore,
     response_id: str,
-    owner: bytes,
+    owner: str,
     *,
     after: str | None,
     limit: int,
@@ -99,7 +99,7 @@ def _has_logprobs(response: dict[str, Any]) -> bool:
     return all(part["logprobs"] for part in parts if part["type"] == "output_text" and part["text"])
 
 
-def _find(store: ResponseStore, response_id: str, owner: bytes) -> StoredResponse:
+def _find(store: ResponseStore, response_id: str, owner: str) -> StoredResponse:
     response = store.find(response_id, owner)
     if response is None:
         message = f"The response {clip(response_id)} is not stored. {retention(store)}"

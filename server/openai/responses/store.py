@@ -18,7 +18,7 @@ class StoredResponse:
 
     Attributes:
         id: the response's id.
-        owner: whose key it was made with; see `server.http.auth.key_owner`.
+        owner: who may read it; see `server.http.auth.key_owner`.
         previous_id: the response that it continues.
         status: its status, as in the response.
         body: the whole response, as JSON.
@@ -26,7 +26,7 @@ class StoredResponse:
     """
 
     id: str
-    owner: bytes
+    owner: str
     previous_id: str | None
     status: str
     body: bytes
@@ -81,7 +81,7 @@ class ResponseStore:
         while len(self._stored) > self.max_responses or self.num_bytes > self.max_bytes:
             self._remove(next(iter(self._stored)))
 
-    def find(self, response_id: str, owner: bytes) -> StoredResponse | None:
+    def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """The owner's response of this id; it becomes the most recent one."""
         response = self._stored.get(response_id)
         if response is None or response.owner != owner:

@@ -1,6 +1,7 @@
 """Requests and tokens by the name of the key."""
 
 import asyncio
+from hashlib import sha256
 
 import pytest
 
@@ -28,7 +29,7 @@ async def keyed(start: StartGateway) -> Gateway:
 
 
 async def test_every_key_begins_at_0(keyed: Gateway) -> None:
-    for key in ("team-a", "team-b", "unnamed"):
+    for key in ("team-a", "team-b", "none"):
         assert used(keyed, key) == (0, 0, 0, 0)
 
 
@@ -45,21 +46,23 @@ async def test_a_request_counts_for_its_key_as_its_usage_says(keyed: Gateway, st
     body = {"input": "hi", "max_output_tokens": 16, "stream": stream}
     await keyed.post("/v1/responses", body, **bearing("b"))
     assert used(keyed, "team-b")[0] == 2
-    assert used(keyed, "unnamed") == (0, 0, 0, 0)
+    assert used(keyed, "none") == (0, 0, 0, 0)
 
 
-async def test_keys_without_a_name_are_one(keyed: Gateway) -> None:
+async def test_only_configured_keys_have_series(keyed: Gateway) -> None:
+    plain, admin = (sha256(key.encode()).hexdigest()[:8] for key in ("plain", "admin"))
     await keyed.complete(max_tokens=1, **bearing("plain"))
     await keyed.complete(max_tokens=1, **bearing("admin"))
-    assert used(keyed, "unnamed")[0] == 2
+    assert (await keyed.complete(max_tokens=1, **bearing("wrong"))).status_code == 401
+    assert used(keyed, plain)[0] == used(keyed, admin)[0] == 1
     series = [m for m in keyed.registry.collect() if m.name.startswith("specgate_key_")]
     labels = {sample.labels["api_key"] for metric in series for sample in metric.samples}
-    assert labels == {"team-a", "team-b", "unnamed"}
+    assert labels == {"team-a", "team-b", "none", plain, admin}
 
 
-async def test_without_keys_everybody_is_unnamed(gateway: Gateway) -> None:
+async def test_without_keys_everybody_is_one(gateway: Gateway) -> None:
     await gateway.complete(max_tokens=2, **bearing("whatever"))
-    assert used(gateway, "unnamed")[0] == 1
+    assert used(gateway, "none")[0] == 1
 
 
 async def test_what_was_refused_is_not_counted(keyed: Gateway) -> None:
@@ -78,7 +81,7 @@ async def test_a_request_that_was_cut_off_counts_what_it_got(start: StartGateway
     await eventually(lambda: len(exchange.sent) > 5)
     exchange.leave()
     await asyncio.wait_for(task, 5)
-    requests, prompt, _, generated = used(gateway, "unnamed")
+    requests, prompt, _, generated = used(gateway, "none")
     assert requests == 1
     assert prompt is not None
     assert generated is not None
@@ -89,4 +92,4 @@ async def test_a_request_that_was_cut_off_counts_what_it_got(start: StartGateway
 async def test_a_request_without_a_first_token_counts_no_tokens(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_fail_prompt": "a", "fake_trouble_after_tokens": 0})
     assert (await gateway.complete("a")).status_code == 500
-    assert used(gateway, "unnamed") == (1, 0, 0, 0)
+    assert used(gateway, "none") == (1, 0, 0, 0)

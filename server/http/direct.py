@@ -1,0 +1,80 @@
+"""Which requests come straight from this machine, as far as can be seen of them.
+
+A server without keys trusts its own machine. A proxy on that machine passes on what others send,
+and a web page on it may call by a name of its own that leads here (DNS rebinding). Their requests
+differ in what they say, so what is not known to come from a direct client is not trusted.
+"""
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from server.text import cut
+
+_DIRECT_HEADERS = frozenset(
+    {
+        *("accept", "authorization", "baggage", "cache-control", "connection", "content-length"),
+        *("content-type", "cookie", "date", "dnt", "expect", "host", "http2-settings"),
+        *("idempotency-key", "keep-alive", "origin", "pragma", "priority", "purpose", "range"),
+        *("referer", "te", "traceparent", "tracestate", "transfer-encoding", "upgrade"),
+        *("upgrade-insecure-requests", "user-agent", "x-request-id", "x-requested-with"),
+    }
+)
+_DIRECT_PREFIXES = ("accept-", "if-", "sec-", "x-stainless-")
+"""The headers that browsers, command lines and client libraries send by themselves.
+
+Proxies add others: there are dozens of names for the address of their client, and any new one
+must count too.
+"""
+
+_SHOWN_CHARS = 100
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or `localhost`, can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def names_loopback(headers: Headers) -> bool:
+    """Whether `Host` is this machine; a request without one comes from no browser."""
+    return "host" not in headers or _is_loopback_url(f"//{headers['host']}")
+
+
+def proxy_header(headers: Headers) -> str | None:
+    """A header that no direct client sends by itself, so that a proxy may have added it."""
+    return next((name for name in headers if not _is_direct_header(name)), None)
+
+
+def indirect(scope: Scope) -> str | None:
+    """Why a request may not come straight from this machine, or `None`."""
+    headers, client = Headers(scope=scope), scope.get("client")
+    if client is None or not is_loopback(client[0]):
+        return "it comes from another machine"
+    if not names_loopback(headers) or "host" not in headers:
+        return "its Host is not a loopback address"
+    if "origin" in headers and not _is_loopback_url(headers["origin"]):
+        return "a page of another origin sends it"
+    if (name := proxy_header(headers)) is not None:
+        return f"its header {cut(name, _SHOWN_CHARS)} may be a proxy's"
+    # Today's clients speak HTTP/1.1; nginx speaks 1.0 to what is behind it unless told otherwise.
+    if scope.get("http_version") == "1.0":
+        return "it is HTTP/1.0, which proxies speak"
+    return None
+
+
+def _is_direct_header(name: str) -> bool:
+    return name in _DIRECT_HEADERS or name.startswith(_DIRECT_PREFIXES)
+
+
+def _is_loopback_url(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False

@@ -1,0 +1,57 @@
+"""`Keyring`: the keys in force, and their replacement while the server runs."""
+
+import structlog
+
+from server.settings.access_settings import AccessSettings
+from server.settings.keys import KEY_FILE, KeySet, Role
+from server.settings.types import SettingError
+
+log = structlog.get_logger(__name__)
+
+
+class Keyring:
+    """The keys in force. Lives on the event loop.
+
+    Attributes:
+        keys: replaced as a whole, so that a request sees the old ones or the new ones.
+
+    Raises:
+        SettingError: the keys cannot be read.
+    """
+
+    def __init__(self, settings: AccessSettings) -> None:
+        self._settings = settings
+        self.keys = settings.read_keys()
+
+    def api_key_names(self) -> frozenset[str]:
+        """The names that routing rules may match now."""
+        return self.keys.names(Role.API)
+
+    def reload(self) -> bool:
+        """Reads the key file again. Returns whether the new keys are in force.
+
+        A file that cannot be used changes nothing, and the log says why. Requests that have been
+        authorized go on.
+        """
+        try:
+            keys = self._read_again()
+        except SettingError as error:
+            log.error("keys_not_reloaded", reason=str(error))
+            return False
+        self.keys = keys
+        log.info("keys_reloaded", keys=len(keys))
+        return True
+
+    def _read_again(self) -> KeySet:
+        if self._settings.key_file is None:
+            raise SettingError(
+                KEY_FILE, "--key-file is not set, so there are no keys to read again"
+            )
+        keys = self._settings.read_keys()
+        for role in Role:
+            # Without a key of a role its routes could open; only a start may decide that.
+            if self.keys.has(role) and not keys.has(role):
+                raise SettingError(
+                    KEY_FILE, f"{self._settings.key_file} has no {role} key any more"
+                )
+        return keys
