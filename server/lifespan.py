@@ -15,6 +15,8 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
+from server.control.admission import Admission
+from server.control.admission_limits import admission_limits, slot_limits
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -100,7 +102,12 @@ async def _create_runtime(state: AppState) -> Runtime:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
     metrics.usage.declare(keyring.api_key_names())
-    switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
+    admission = Admission(
+        slot_limits(settings, info), admission_limits(settings), metrics.admission
+    )
+    switcher = Switcher(
+        engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
+    )
     router = Router(settings.rules(keyring.api_key_names()), loaded_proposers, metrics)
     return Runtime(
         settings=settings,
@@ -109,6 +116,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         audit=audit,
         info=info,
         renderer=renderer,
+        admission=admission,
         switcher=switcher,
         router=router,
         loaded_proposers=loaded_proposers,

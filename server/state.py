@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.errors import EngineNotReady
 from engine_adapter.interface import Engine
 from engine_adapter.types import EngineInfo
+from server.control.admission import Admission
 from server.control.audit import Audit
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
@@ -46,6 +47,7 @@ class Runtime:
     audit: Audit
     info: EngineInfo
     renderer: Renderer
+    admission: Admission
     switcher: Switcher
     router: Router
     loaded_proposers: Callable[[], LoadedProposers]

@@ -16,10 +16,11 @@ from engine_adapter.interface import Engine
 from engine_adapter.types import SpecMethod, Switch
 from server.control.audit import Audit
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
-from server.control.gate import Gate, InFlight
+from server.control.in_flight import InFlight
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
 from server.control.selection import ActiveMethod, resolve
+from server.control.slots import Slots
 from server.control.types import DRAIN_TIMEOUT_S, SERVER, Caller, SwitchMode, SwitchOutcome
 from server.telemetry.metrics import Metrics
 
@@ -48,9 +49,9 @@ class Switcher:
     Args:
         loaded_proposers: returns the proposers that are loaded at the time of the call.
         initial: the method at start, under any name that a switch accepts.
+        slots: what every request waits for; a drain closes them to requests that have not begun.
 
     Attributes:
-        gate: a request passes it before it is admitted.
         in_flight: the admitted requests that have not ended.
 
     Raises:
@@ -64,12 +65,13 @@ class Switcher:
         metrics: Metrics,
         initial: str,
         audit: Audit,
+        slots: Slots,
     ) -> None:
         method = resolve(
             MethodRequest(initial, None, True, proposer_param="spec_method"), loaded_proposers()
         )
-        self.gate = Gate()
         self.in_flight = InFlight()
+        self._slots = slots
         self._engine = engine
         self._loaded_proposers = loaded_proposers
         self._metrics = metrics
@@ -91,8 +93,8 @@ class Switcher:
 
     @property
     def busy(self) -> bool:
-        """Whether a switch runs, or requests that it held are not admitted yet."""
-        return self._attempt is not None or self.gate.must_wait
+        """Whether a switch runs."""
+        return self._attempt is not None
 
     @property
     def drain(self) -> Drain | None:
@@ -102,7 +104,7 @@ class Switcher:
             return None
         return Drain(
             SpecMethodBody.of(attempt.method),
-            self.gate.num_waiting,
+            self._slots.num_queued,
             attempt.took_ms,
             attempt.timeout_s,
         )
@@ -182,7 +184,7 @@ class Switcher:
         """In `drain` mode, holds new requests and waits for the admitted ones to end."""
         if attempt.mode != SwitchMode.DRAIN:
             return
-        self.gate.close()
+        self._slots.close()
         try:
             async with asyncio.timeout(attempt.timeout_s) as self._deadline:
                 if self._stopping:
@@ -225,7 +227,7 @@ class Switcher:
         """Ends a switch: records it, and lets the held requests continue."""
         record = self._record(attempt, outcome, error, epoch)
         self._attempt = None
-        self.gate.open()
+        self._slots.open()
         return record
 
     def _record(

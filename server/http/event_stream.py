@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
 from server.errors import ApiError, ClientDisconnected, Stopping, error_body, to_api_error
+from server.time_limits import TimeLimit
 
 T = TypeVar("T")
 
@@ -53,18 +54,24 @@ def error_events(error: ApiError) -> bytes:
     return event(error_body(error)) + DONE
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, and cancels it as soon as the client disconnects.
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], limit: TimeLimit | None = None
+) -> T:
+    """Runs `work`, and cancels it as soon as the client disconnects, or at the limit.
 
-    `receive` must be past the request's body. Raises `ClientDisconnected`, and `RuntimeError`
-    if `work` was cancelled from elsewhere.
+    `receive` must be past the request's body. Raises `ClientDisconnected`, the limit's error, and
+    `RuntimeError` if `work` was cancelled from elsewhere.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (working, watching),
+            timeout=None if limit is None else limit.left_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         if not working.done():
-            raise ClientDisconnected
+            raise ClientDisconnected if limit is None or watching.done() else limit.error()
         if working.cancelled():
             raise RuntimeError("the work was cancelled from within")
         return working.result()
@@ -82,7 +89,8 @@ async def _disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """Sends the encoded events of an async generator, and always closes it.
 
-    `on_failure` encodes the events that end a stream which fails after its first event.
+    `on_failure` encodes the events that end a stream which fails after its first event; `limit`
+    is the time by which it has ended.
     """
 
     media_type = "text/event-stream"
@@ -94,6 +102,7 @@ class EventStream(Response):
         keepalive_s: float,
         headers: Mapping[str, str] | None = None,
         on_failure: Callable[[ApiError], bytes] = error_events,
+        limit: TimeLimit | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
         # Response has set the length of an empty body.
@@ -101,6 +110,7 @@ class EventStream(Response):
         self._events = events
         self._keepalive_s = keepalive_s
         self._on_failure = on_failure
+        self._limit = limit
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,17 +120,18 @@ class EventStream(Response):
         self._last = self._loop.time()
         async with aclosing(self._events):
             try:
-                await until_disconnect(receive, self._run(send))
+                await until_disconnect(receive, self._run(send), self._limit)
             except ClientDisconnected:
                 if not self._started:
                     raise
                 log.info("stream_disconnected")
-            except asyncio.CancelledError:
-                # The server stops and has waited long enough.
+            except (asyncio.CancelledError, ApiError) as error:
                 if not self._started:
                     raise
-                log.error("stream_failed", code="stopping")
-                await self._write(send, self._on_failure(Stopping()))
+                # If cancelled, the server stops and has waited long enough.
+                mapped = error if isinstance(error, ApiError) else Stopping()
+                log.error("stream_failed", code=mapped.code)
+                await self._write(send, self._on_failure(mapped))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, send: Send) -> None:

@@ -1,5 +1,6 @@
 """A request on its way to the engine: its body is checked, then it is prepared, then admitted."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,14 +17,18 @@ from server.control.overlap import RunningOverlap
 from server.control.router import NO_ROUTING, Routing
 from server.control.routing import Traits
 from server.control.selection import Selection, decides_itself, select
+from server.control.slots import Place
 from server.errors import InvalidField, Stopping
 from server.http.event_stream import until_disconnect
+from server.limit_errors import QueueTimeout
 from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
+from server.openai.demand import demand
 from server.openai.models import find_adapter
 from server.schema.base import Body
 from server.schema.generation_body import GenerationBody, SpecDecode
 from server.state import Runtime
+from server.time_limits import TimeLimit
 
 _INT64 = 2**63
 
@@ -112,6 +117,7 @@ class AdmittedRequest:
         created: Unix time in seconds.
         selection: the proposer that the request has, and why.
         engine_requests: one per choice; choice i of prompt p has the index p * n + i.
+        place: has started the first of them.
         num_prompt_tokens: the tokens of all prompts, each prompt counted once.
         measured: gets the overlap of the answers, for routing rules.
     """
@@ -121,6 +127,7 @@ class AdmittedRequest:
     prepared: PreparedRequest
     selection: Selection
     engine_requests: tuple[GenerationRequest, ...]
+    place: Place
     num_prompt_tokens: int
     measured: tuple[RunningOverlap, ...] = ()
 
@@ -152,33 +159,53 @@ async def admitted(
 ) -> AsyncIterator[AdmittedRequest]:
     """Selects a request's spec method and admits it; it is in flight until the block ends.
 
-    While a drain closes the gate, the request waits for its turn first. `receive` must be past
-    the request's body.
+    While the engine has no free slot, or a drain runs, the request waits for its turn first.
+    `receive` must be past the request's body.
 
     Raises:
         InvalidField: the requested proposer or k cannot be selected.
+        TooManyRequests: the queue is full, or the request's API key is at its limit.
+        QueueTimeout: the request waited too long.
         ClientDisconnected: the client closed the connection while the request waited.
         Stopping: the server stopped while the request waited.
     """
-    gate = runtime.switcher.gate
-    if not gate.must_wait:
-        request = _admit(runtime, prepared, origin)
-    else:
-        # An invalid request is refused before the wait, not after it.
-        choose(runtime, prepared, origin)
-        with gate.ticket() as ticket:
-            while not ticket.is_next:
-                await until_disconnect(receive, ticket.wait())
-            if runtime.stopping.is_set():
-                raise Stopping
-            # No `await` from here on: see `Gate.ticket`.
-            request = _admit(runtime, prepared, origin)
-    selection = request.selection
-    with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
-        yield request
+    needed = demand(prepared, origin.api_key)
+    with runtime.admission.place(needed) as place:
+        if place.start_now():
+            runtime.admission.observe_wait(0.0)
+        else:
+            # A request that is invalid, or too many, is refused before the wait.
+            choose(runtime, prepared, origin)
+            runtime.admission.check_queue(needed)
+            await _turn(runtime, receive, place)
+        # No `await` from here on: no drain may come in between.
+        request = _admit(runtime, prepared, origin, place)
+        selection = request.selection
+        with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
+            yield request
 
 
-def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> AdmittedRequest:
+async def _turn(runtime: Runtime, receive: Receive, place: Place) -> None:
+    """Waits for a request's turn. Raises as `admitted`."""
+    admission, timeout_s = runtime.admission, runtime.settings.queue_timeout_s
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    limit = TimeLimit.after(
+        timeout_s, lambda: admission.counted(QueueTimeout(timeout_s, admission.retry_after_s))
+    )
+    await until_disconnect(receive, place.start(), limit)
+    while not admission.slots.is_open:
+        # A drain has begun since the request's turn came: the drain does not know of it.
+        place.give_back()
+        await until_disconnect(receive, place.start(), limit)
+    admission.observe_wait(loop.time() - begun_s)
+    if runtime.stopping.is_set():
+        raise Stopping
+
+
+def _admit(
+    runtime: Runtime, prepared: PreparedRequest, origin: Origin, place: Place
+) -> AdmittedRequest:
     selection, routing = choose(runtime, prepared, origin)
     request_id = f"{prepared.id_prefix}{uuid.uuid4().hex}"
     n = prepared.n
@@ -191,7 +218,7 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
     engine_requests = tuple(
         GenerationRequest(
             f"{request_id}-{p * n + i}",
-            tuple(prompt),
+            prompt,
             _own_seed(i, options),
             params,
             adapter,
@@ -199,7 +226,9 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
             cache_salt=prepared.body.cache_salt,
             priority=prepared.body.priority or 0,
         )
-        for p, (prompt, options) in enumerate(zip(prepared.prompts, prepared.options, strict=True))
+        for p, (prompt, options) in enumerate(
+            zip(map(tuple, prepared.prompts), prepared.options, strict=True)
+        )
         for i in range(n)
     )
     runtime.metrics.count_request(selection.name, selection.selected_by)
@@ -210,6 +239,7 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
         prepared=prepared,
         selection=selection,
         engine_requests=engine_requests,
+        place=place,
         num_prompt_tokens=sum(map(len, prepared.prompts)),
         measured=routing.measured,
     )

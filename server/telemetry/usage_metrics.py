@@ -1,7 +1,7 @@
 """What each API key used: requests and tokens, by the key's name.
 
-Label values are the names of configured keys, and `none` for requests without a key, so their number
-is bounded.
+The label is the name of a configured key, or `none` for requests without a key, so the series are
+bounded.
 
 Tokens by key, per second:
     sum by (api_key) (rate(specgate_key_generated_tokens_total[5m]))

@@ -144,7 +144,7 @@ async def test_switches_that_did_not_happen_are_recorded(start: StartGateway) ->
     await eventually(lambda: gateway.engine.num_running == 1, 20)
     drain = {"proposer": "ngram", "mode": "drain"}
     draining = asyncio.create_task(gateway.post(SWITCH, {**drain, "timeout_s": 0.2}))
-    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
+    await eventually(lambda: not gateway.runtime.admission.slots.is_open)
     assert (await gateway.post(SWITCH, {"proposer": None})).status_code == 409
     assert (await draining).status_code == 504
     assert (await gateway.post(SWITCH, {"proposer": "suffix"})).status_code == 503

@@ -124,10 +124,9 @@ async def test_a_client_that_leaves_while_a_drain_holds_it_is_logged(start: Star
     body = {"spec_method": "ngram", "mode": "drain", "timeout_s": 30}
     switch = gateway.exchange("/v1/switch_spec_method", body)
     switching = switch.begin()
-    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
     held = gateway.exchange("/v1/completions", long)
     waiting = held.begin()
-    await eventually(lambda: gateway.runtime.switcher.drain is not None)
     await eventually(lambda: gateway.runtime.switcher.drain.held == 1)  # type: ignore[union-attr]
     with capture_logs() as logs:
         held.leave()
