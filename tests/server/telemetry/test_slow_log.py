@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_while_a_drain_holds_it_is_logged(start: Star
     running = gateway.exchange("/v1/completions", long)
     first = running.begin()
     await eventually(lambda: gateway.engine.num_running == 1)
-    body = {"spec_method": "ngram", "mode": "drain", "timeout_s": 30}
+    body = {"speculative_model": "ngram", "mode": "drain", "timeout_s": 30}
     switch = gateway.exchange("/v1/switch_spec_method", body)
     switching = switch.begin()
     await eventually(lambda: gateway.runtime.switcher.drain is not None)

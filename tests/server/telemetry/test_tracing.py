@@ -307,10 +307,10 @@ async def test_a_switch_is_a_span_and_a_look_at_the_state_is_none(
 ) -> None:
     for path in ("/v1/spec_method", "/v1/proposers", "/v1/models", "/health", "/metrics"):
         assert (await traced.client.get(path)).status_code == 200
-    body = {"spec_method": "ngram", "mode": "new_requests"}
+    body = {"speculative_model": "ngram", "mode": "new_requests"}
     headers = {"traceparent": PARENT}
     assert (await traced.post("/v1/switch_spec_method", body, headers=headers)).status_code == 200
-    refused = await traced.post("/v1/switch_spec_method", {"spec_method": "nope"})
+    refused = await traced.post("/v1/switch_spec_method", {"speculative_model": "nope"})
     assert refused.status_code == 404
     done, not_done = await receiver.wait(2)
     assert done.name == not_done.name == "POST /v1/switch_spec_method"
