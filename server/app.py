@@ -13,6 +13,7 @@ from server.console import pages
 from server.contract.document import document
 from server.control.audit import Audit
 from server.errors import install_error_handlers
+from server.http.arrivals import Arrivals
 from server.http.auth import AuthMiddleware
 from server.http.cors import Cors
 from server.http.keyring import Keyring
@@ -69,22 +70,21 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
-    tracing = _tracing(settings)
-    keyring = Keyring(settings)
+    state = AppState(
+        settings, engine, metrics, registry, audit or Audit(), Keyring(settings), _tracing(settings)
+    )
     app = FastAPI(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,
-        middleware=_middleware(settings, metrics, keyring, has_console, tracing),
+        middleware=_middleware(state, has_console),
         openapi_url=None,  # a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.openapi = partial(document, app)  # type: ignore[method-assign]
-    app.state.specgate = AppState(
-        settings, engine, metrics, registry, audit or Audit(), keyring, tracing
-    )
+    app.state.specgate = state
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:
@@ -101,26 +101,23 @@ def _tracing(settings: Settings) -> "Tracing | None":
     return Tracing(settings.otlp_traces_endpoint)
 
 
-def _middleware(
-    settings: Settings,
-    metrics: Metrics,
-    keyring: Keyring,
-    has_console: bool,
-    tracing: "Tracing | None",
-) -> list[Middleware]:
+def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
     """From the outside in.
 
     A refusal by an inner one is logged and counted, has a request id, and can be read by a page of
     an allowed origin. A preflight has no key, so it is answered before keys are checked. The body
     of an unauthenticated request is never read.
     """
-    origins = settings.allowed_origins
+    settings, origins = state.settings, state.settings.allowed_origins
     return [
         Middleware(RequestId),
-        *([Middleware(TraceRequests, tracer=tracing)] if tracing is not None else []),
-        Middleware(AccessLog, metrics=metrics),
+        *([Middleware(TraceRequests, tracer=state.tracing)] if state.tracing else []),
+        Middleware(AccessLog, metrics=state.metrics),
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),
-        Middleware(AuthMiddleware, settings=settings, keyring=keyring, has_console=has_console),
+        Middleware(
+            AuthMiddleware, settings=settings, keyring=state.keyring, has_console=has_console
+        ),
+        Middleware(Arrivals, reading=state.reading),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
     ]

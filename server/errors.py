@@ -3,8 +3,10 @@
 ApiError                    a status and the four fields of OpenAI's error body
 ├── InvalidField            400: a field of the request; `param` is its dotted path
 ├── NotFound                404
+├── TooManyRequests, ...     429 and others: a limit ends a request; see `server.limit_errors`
 ├── Unavailable             503, with Retry-After where a retry can help
-│   └── Stopping            the server is stopping
+│   ├── Stopping            the server is stopping
+│   └── DrainAborted        a drain ended the request
 └── ClientDisconnected      499: the client is gone; for the log and the metrics
 
 Every error of every route has the body `{"error": {"message", "type", "param", "code"}}`,
@@ -12,6 +14,7 @@ Every error of every route has the body `{"error": {"message", "type", "param", 
 the input.
 """
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -96,6 +99,14 @@ class Stopping(Unavailable):
         super().__init__(message, "stopping")
 
 
+class DrainAborted(Unavailable):
+    """503: a drain ended the request, because it ran longer than the drain waits."""
+
+    def __init__(self) -> None:
+        message = "A switch of the spec method ended this request, because it ran too long."
+        super().__init__(message, "drain_aborted", 1)
+
+
 class ClientDisconnected(ApiError):
     """499, as in nginx: the client closed the connection before its response was ready."""
 
@@ -144,6 +155,12 @@ def to_api_error(error: BaseException) -> ApiError:
         case _:
             message = "Internal server error; the server's log has the details."
             return ApiError(500, message, type="server_error", code="internal_error")
+
+
+def cancellation_error(cancelled: asyncio.CancelledError) -> ApiError:
+    """Why the server cancelled a request's task: `task.cancel(msg=error)`, or the server stops."""
+    reason = cancelled.args[0] if cancelled.args else None
+    return reason if isinstance(reason, ApiError) else Stopping()
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -57,6 +57,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        state.leaving = True
         state.stopping.set()
         if state.runtime is not None:
             state.runtime.switcher.stop()

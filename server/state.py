@@ -68,7 +68,9 @@ class AppState:
         runtime: `None` until the engine has started.
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
+        leaving: the server was told to stop. It may accept requests for a while.
         stopping: set when the server stops.
+        reading: the tasks of the requests whose body has not arrived in full.
     """
 
     settings: Settings
@@ -81,12 +83,14 @@ class AppState:
     runtime: Runtime | None = None
     startup_error: Exception | None = None
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    reading: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def ready(self) -> bool:
-        """Whether a new request would be served now."""
-        return self.engine_up and not self.stopping.is_set()
+        """Whether clients should send their requests here."""
+        return self.engine_up and not self.leaving
 
     @property
     def engine_up(self) -> bool:

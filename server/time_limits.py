@@ -27,6 +27,12 @@ class TimeLimit:
             return None
         return cls(asyncio.get_running_loop().time() + seconds, error)
 
+    @staticmethod
+    def earliest(*limits: "TimeLimit | None") -> "TimeLimit | None":
+        """The limit that comes first."""
+        given = [limit for limit in limits if limit is not None]
+        return min(given, key=lambda limit: limit.at_s, default=None)
+
     @property
     def left_s(self) -> float:
         """The seconds that are left, at least 0."""

@@ -38,7 +38,7 @@ RULES: list[tuple[Check, str]] = [
     ),
     (
         architecture.schema_imports_control,
-        "A body class needs no gate and no switcher: move the constant to server/control/types.py",
+        "A body class needs no slots and no switcher: move the constant to server/control/types.py",
     ),
     (
         architecture.routes_import_too_much,
@@ -157,10 +157,10 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
     (
         architecture.schema_imports_control,
         {
-            "server/schema/a.py": "from server.control.gate import Gate",
+            "server/schema/a.py": "from server.control.slots import Slots",
             "server/schema/b.py": "from server.control.types import DRAIN_TIMEOUT_S",
         },
-        "server.schema.a:1 imports server.control.gate.Gate",
+        "server.schema.a:1 imports server.control.slots.Slots",
     ),
     (
         architecture.routes_import_too_much,

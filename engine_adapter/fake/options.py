@@ -38,9 +38,14 @@ class FakeOptions:
         fake_fail_start: if not empty, the start fails with this message.
         fake_load_s: seconds of loading a proposer.
         fake_fail_load: if not empty, a proposer's weights are refused with this message.
-        fake_die_after_steps: the engine dies after this many steps; 0 is never.
-        fake_die_at_call: the engine dies in the next call of this name, one of `CALLS`.
-        fake_hang_after_steps: the engine hangs after this many steps; 0 is never.
+        fake_slow_step_every: every step of which this is a divisor is slow; 0 is none.
+        fake_slow_step_ms: milliseconds added to a slow step.
+        fake_die_after_steps: the engine dies after this many steps of each life; 0 is never.
+        fake_die_at_call: the engine dies in each call of this name, one of `CALLS`.
+        fake_hang_after_steps: the engine hangs after this many steps of each life; 0 is never. It
+            dies of it after `HangPolicy.idle_s`.
+        fake_restart_s: seconds after its death until the engine serves again; 0 is never.
+        fake_fail_switch: if not empty, every switch fails with this message.
         fake_fail_prompt: only sequences whose prompt contains this text fail.
         fake_hang_prompt: only sequences whose prompt contains this text stop emitting.
         fake_trouble_after_tokens: tokens that such a sequence emits before its fault.
@@ -63,9 +68,13 @@ class FakeOptions:
     fake_fail_start: str = ""
     fake_load_s: float = 0.0
     fake_fail_load: str = ""
+    fake_slow_step_every: int = 0
+    fake_slow_step_ms: float = 0.0
     fake_die_after_steps: int = 0
     fake_die_at_call: str = ""
     fake_hang_after_steps: int = 0
+    fake_restart_s: float = 0.0
+    fake_fail_switch: str = ""
     fake_fail_prompt: str = ""
     fake_hang_prompt: str = ""
     fake_trouble_after_tokens: int = 1
@@ -104,6 +113,7 @@ def _check_type(name: str, value: Any) -> None:
         "fake_fail_start",
         "fake_fail_load",
         "fake_die_at_call",
+        "fake_fail_switch",
         "fake_fail_prompt",
         "fake_hang_prompt",
         "scheduling_policy",

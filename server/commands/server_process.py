@@ -1,8 +1,6 @@
 """One run of the server: engine, application, terminal, signals and exit status."""
 
-import signal
 import socket
-from types import FrameType
 
 import structlog
 import uvicorn
@@ -14,11 +12,11 @@ from engine_adapter.factory import create_engine
 from engine_adapter.types import EngineInfo
 from server.app import create_app
 from server.commands import BAD_SETTING, FAILED, print_error
+from server.commands.http_server import HttpServer
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
 from server.lifespan import StartupCallbacks
 from server.settings import Settings, flag
-from server.state import AppState
 from server.telemetry.metrics import Metrics
 
 HTTP_KEEP_ALIVE_S = 65
@@ -26,26 +24,6 @@ HTTP_KEEP_ALIVE_S = 65
 no request is sent into a connection that is being closed."""
 
 log = structlog.get_logger(__name__)
-
-
-class _UvicornServer(uvicorn.Server):
-    """Uvicorn's server, which also abandons a drain and logs the signal when it stops."""
-
-    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
-        super().__init__(config)
-        self._state = state
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Abandons a drain first, so that held requests have the same time to finish as others."""
-        runtime = self._state.runtime
-        if runtime is not None:
-            runtime.switcher.stop()
-        await super().shutdown(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to stop; a second Ctrl-C does not wait for requests."""
-        log.info("stopping", signal=signal.Signals(sig).name)
-        super().handle_exit(sig, frame)
 
 
 class ServerProcess:
@@ -59,7 +37,7 @@ class ServerProcess:
         self._listener = listener
         self._display = display
         self._status = 0
-        self._server: _UvicornServer | None = None
+        self._server: HttpServer | None = None
 
     def run(self) -> int:
         """Serves until a signal, or until the start has failed."""
@@ -76,8 +54,7 @@ class ServerProcess:
             return self._status
         callbacks = StartupCallbacks(self._display.stage, self._ready, self._failed)
         app = create_app(settings, engine, metrics, registry, callbacks, self._audit)
-        self._server = _UvicornServer(self._config(app), app.state.specgate)
-        _ignore_repeated_signals()
+        self._server = HttpServer(self._config(app), app.state.specgate, _reload)
         try:
             self._server.run(sockets=[self._listener])
         finally:
@@ -99,7 +76,6 @@ class ServerProcess:
             ssl_certfile=self._settings.ssl_certfile,
             ssl_keyfile=self._settings.ssl_keyfile,
             timeout_keep_alive=HTTP_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=self._settings.shutdown_timeout_s,
         )
 
     def _ready(self, info: EngineInfo) -> None:
@@ -110,6 +86,11 @@ class ServerProcess:
         self._status = print_start_error(error)
         if self._server is not None:
             self._server.should_exit = True
+
+
+def _reload() -> None:
+    """SIGHUP: there is nothing to read again."""
+    log.info("nothing_to_reload", signal="SIGHUP")
 
 
 def print_start_error(error: Exception) -> int:
@@ -124,9 +105,3 @@ def print_start_error(error: Exception) -> int:
         log.error("unexpected_error", exc_info=error)
     print_error(f"the engine could not be started: {str(error) or repr(error)}")
     return FAILED
-
-
-def _ignore_repeated_signals() -> None:
-    """Ignores the signal that uvicorn raises again after it has stopped."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)

@@ -20,6 +20,12 @@ Answers = dict[int | str, dict[str, Any]]
 EVENT_STREAM = "text/event-stream"
 SCHEMAS = "#/components/schemas/{model}"
 GENERATION_HEADERS = (SPEC_METHOD, IGNORED_FIELDS, UNENFORCED_KEYWORDS)
+LIMIT_ERRORS = {
+    429: "server_overloaded, concurrency_limit_exceeded, rate_limit_exceeded",
+    503: "queue_timeout",
+    504: "first_token_timeout, request_timeout",
+}
+"""The errors with which a limit ends a request that generates."""
 ERROR = "ErrorResponse"
 """The name of the schema that every error has."""
 

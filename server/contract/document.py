@@ -49,6 +49,7 @@ _SECURITY = {
     ADMIN_KEY: {"type": "http", "scheme": "bearer", "description": "a key of `--admin-key`"},
 }
 _BAD_BODY = "The body is not valid; `param` names the field, `code` may be null."
+_RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _NOT_OURS = ("HTTPValidationError", "ValidationError")
 
 
@@ -133,7 +134,7 @@ def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
 
 
 def _describe_error(status: int, response: dict[str, Any]) -> None:
-    retries = (RETRY_AFTER,) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()
+    retries = (RETRY_AFTER,) if status in _RETRYABLE else ()
     reference = {"$ref": SCHEMAS.format(model=ERROR)}
     response["headers"] = header_references(retries)
     response["content"] = {"application/json": {"schema": reference}}

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One request, with all its choices."""
+    """One request, with all its choices. `task` answers it."""
 
     proposer: str
     pinned: bool
+    task: asyncio.Task[object] | None
 
 
 class InFlight:
@@ -32,8 +33,8 @@ class InFlight:
 
     @contextmanager
     def track(self, name: str, *, pinned: bool = False) -> Iterator[None]:
-        """Counts a request under the proposer `name` while the block runs."""
-        entry = _Entry(name, pinned)
+        """Counts a request under the proposer `name` while the block runs, in its own task."""
+        entry = _Entry(name, pinned, asyncio.current_task())
         self._entries.add(entry)
         try:
             yield
@@ -47,6 +48,13 @@ class InFlight:
         for entry in self._entries:
             if not entry.pinned:
                 entry.proposer = name
+
+    def abort(self, error: Exception) -> int:
+        """Cancels every request's task with `error` as the reason. Returns how many."""
+        for entry in self._entries:
+            if entry.task is not None:
+                entry.task.cancel(msg=error)
+        return len(self._entries)
 
     async def emptied(self) -> None:
         """Returns when no request is left. Only one caller may wait at a time."""

@@ -171,11 +171,7 @@ class _Key:
         candidates = [place for place in self.continuing if place.has_room]
         if with_queue and self.queue:
             candidates.append(self.queue[0][2])
-        return min(
-            candidates,
-            key=lambda place: (place.demand.priority, place.held, place.number),
-            default=None,
-        )
+        return min(candidates, key=lambda p: (p.demand.priority, p.held, p.number), default=None)
 
 
 class Slots:
@@ -200,8 +196,7 @@ class Slots:
         self._keys: defaultdict[str | None, _Key] = defaultdict(_Key)
         self._arrivals = 0
         self._waiting = 0
-        # Somebody waits for more slots than are free. Nobody overtakes it, else it might wait
-        # for ever.
+        # Somebody waits for more slots than are free; nobody may overtake it for ever.
         self._is_blocked = False
 
     @property

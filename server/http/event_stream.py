@@ -16,7 +16,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, ClientDisconnected, Stopping, error_body, to_api_error
+from server.errors import (
+    ApiError,
+    ClientDisconnected,
+    cancellation_error,
+    error_body,
+    to_api_error,
+)
 from server.time_limits import TimeLimit
 
 T = TypeVar("T")
@@ -126,12 +132,14 @@ class EventStream(Response):
                     raise
                 log.info("stream_disconnected")
             except (asyncio.CancelledError, ApiError) as error:
+                # The request's time is over, the server stops, or a drain has waited long enough.
                 if not self._started:
                     raise
-                # If cancelled, the server stops and has waited long enough.
-                mapped = error if isinstance(error, ApiError) else Stopping()
-                log.error("stream_failed", code=mapped.code)
-                await self._write(send, self._on_failure(mapped))
+                # Before the last event, for which an absent reader can make it wait.
+                await self._events.aclose()
+                reason = error if isinstance(error, ApiError) else cancellation_error(error)
+                log.error("stream_failed", code=reason.code)
+                await self._write(send, self._on_failure(reason))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, send: Send) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, Stopping, error_response, to_api_error
+from server.errors import ApiError, cancellation_error, error_response, to_api_error
 from server.http.exchange import exchange_of
 from server.http.headers import REQUEST_ID, TRACE_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
@@ -83,6 +83,7 @@ class AccessLog:
             write = log.debug if route in PROBES else log.info
             write(
                 "request",
+                peer=scope["client"][0] if scope["client"] else None,
                 method=method,
                 path=shown_path(scope),
                 route=route,
@@ -127,10 +128,10 @@ class ErrorBoundary:
             await self._app(scope, receive, watched)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and was_cancelled():
-                # The server stops and no longer waits for requests.
+                # The server stops, or a drain has waited long enough.
                 if started:
                     raise
-                await error_response(Stopping())(scope, receive, send)
+                await error_response(cancellation_error(error))(scope, receive, send)
                 return
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:

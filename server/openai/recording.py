@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, ClientDisconnected, Stopping, to_api_error
+from server.errors import ApiError, ClientDisconnected, cancellation_error, to_api_error
 from server.http.exchange import Exchange
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest, PreparedRequest
@@ -67,7 +67,7 @@ class Recording:
     ) -> None:
         """The last byte was sent, or the request ended otherwise."""
         if isinstance(error, asyncio.CancelledError) and was_cancelled():
-            self._error = Stopping()
+            self._error = cancellation_error(error)
         elif error is not None:
             self._error = to_api_error(error)
         elif self._error is None and any(c.finish_reason is None for c in self._choices):
@@ -94,7 +94,7 @@ class Recording:
         if request is None:
             return generation
         choices, selection = self._choices, request.selection
-        has_answer = any(choice.begun_at is not None for choice in choices)
+        has_answer = any(choice.has_begun for choice in choices)
         spec = total_spec(choices)
         # The engine tells it with the last delta, which a request that was cut off does not get.
         knows_drafts = spec.by_proposer or all(c.finish_reason is not None for c in choices)
@@ -115,7 +115,7 @@ class Recording:
 
     def _timings(self) -> Timings:
         begun, admitted_at = self._exchange.begun, self._admitted_at
-        first = [choice.begun_at for choice in self._choices if choice.begun_at is not None]
+        first = [choice.begun_at for choice in self._choices if choice.has_begun]
         return Timings(
             begun=begun,
             prepared_s=self._prepared_at - begun,

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -44,8 +44,8 @@ class Builder(Protocol):
         """Adds a delta of choice `index`."""
         ...
 
-    def body(self) -> dict[str, Any]:
-        """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
+    def body(self) -> bytes:
+        """The response in one piece, encoded. Raises `RuntimeError` if a choice has not ended."""
         ...
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
@@ -95,7 +95,7 @@ class GenerationResponse(Response):
         origin = Origin(Headers(scope=scope), key_name(scope))
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
-                admitted(runtime, receive, self._prepared, origin)
+                admitted(runtime, receive, self._prepared, origin, limit)
             )
             response_headers = request.headers()
             builder = self._new_builder(request)
@@ -112,7 +112,8 @@ class GenerationResponse(Response):
                 await stream(scope, receive, send)
                 return
             body = await until_disconnect(receive, whole_body(runtime, request, builder), limit)
-        await JSONResponse(body, headers=response_headers)(scope, receive, send)
+        response = Response(body, media_type="application/json", headers=response_headers)
+        await response(scope, receive, send)
 
 
 def _request_limit(runtime: Runtime) -> TimeLimit | None:
@@ -125,9 +126,7 @@ def _first_token_limit(runtime: Runtime) -> TimeLimit | None:
     return TimeLimit.after(seconds, lambda: runtime.admission.counted(FirstTokenTimeout(seconds)))
 
 
-async def whole_body(
-    runtime: Runtime, request: AdmittedRequest, builder: Builder
-) -> dict[str, Any]:
+async def whole_body(runtime: Runtime, request: AdmittedRequest, builder: Builder) -> bytes:
     """Generates, and returns the response in one piece. Cancelling it aborts the generation."""
     async with aclosing(_deltas(runtime, request)) as deltas:
         async for index, delta in deltas:
@@ -143,13 +142,16 @@ async def stream_events(
 ) -> AsyncGenerator[bytes, None]:
     """Generates, and yields encoded events. Closing it aborts the generation.
 
-    `generated` is called when the engine has finished, before the events that end the stream.
+    `generated` is called when the engine has finished, before the events that end the stream, or
+    when the generation was aborted.
     """
-    async with aclosing(_deltas(runtime, request)) as deltas:
-        async for index, delta in deltas:
-            for event in builder.events(index, delta):
-                yield event
-    await generated()
+    try:
+        async with aclosing(_deltas(runtime, request)) as deltas:
+            async for index, delta in deltas:
+                for event in builder.events(index, delta):
+                    yield event
+    finally:
+        await generated()
     for event in builder.last_events():
         yield event
 

@@ -16,9 +16,6 @@ class ResponseBuilder:
     """Shapes the deltas of one admitted request.
 
     See `server.openai.respond.Builder`.
-
-    Attributes:
-        choices: what the engine has sent so far.
     """
 
     def __init__(self, request: AdmittedRequest) -> None:
@@ -30,7 +27,8 @@ class ResponseBuilder:
         self._continuous_spec = body.continuous_spec_stats
         self._tokens = TokenFields(request.prepared)
         indices = range(len(request.engine_requests))
-        self.choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
+        self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
+        self._encoded = [b""] * len(indices)
         # Then nothing but the text differs from one ordinary chunk to the next.
         self._has_frames = (
             bool(body.stream)
@@ -39,32 +37,48 @@ class ResponseBuilder:
         )
         self._frames = [self._frame(i) for i in indices] if self._has_frames else []
 
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """What the engine has sent so far."""
+        return self._choices
+
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
-        self.choices[index].add(self._shape.visible(delta))
-
-    def body(self) -> dict[str, Any]:
-        """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
-        self._check_finished()
-        choices = [
+        choice = self._choices[index]
+        choice.add(self._shape.visible(delta))
+        if delta.finish_reason is None:
+            return
+        # Now: at the end all choices could take seconds, in which nobody is served.
+        whole = (
             self._shape.whole_choice(index, choice)
             | self._tokens.of_choice(index, choice)
             | self._finish_fields(index)
-            for index, choice in enumerate(self.choices)
-        ]
-        return {
-            **self._head(self._shape.object_type),
-            "choices": choices,
-            **self._tokens.of_body(self.choices),
-            "usage": usage(self._request, self.choices),
-            "metrics": response_metrics(self._request, self.choices),
+        )
+        self._encoded[index] = json_text(whole).encode()
+        choice.logprobs.clear()
+        if self._shape.has_prompts:
+            choice.prompt_logprobs = None
+
+    def body(self) -> bytes:
+        """The response in one piece, encoded. Raises `RuntimeError` if a choice has not ended."""
+        self._check_finished()
+        head = self._head(self._shape.object_type)
+        rest = {
+            **self._tokens.of_body(self._choices),
+            "usage": usage(self._request, self._choices),
+            "metrics": response_metrics(self._request, self._choices),
         }
+        return b'%b,"choices":[%b],%b' % (
+            json_text(head)[:-1].encode(),
+            b",".join(self._encoded),
+            json_text(rest)[1:].encode(),
+        )
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta of choice `index`; none while a character is incomplete."""
         delta = self._shape.visible(delta)
-        choice = self.choices[index]
-        is_first = choice.begun_at is None
+        choice = self._choices[index]
+        is_first = not choice.has_begun
         choice.add(delta)
         chunks = self._chunk_events(index, delta, is_first)
         if is_first and (role := self._shape.role_chunk(index)) is not None:
@@ -77,8 +91,8 @@ class ResponseBuilder:
         if not self._include_usage:
             return (DONE,)
         chunk = self._chunk([])
-        chunk["usage"] = usage(self._request, self.choices)
-        chunk["metrics"] = response_metrics(self._request, self.choices)
+        chunk["usage"] = usage(self._request, self._choices)
+        chunk["metrics"] = response_metrics(self._request, self._choices)
         return (event(chunk), DONE)
 
     def failure(self, error: ApiError) -> bytes:
@@ -87,7 +101,7 @@ class ResponseBuilder:
 
     def _check_finished(self) -> None:
         """A finish reason is never made up: without one the engine has failed."""
-        if any(choice.finish_reason is None for choice in self.choices):
+        if any(choice.finish_reason is None for choice in self._choices):
             raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
 
     def _chunk_events(self, index: int, delta: Delta, is_first: bool) -> Sequence[bytes]:
@@ -103,7 +117,7 @@ class ResponseBuilder:
         choices = self._shape.chunk_choices(index, delta, echo=echo)
         choices = self._tokens.attach(index, choices)
         if self._continuous_spec:
-            statistics = choice_statistics(self._request, self.choices[index])
+            statistics = choice_statistics(self._request, self._choices[index])
             choices = [choice | {"speculative_decoding": statistics} for choice in choices]
         if not is_last:
             return tuple(event(self._chunk([choice])) for choice in choices)
@@ -116,9 +130,9 @@ class ResponseBuilder:
     def _last_chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """The chunk that ends a choice; that of the last choice to end has the metrics."""
         chunk = self._chunk([choice])
-        have_all_ended = all(choice.finish_reason is not None for choice in self.choices)
+        have_all_ended = all(choice.finish_reason is not None for choice in self._choices)
         if have_all_ended and not self._include_usage:
-            chunk["metrics"] = response_metrics(self._request, self.choices)
+            chunk["metrics"] = response_metrics(self._request, self._choices)
         return chunk
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
@@ -130,7 +144,7 @@ class ResponseBuilder:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head(self._shape.chunk_object_type), "choices": choices}
         if self._continuous_usage:
-            chunk["usage"] = usage(self._request, self.choices)
+            chunk["usage"] = usage(self._request, self._choices)
         elif self._include_usage:
             chunk["usage"] = None
         return chunk
@@ -146,7 +160,7 @@ class ResponseBuilder:
 
     def _finish_fields(self, index: int) -> dict[str, Any]:
         """The fields of a choice that has finished."""
-        choice = self.choices[index]
+        choice = self._choices[index]
         return {
             "finish_reason": self._shape.finish_reason(index, choice.finish_reason),
             "stop_reason": choice.stop_reason,

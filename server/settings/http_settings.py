@@ -29,6 +29,11 @@ class HttpSettings(BaseModel):
     keepalive_s: float = Field(
         15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"
     )
-    shutdown_timeout_s: int = Field(
-        30, ge=1, description="seconds that running requests get to finish when stopping"
+    shutdown_delay_s: float = Field(
+        0.0,
+        ge=0,
+        description="seconds from SIGTERM, or /ready at 503, until the port is closed",
+    )
+    shutdown_timeout_s: float = Field(
+        20.0, ge=1, description="seconds from SIGTERM until requests that still run fail"
     )

@@ -6,6 +6,9 @@ from pydantic import BaseModel, ByteSize, Field
 
 from server.settings.types import Count
 
+Timeout = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds; 0 is no limit."""
+
 
 class LimitSettings(BaseModel):
     """What a request may ask for, and what is kept of it."""
@@ -51,12 +54,12 @@ class LimitSettings(BaseModel):
     max_key_requests_per_minute: Count | None = Field(
         None, description="most requests a minute of one API key (no limit)"
     )
-    queue_timeout_s: float = Field(
-        300.0, ge=0, description="seconds that a request may wait in the queue; 0 is no limit"
+    queue_timeout_s: Timeout = Field(
+        300.0, description="seconds that a request may wait in the queue; 0 is no limit"
     )
-    first_token_timeout_s: float = Field(
-        600.0, ge=0, description="seconds from its begin to a request's first token; 0 is no limit"
+    first_token_timeout_s: Timeout = Field(
+        600.0, description="seconds from its begin to a request's first token; 0 is no limit"
     )
-    request_timeout_s: float = Field(
-        3600.0, ge=0, description="seconds that a request may take in all; 0 is no limit"
+    request_timeout_s: Timeout = Field(
+        3600.0, description="seconds that a request may take in all; 0 is no limit"
     )

@@ -13,6 +13,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
+from engine_adapter.vllm_engine.patches.fatal_dump import patch_fatal_dump
 from engine_adapter.vllm_engine.wire import SpecgateConfig, from_extra_args
 
 
@@ -113,6 +114,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
         patch_engine_core()
+        patch_fatal_dump()
         # vLLM pads a row that resumes, or whose prompt but one token is in the prefix cache, with
         # k placeholder drafts, and counts them. A dynamic schedule of k turns that off; a constant
         # one changes nothing else.

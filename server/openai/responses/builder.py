@@ -7,6 +7,7 @@ from typing import Any
 
 from engine_adapter.types import Delta, FinishReason
 from server.errors import ApiError
+from server.http.event_stream import json_text
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.responses.frames import EventWriter
@@ -22,9 +23,6 @@ class ResponsesBuilder:
     """Shapes the deltas of one response; see `server.openai.respond.Builder`.
 
     A response that has ended, in whatever way, is stored before its last event or its body is sent.
-
-    Attributes:
-        choices: what the engine has sent so far: one choice.
     """
 
     def __init__(
@@ -40,10 +38,14 @@ class ResponsesBuilder:
         by_piece = response.body.has_logprobs and not self._reader.is_plain
         self._reads_pieces = self._streams or by_piece
         self._state = ChoiceState(keep_text=not self._reads_pieces)
-        self.choices = [self._state]
         self._events = EventWriter(silent=not self._streams)
         num_top = (response.body.top_logprobs or 0) if response.body.has_logprobs else None
         self._output = Output(self._events, num_top)
+
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """What the engine has sent so far: of one choice."""
+        return (self._state,)
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta."""
@@ -51,18 +53,18 @@ class ResponsesBuilder:
         if self._reads_pieces:
             self._output.add(self._reader.read(delta), delta.logprobs, self._more())
 
-    def body(self) -> dict[str, Any]:
-        """The response in one piece. Raises `RuntimeError` if it has not finished."""
+    def body(self) -> bytes:
+        """The response in one piece, encoded. Raises `RuntimeError` if it has not finished."""
         reason = self._finish_reason()
         state = self._state
         if not self._reads_pieces:
             everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
             self._output.add_whole(self._reader.whole(everything), state.logprobs)
-        return self._finished(reason)
+        return json_text(self._finished(reason)).encode()
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta; none while a character is incomplete."""
-        if self._state.begun_at is None:
+        if not self._state.has_begun:
             for kind in ("response.created", "response.in_progress"):
                 self._events.write(kind, {"response": self._object("in_progress", [])})
         self.add(index, delta)
@@ -76,7 +78,7 @@ class ResponsesBuilder:
 
     def failure(self, error: ApiError) -> bytes:
         """The encoded end of a stream that fails: a response that has begun ends as failed."""
-        if self._state.begun_at is None:
+        if not self._state.has_begun:
             fields = {"code": error.code, "message": error.message, "param": error.param}
             self._events.write("error", fields)
             return b"".join(self._events.take())

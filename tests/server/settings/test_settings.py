@@ -42,8 +42,20 @@ def test_without_a_model_it_is_the_demo_with_a_proposer_of_every_kind() -> None:
     assert settings.engine_config().arguments == {
         "dtype": "float32",
         "max_model_len": 2048,
+        "long_prefill_token_threshold": 64,
         "kv_cache_memory_bytes": 512 * 2**20,
     }
+
+
+def test_the_demo_reads_long_prompts_in_parts_that_fit_the_context() -> None:
+    assert Settings(max_model_len=32).long_prefill_token_threshold == 32
+    assert Settings(max_model_len="4096").long_prefill_token_threshold == 64
+    assert Settings(long_prefill_token_threshold=500).long_prefill_token_threshold == 500
+
+
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), "x"])
+def test_a_timeout_is_a_number_of_seconds(value: Any) -> None:
+    assert "queue_timeout_s" in refusal(queue_timeout_s=value)
 
 
 def test_settings_override_the_demos_defaults() -> None:
