@@ -63,9 +63,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             state.runtime.switcher.stop()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        await state.engine.stop()
-        if state.tracing is not None:
-            await state.tracing.close()
+        closing = [] if state.tracing is None else [state.tracing.close()]
+        await asyncio.gather(state.engine.stop(), *closing)
         state.audit.close()
 
 
