@@ -70,12 +70,12 @@ class Generation:
     """A generating request that has ended, in whatever way.
 
     Attributes:
-        id: the response's id; `None` if the request was not admitted.
         operation: `chat` or `text_completion`.
         model: the served name.
         api_key: the name of its key; `None` without one.
         num_choices: of all prompts together.
         sampling: of the first prompt.
+        id: the response's id; `None` if the request was not admitted.
         selected: `None` if the request was not admitted.
         prompt_tokens, cached_tokens, generated_tokens: as in the response's `usage`; 0 without an
             answer.
@@ -85,7 +85,6 @@ class Generation:
         failure: `None` for a whole answer.
     """
 
-    id: str | None
     operation: str
     model: str
     api_key: str | None
@@ -93,6 +92,7 @@ class Generation:
     num_choices: int
     sampling: SamplingOptions
     timings: Timings
+    id: str | None = None
     selected: Selected | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0

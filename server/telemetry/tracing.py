@@ -30,6 +30,12 @@ CLOSE_TIMEOUT_S = 2.0
 REPORT_INTERVAL_S = 300.0
 """At most one line of log about failed exports in so many seconds."""
 
+FLUSH_THREAD = "traces-flush"
+"""The name of the thread that sends the last spans."""
+
+MAX_REASON = 400
+"""The most characters of such a reason: the cause is at the end of the exporter's message."""
+
 _LOGGER = logging.getLogger("opentelemetry")
 _EXPORT_LOGGERS = ("opentelemetry.sdk.", "opentelemetry.exporter.")
 
@@ -49,7 +55,8 @@ class Tracing:
             resource=Resource.create().merge(resource).merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._exporter = OTLPSpanExporter(endpoint)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("specgate", __version__)
 
     def begin(self, scope: Scope, exchange: Exchange, request_id: str) -> ServerSpan:
@@ -59,12 +66,13 @@ class Tracing:
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Sends the last spans; gives up after `timeout_s` seconds."""
         # A daemon, because the exporter can wait longer for its endpoint than a stop may take.
-        flush = threading.Thread(target=self._provider.shutdown, name="traces-flush", daemon=True)
+        flush = threading.Thread(target=self._provider.shutdown, name=FLUSH_THREAD, daemon=True)
         flush.start()
         await asyncio.to_thread(flush.join, timeout_s)
         if flush.is_alive():
-            # What its thread still logs must stay out of the log too.
             self._reports.report(f"the last spans could not be sent within {timeout_s:g} s")
+            # It stops trying; what its thread still logs stays out of the log.
+            await asyncio.to_thread(self._exporter.shutdown)
         else:
             _LOGGER.removeHandler(self._reports)
             _LOGGER.propagate = True
@@ -94,4 +102,4 @@ class ExportReports(logging.Handler):
             if self._clock() < self._next_at:
                 return
             self._next_at = self._clock() + REPORT_INTERVAL_S
-        log.warning("traces_not_sent", reason=cut(reason))
+        log.warning("traces_not_sent", reason=cut(reason, MAX_REASON))

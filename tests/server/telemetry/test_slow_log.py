@@ -73,7 +73,6 @@ def test_faster_requests_are_not_logged_and_0_logs_none(threshold_s: float) -> N
 
 def test_a_request_that_never_left_the_queue_waited_to_its_end() -> None:
     refused = Generation(
-        id=None,
         operation="chat",
         model="m",
         api_key=None,
@@ -99,8 +98,8 @@ async def test_a_slow_request_is_logged_with_its_id_and_no_content(
 ) -> None:
     gateway = await start(slow_request_s=0.02, engine_args={"fake_step_ms": 10})
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
-        headers = {"x-request-id": "r-1"}
-        await gateway.chat("secret", max_tokens=9, stream=stream, headers=headers)
+        body = {"prompt": "secret", "max_tokens": 9, "stream": stream}
+        await gateway.post("/v1/completions", body, headers={"x-request-id": "r-1"})
     (line,) = (line for line in logs if line["event"] == "slow_request")
     assert (line["request_id"], line["generated_tokens"]) == ("r-1", 9)
     assert 0 < line["prepare_s"] < line["first_token_s"] < line["total_s"]

@@ -1,8 +1,10 @@
 """The spans that a collector gets: of every kind of request, and with every kind of end."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import structlog
@@ -19,13 +21,24 @@ from engine_adapter.counts import ProposerCounts
 from engine_adapter.types import SamplingOptions
 from server.telemetry.generation import Generation, Selected, Timings
 from server.telemetry.spans import generation_attributes
-from server.telemetry.tracing import ExportReports
+from server.telemetry.tracing import FLUSH_THREAD, ExportReports
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events, eventually
 from tests.server.telemetry.otlp_receiver import OtlpReceiver, receiving
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ERROR, UNSET = 2, 0
+CHATS = "/v1/chat/completions"
+
+
+def chat(content: str = "hi") -> dict[str, Any]:
+    """The body of a chat with an answer of one token."""
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+
+
+def _no_flush_runs() -> bool:
+    """Whether no exporter of a closed server still logs."""
+    return not any(thread.name == FLUSH_THREAD for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -38,7 +51,7 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OtlpReceive
 
 
 @pytest.fixture
-async def traced(start: StartGateway, receiver: OtlpReceiver) -> Gateway:
+async def traced(receiver: OtlpReceiver, start: StartGateway) -> Gateway:
     """A gateway that sends its traces there."""
     return await start(otlp_traces_endpoint=receiver.url)
 
@@ -48,9 +61,8 @@ async def test_a_chat_is_one_span_of_its_callers_trace(
 ) -> None:
     before = time.time_ns()
     headers = {"traceparent": PARENT, "tracestate": "vendor=a", "x-request-id": "r-1"}
-    response = await traced.chat(
-        "What is a monad?", max_tokens=24, temperature=0.5, top_p=0.9, headers=headers
-    )
+    asked = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9}
+    response = await traced.post(CHATS, {**chat("What is a monad?"), **asked}, headers=headers)
     span = await receiver.one()
     assert (span.trace_id, span.parent_id) == (PARENT[3:35], PARENT[36:52])
     assert span.trace_state == "vendor=a"
@@ -139,7 +151,7 @@ async def test_a_response_of_the_responses_api_is_a_chat(
 
 
 async def test_a_policy_tells_which_proposers_drafted(
-    start: StartGateway, receiver: OtlpReceiver
+    receiver: OtlpReceiver, start: StartGateway
 ) -> None:
     gateway = await start(otlp_traces_endpoint=receiver.url, spec_method="per_request")
     await gateway.chat("def f(x): return x", max_tokens=64)
@@ -151,18 +163,19 @@ async def test_a_policy_tells_which_proposers_drafted(
     assert sum(by_proposer) == found["specgate.draft_tokens"]
 
 
-async def test_no_content_and_no_key_is_sent(start: StartGateway, receiver: OtlpReceiver) -> None:
+async def test_no_content_and_no_key_is_sent(receiver: OtlpReceiver, start: StartGateway) -> None:
     gateway = await start(
         otlp_traces_endpoint=receiver.url,
         named_api_key={"team-a": "key-of-a"},
         engine_args={"fake_answers": {"secret question": "secret answer of it"}},
     )
-    response = await gateway.chat(
-        "a secret question",
-        stop=["secret stop"],
-        user="secret user",
-        headers={"authorization": "Bearer key-of-a"},
-    )
+    body = {
+        **chat("a secret question"),
+        "max_tokens": 40,
+        "stop": ["secret stop"],
+        "user": "secret user",
+    }
+    response = await gateway.post(CHATS, body, headers={"authorization": "Bearer key-of-a"})
     assert "secret answer" in response.text
     span = await receiver.one()
     assert span.attributes["specgate.api_key"] == "team-a"
@@ -200,7 +213,7 @@ async def test_a_dead_engine_is_an_error(traced: Gateway, receiver: OtlpReceiver
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failing_sequence_is_an_error_whatever_the_status_says(
-    start: StartGateway, receiver: OtlpReceiver, stream: bool
+    receiver: OtlpReceiver, start: StartGateway, stream: bool
 ) -> None:
     gateway = await start(
         otlp_traces_endpoint=receiver.url,
@@ -217,7 +230,7 @@ async def test_a_failing_sequence_is_an_error_whatever_the_status_says(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_is_no_error_of_the_server(
-    start: StartGateway, receiver: OtlpReceiver, stream: bool
+    receiver: OtlpReceiver, start: StartGateway, stream: bool
 ) -> None:
     gateway = await start(otlp_traces_endpoint=receiver.url, engine_args={"fake_step_ms": 2})
     body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": stream}
@@ -286,7 +299,7 @@ async def test_a_caller_that_does_not_sample_is_followed(
     traced: Gateway, receiver: OtlpReceiver
 ) -> None:
     headers = {"traceparent": f"{PARENT[:-2]}00"}
-    response = await traced.chat(max_tokens=1, headers=headers)
+    response = await traced.post(CHATS, chat(), headers=headers)
     assert response.headers["x-trace-id"] == PARENT[3:35]
     await traced.chat(max_tokens=1)
     assert (await receiver.one()).parent_id == ""
@@ -294,11 +307,11 @@ async def test_a_caller_that_does_not_sample_is_followed(
 
 async def test_the_log_has_the_trace_id(traced: Gateway, receiver: OtlpReceiver) -> None:
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
-        response = await traced.chat(max_tokens=1, headers={"x-request-id": "r-2"})
+        response = await traced.post(CHATS, chat(), headers={"x-request-id": "r-2"})
         await traced.client.get("/v1/models")
-    (chat, models) = (line for line in logs if line["event"] == "request")
-    assert chat["trace_id"] == response.headers["x-trace-id"]
-    assert chat["request_id"] == "r-2"
+    (posted, models) = (line for line in logs if line["event"] == "request")
+    assert posted["trace_id"] == response.headers["x-trace-id"]
+    assert posted["request_id"] == "r-2"
     assert "trace_id" not in models
 
 
@@ -326,12 +339,12 @@ async def test_a_switch_is_a_span_and_a_look_at_the_state_is_none(
 
 
 async def test_a_request_without_its_key_is_not_sent(
-    start: StartGateway, receiver: OtlpReceiver
+    receiver: OtlpReceiver, start: StartGateway
 ) -> None:
     gateway = await start(otlp_traces_endpoint=receiver.url, api_key=["k"], admin_key=["a"])
     assert (await gateway.chat()).status_code == 401
     assert (await gateway.post("/v1/switch_spec_method", {})).status_code == 401
-    response = await gateway.chat(max_tokens=1, headers={"authorization": "Bearer k"})
+    response = await gateway.post(CHATS, chat(), headers={"authorization": "Bearer k"})
     assert response.status_code == 200
     assert (await receiver.one()).attributes["http.response.status_code"] == 200
 
@@ -340,8 +353,8 @@ async def test_a_request_without_its_key_is_not_sent(
     ("name", "value"), [("OTEL_TRACES_SAMPLER", "always_off"), ("OTEL_SDK_DISABLED", "true")]
 )
 async def test_the_sdks_variables_are_followed(
-    start: StartGateway,
     receiver: OtlpReceiver,
+    start: StartGateway,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     value: str,
@@ -355,7 +368,7 @@ async def test_the_sdks_variables_are_followed(
 
 
 async def test_the_service_name_can_be_set(
-    start: StartGateway, receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+    receiver: OtlpReceiver, start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "specgate-blue")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
@@ -381,6 +394,7 @@ async def test_an_endpoint_that_is_gone_costs_one_line(
         await eventually(lambda: "traces_not_sent" in [line["event"] for line in logs], 10)
         assert gateway.state.tracing is not None
         await gateway.state.tracing.close(0.1)
+        await eventually(_no_flush_runs, 10)
     (line,) = (line for line in logs if line["event"] != "request")
     assert (line["event"], line["log_level"]) == ("traces_not_sent", "warning")
     assert "refused" in line["reason"]
@@ -400,7 +414,7 @@ async def test_a_collector_that_answers_an_error_costs_one_line(
 
 
 async def test_a_collector_that_hangs_does_not_hold_up_the_stop(
-    start: StartGateway, receiver: OtlpReceiver
+    receiver: OtlpReceiver, start: StartGateway
 ) -> None:
     receiver.hangs = True
     gateway = await start(otlp_traces_endpoint=receiver.url)
@@ -416,7 +430,7 @@ async def test_a_collector_that_hangs_does_not_hold_up_the_stop(
 
 
 async def test_a_stop_sends_the_last_spans(
-    start: StartGateway, receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+    receiver: OtlpReceiver, start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     gateway = await start(otlp_traces_endpoint=receiver.url)
@@ -440,7 +454,7 @@ def test_reports_are_one_line_in_an_interval() -> None:
 
 async def test_without_an_endpoint_nothing_is_traced(gateway: Gateway) -> None:
     assert gateway.state.tracing is None
-    response = await gateway.chat(max_tokens=1, headers={"traceparent": PARENT})
+    response = await gateway.post(CHATS, chat(), headers={"traceparent": PARENT})
     assert "x-trace-id" not in response.headers
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 from hashlib import sha256
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.server.conftest import StartGateway
@@ -16,8 +18,10 @@ def used(gateway: Gateway, key: str) -> tuple[float | None, ...]:
     return tuple(gateway.sample(f"specgate_key_{name}_total", api_key=key) for name in NAMES)
 
 
-def bearing(key: str) -> dict[str, dict[str, str]]:
-    return {"headers": {"authorization": f"Bearer {key}"}}
+async def complete(gateway: Gateway, key: str, **body: Any) -> httpx.Response:
+    """Requests a completion with a key."""
+    headers = {"authorization": f"Bearer {key}"}
+    return await gateway.post("/v1/completions", {"prompt": "a", **body}, headers=headers)
 
 
 @pytest.fixture
@@ -36,24 +40,24 @@ async def test_every_key_begins_at_0(keyed: Gateway) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_counts_for_its_key_as_its_usage_says(keyed: Gateway, stream: bool) -> None:
     prompt = "def f(x): " * 30
-    await keyed.complete(prompt, max_tokens=3, **bearing("a"))
-    first = (await keyed.complete(prompt, max_tokens=3, n=2, **bearing("a"))).json()["usage"]
+    await complete(keyed, "a", prompt=prompt, max_tokens=3)
+    first = (await complete(keyed, "a", prompt=prompt, max_tokens=3, n=2)).json()["usage"]
     cached = first["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0
     assert used(keyed, "team-a") == (2, 2 * first["prompt_tokens"], cached, 9)
-    await keyed.chat("hi", max_tokens=4, stream=stream, **bearing("b"))
+    await complete(keyed, "b", max_tokens=4, stream=stream)
     assert (used(keyed, "team-b")[0], used(keyed, "team-b")[3]) == (1, 4)
     body = {"input": "hi", "max_output_tokens": 16, "stream": stream}
-    await keyed.post("/v1/responses", body, **bearing("b"))
+    await keyed.post("/v1/responses", body, headers={"authorization": "Bearer b"})
     assert used(keyed, "team-b")[0] == 2
     assert used(keyed, "none") == (0, 0, 0, 0)
 
 
 async def test_only_configured_keys_have_series(keyed: Gateway) -> None:
     plain, admin = (sha256(key.encode()).hexdigest()[:8] for key in ("plain", "admin"))
-    await keyed.complete(max_tokens=1, **bearing("plain"))
-    await keyed.complete(max_tokens=1, **bearing("admin"))
-    assert (await keyed.complete(max_tokens=1, **bearing("wrong"))).status_code == 401
+    await complete(keyed, "plain", max_tokens=1)
+    await complete(keyed, "admin", max_tokens=1)
+    assert (await complete(keyed, "wrong", max_tokens=1)).status_code == 401
     assert used(keyed, plain)[0] == used(keyed, admin)[0] == 1
     series = [m for m in keyed.registry.collect() if m.name.startswith("specgate_key_")]
     labels = {sample.labels["api_key"] for metric in series for sample in metric.samples}
@@ -61,14 +65,14 @@ async def test_only_configured_keys_have_series(keyed: Gateway) -> None:
 
 
 async def test_without_keys_everybody_is_one(gateway: Gateway) -> None:
-    await gateway.complete(max_tokens=2, **bearing("whatever"))
+    await complete(gateway, "whatever", max_tokens=2)
     assert used(gateway, "none")[0] == 1
 
 
 async def test_what_was_refused_is_not_counted(keyed: Gateway) -> None:
-    assert (await keyed.complete(n=0, **bearing("a"))).status_code == 400
-    assert (await keyed.complete(model="x", **bearing("a"))).status_code == 404
-    refused = await keyed.complete(spec_decode={"proposer": "nope"}, **bearing("a"))
+    assert (await complete(keyed, "a", n=0)).status_code == 400
+    assert (await complete(keyed, "a", model="x")).status_code == 404
+    refused = await complete(keyed, "a", spec_decode={"proposer": "nope"})
     assert refused.status_code in (400, 404)
     assert used(keyed, "team-a") == (0, 0, 0, 0)
 
