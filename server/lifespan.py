@@ -15,8 +15,7 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
-from server.control.admission import Admission
-from server.control.admission_limits import admission_limits, slot_limits
+from server.control.admission_limits import new_admission
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -25,6 +24,7 @@ from server.control.router import Router
 from server.control.switcher import Switcher
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
+from server.settings import Settings
 from server.state import AppState, Runtime
 
 log = structlog.get_logger(__name__)
@@ -84,9 +84,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
         state.start_ended.set()
 
 
-async def _create_runtime(state: AppState) -> Runtime:
-    settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
-    info, keyring = engine.info, state.keyring
+async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
     renderer = await asyncio.to_thread(
         Renderer.load,
         info.tokenizer,
@@ -97,14 +95,19 @@ async def _create_runtime(state: AppState) -> Runtime:
     )
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
+    return renderer
+
+
+async def _create_runtime(state: AppState) -> Runtime:
+    settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
+    info, keyring = engine.info, state.keyring
+    renderer = await _load_renderer(settings, info)
 
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
     metrics.usage.declare(keyring.api_key_names())
-    admission = Admission(
-        slot_limits(settings, info), admission_limits(settings), metrics.admission
-    )
+    admission = new_admission(settings, info, metrics.admission)
     switcher = Switcher(
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )

@@ -1,9 +1,15 @@
 """The limits of admission: from the settings, and from what the engine can run at a time."""
 
 from engine_adapter.types import EngineInfo
-from server.control.admission import AdmissionLimits
+from server.control.admission import Admission, AdmissionLimits
 from server.control.slots import SlotLimits
 from server.settings import Settings
+from server.telemetry.admission_metrics import AdmissionMetrics
+
+
+def new_admission(settings: Settings, info: EngineInfo, metrics: AdmissionMetrics) -> Admission:
+    """The admission of an engine."""
+    return Admission(slot_limits(settings, info), admission_limits(settings), metrics)
 
 
 def slot_limits(settings: Settings, info: EngineInfo) -> SlotLimits:

@@ -116,7 +116,7 @@ class Place:
     def give_back(self) -> None:
         """Undoes the start of its only sequence: the request is as if it had just arrived."""
         self._started = 0
-        self._free(self.held)
+        self._free_all()
 
     def began(self, index: int) -> None:
         """The engine has read the prompt of sequence `index`."""
@@ -131,6 +131,9 @@ class Place:
     def leave(self) -> None:
         """The request has ended: it waits no more and holds nothing. Safe to call twice."""
         self._all.stop_waiting(self)
+        self._free_all()
+
+    def _free_all(self) -> None:
         self._unread.clear()
         self._unread_cost = 0
         self._free(self.held)

@@ -4,6 +4,7 @@ Requests that a limit refused or ended, by reason (the error's code):
     sum by (reason) (rate(specgate_limited_requests_total[5m]))
 The queue now, and how long requests wait in it:
     specgate_queued_requests
+    specgate_queued_prompt_tokens
     histogram_quantile(0.99, sum by (le) (rate(specgate_queue_seconds_bucket[5m])))
 The share of the engine's slots that requests hold:
     specgate_slots_in_use / specgate_slots

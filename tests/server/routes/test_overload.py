@@ -25,7 +25,7 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-async def test_a_small_request_beside_a_large_one_takes_as_many_steps_as_alone(
+async def test_a_small_request_beside_a_large_one_takes_at_most_three_times_as_long(
     start: StartGateway, name: str
 ) -> None:
     gateway = await start(
@@ -41,9 +41,12 @@ async def test_a_small_request_beside_a_large_one_takes_as_many_steps_as_alone(
             gateway,
             gateway.exchange("/v1/completions", SMALL),
             # Its steps carry a slice of the large request, not all of it.
-            lambda: gateway.engine.num_running + gateway.engine.num_waiting <= most + 1,
+            lambda: (
+                gateway.engine.num_running + gateway.engine.num_waiting <= most + 1
+                and not gateway.runtime.admission.slots.num_queued
+            ),
         )
-        assert beside <= alone + 1
+        assert beside <= 3 * alone
     assert not task.done()
     large.leave()
     await task
