@@ -7,9 +7,8 @@ has kept of each choice.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from engine_adapter.cancellation import was_cancelled
 from server.errors import ApiError, ClientDisconnected, cancellation_error, to_api_error
@@ -79,8 +78,8 @@ class Recording:
         log_if_slow(generation, self._runtime.settings.slow_request_s)
 
     def _generation(self) -> Generation:
-        prepared, error = self._prepared, self._error
-        generation = Generation(
+        prepared, error, request = self._prepared, self._error, self._request
+        return Generation(
             operation=prepared.shape.operation,
             model=prepared.checked.model,
             api_key=self._api_key,
@@ -89,29 +88,31 @@ class Recording:
             sampling=prepared.options[0],
             timings=self._timings(),
             failure=error and Failure(error.code or error.type, error.status),
+            **({} if request is None else self._figures(request)),
         )
-        request = self._request
-        if request is None:
-            return generation
-        choices, selection = self._choices, request.selection
+
+    def _figures(self, request: AdmittedRequest) -> dict[str, Any]:
+        """What is known of an admitted request."""
+        choices, selection, shape = self._choices, request.selection, self._prepared.shape
         has_answer = any(choice.has_begun for choice in choices)
-        spec = total_spec(choices)
+        drafts = total_spec(choices).by_proposer
         # The engine tells it with the last delta, which a request that was cut off does not get.
-        knows_drafts = spec.by_proposer or all(c.finish_reason is not None for c in choices)
-        return replace(
-            generation,
-            id=request.id,
-            selected=Selected(selection.name, selection.k, selection.selected_by, selection.rule),
-            prompt_tokens=request.num_prompt_tokens if has_answer else 0,
-            cached_tokens=num_cached_tokens(request, choices),
-            generated_tokens=sum(choice.num_tokens for choice in choices),
-            finish_reasons=tuple(
-                str(prepared.shape.finish_reason(i, choice.finish_reason))
+        knows_drafts = drafts or all(choice.finish_reason is not None for choice in choices)
+        return {
+            "id": request.id,
+            "selected": Selected(
+                selection.name, selection.k, selection.selected_by, selection.rule
+            ),
+            "prompt_tokens": request.num_prompt_tokens if has_answer else 0,
+            "cached_tokens": num_cached_tokens(request, choices),
+            "generated_tokens": sum(choice.num_tokens for choice in choices),
+            "finish_reasons": tuple(
+                str(shape.finish_reason(i, choice.finish_reason))
                 for i, choice in enumerate(choices)
                 if choice.finish_reason is not None
             ),
-            drafts=spec.by_proposer if knows_drafts else None,
-        )
+            "drafts": drafts if knows_drafts else None,
+        }
 
     def _timings(self) -> Timings:
         begun, admitted_at = self._exchange.begun, self._admitted_at
