@@ -87,7 +87,7 @@ class Recording:
             num_choices=prepared.n * len(prepared.prompts),
             sampling=prepared.options[0],
             timings=self._timings(),
-            failure=error and Failure(error.code or error.type, error.status),
+            failure=None if error is None else Failure(error.code or error.type, error.status),
             **({} if request is None else self._figures(request)),
         )
 

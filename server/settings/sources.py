@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -28,7 +28,7 @@ from server.settings.types import SettingError
 PREFIX = "SPECGATE_"
 """The prefix of the environment variables."""
 
-_GROUPS = {
+_GROUPS: Mapping[str, type[BaseModel]] = {
     "connections": HttpSettings,
     "keys": AccessSettings,
     "limits": LimitSettings,

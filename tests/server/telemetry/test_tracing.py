@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,10 @@ CHATS = "/v1/chat/completions"
 def chat(content: str = "hi") -> dict[str, Any]:
     """The body of a chat with an answer of one token."""
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+
+
+def _more_than(items: list[str], count: int) -> bool:
+    return len(items) > count
 
 
 def _no_flush_runs() -> bool:
@@ -285,7 +290,7 @@ async def test_without_a_valid_parent_a_trace_begins(
 async def test_a_tracestate_that_is_not_valid_is_left_out(
     traced: Gateway, receiver: OtlpReceiver, state: str
 ) -> None:
-    headers = {"traceparent": PARENT, "tracestate": state.encode("latin-1")}
+    headers = {b"traceparent": PARENT.encode(), b"tracestate": state.encode("latin-1")}
     with capture_logs() as logs:
         await traced.client.post(
             "/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers
@@ -407,7 +412,7 @@ async def test_a_collector_that_answers_an_error_costs_one_line(
     with capture_logs() as logs:
         for count in range(3):
             assert (await traced.chat(max_tokens=1)).status_code == 200
-            await eventually(lambda c=count: len(receiver.paths) > c, 10)
+            await eventually(partial(_more_than, receiver.paths, count), 10)
         await eventually(lambda: "traces_not_sent" in [line["event"] for line in logs], 10)
     assert [line["event"] for line in logs if line["event"] != "request"] == ["traces_not_sent"]
     assert set(receiver.paths) == {"/v1/traces"}
