@@ -10,6 +10,15 @@ EngineError
 └── InvalidRequest      the engine cannot do what one request asks; `param` names its field
 """
 
+SHOWN_CHARS = 100
+"""The most characters of a value that a message repeats."""
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: its repr, cut."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
+
 
 class EngineError(Exception):
     """Base of the exceptions that an engine raises on purpose."""

@@ -11,15 +11,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused
+from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused, shown
 from engine_adapter.types import LoraAdapter
 
 DEFAULT_MAX_LOADED = 16
 """The most adapters that can be loaded if `max_cpu_loras` is not set."""
 
 CONFIG_FILE = "adapter_config.json"
-SHOWN_CHARS = 100
-"""The most characters of a path that a message repeats."""
 
 
 class LoraRegistry:
@@ -69,7 +67,7 @@ class LoraRegistry:
             message = f"{len(known)} adapters are loaded, as many as max_cpu_loras allows."
             raise LoraRefused("no_room", message)
         if _has_no_adapter(path):
-            message = f"{name}: {path[:SHOWN_CHARS]!r} is not a folder with a file {CONFIG_FILE}"
+            message = f"{name}: {shown(path)} is not a folder with a file {CONFIG_FILE}"
             raise EngineConfigError("lora_modules", message, "lora_path")
 
     def _check_enabled(self) -> None:

@@ -13,11 +13,11 @@ from server.console import pages
 from server.contract.document import document
 from server.control.audit import Audit
 from server.errors import install_error_handlers
-from server.http.arrivals import Arrivals
 from server.http.auth import AuthMiddleware
+from server.http.body_limit import BodyLimit
 from server.http.cors import Cors
 from server.http.keyring import Keyring
-from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
+from server.http.middleware import AccessLog, ErrorBoundary, RequestId
 from server.http.trace_requests import TraceRequests
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
@@ -118,6 +118,5 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
         Middleware(
             AuthMiddleware, settings=settings, keyring=state.keyring, has_console=has_console
         ),
-        Middleware(Arrivals, reading=state.reading),
-        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        Middleware(BodyLimit, settings=settings, reading=state.reading),
     ]

@@ -27,6 +27,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from engine_adapter.errors import (
+    EngineConfigError,
     EngineDead,
     EngineError,
     EngineNotReady,
@@ -40,6 +41,9 @@ from server.text import cut, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
 """Retry-After while the engine loads for the first time: the remaining time is unknown."""
+
+MAX_REASON = 500
+"""The most characters of a library's reason why a checkpoint cannot be used."""
 
 log = structlog.get_logger(__name__)
 
@@ -144,6 +148,8 @@ def to_api_error(error: BaseException) -> ApiError:
         case LoraRefused():
             status = 404 if error.code == "adapter_not_found" else 409
             return ApiError(status, str(error), param="lora_name", code=error.code)
+        case EngineConfigError():
+            return InvalidField(error.field, cut(error.message, MAX_REASON), error.code)
         case EngineNotReady():
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():
@@ -194,14 +200,22 @@ def _explain(request: Request, error: ApiError) -> None:
 
 
 def _http_error(error: HTTPException) -> ApiError:
-    """Starlette's own errors: unknown path, wrong method, and a body that is too large."""
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    """Starlette's own errors: unknown path, wrong method, and a body that a limit refuses."""
+    codes = {
+        404: "not_found",
+        405: "method_not_allowed",
+        408: "slow_client",
+        413: "request_too_large",
+        499: "client_disconnected",
+        503: "too_many_bodies",
+    }
     message = str(error.detail) or HTTPStatus(error.status_code).phrase
     code = codes.get(error.status_code)
     if error.status_code == 400:
         # FastAPI raises it for a body that is not JSON.
         code, message = "invalid_json", "The body is not valid JSON."
-    return ApiError(error.status_code, message, code=code, headers=error.headers)
+    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
+    return ApiError(error.status_code, message, type=kind, code=code, headers=error.headers)
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
 from server.control.admission_limits import new_admission
+from server.control.allowed_models import AllowedModels
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -112,6 +113,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )
     router = Router(settings.rules(keyring.api_key_names()), loaded_proposers, metrics)
+    allowed = AllowedModels(settings.loadable_folders(), settings.loadable_hub_ids())
     return Runtime(
         settings=settings,
         engine=engine,
@@ -123,8 +125,8 @@ async def _create_runtime(state: AppState) -> Runtime:
         switcher=switcher,
         router=router,
         loaded_proposers=loaded_proposers,
-        proposer_admin=ProposerAdmin(engine, switcher, metrics, audit),
-        lora_admin=LoraAdmin(engine, settings.served_model_name, audit),
+        proposer_admin=ProposerAdmin(engine, switcher, allowed, metrics, audit),
+        lora_admin=LoraAdmin(engine, settings.served_model_name, allowed, audit),
         policy_admin=PolicyAdmin(
             engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
         ),

@@ -39,7 +39,7 @@ class QueueFull(TooManyRequests):
 
     def __init__(self, queued: int, retry_after_s: float | None) -> None:
         super().__init__(
-            f"The server is overloaded: {queued} requests wait already. Try again later.",
+            f"The server is overloaded: its queue is full (requests: {queued}). Try again later.",
             "server_overloaded",
             retry_after_s,
         )
@@ -50,8 +50,7 @@ class ConcurrencyLimit(TooManyRequests):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"This API key has {most} unfinished requests, the most that it may have. Wait for "
-            "one to end.",
+            f"This API key may have so many unfinished requests: {most}. Wait for one to end.",
             "concurrency_limit_exceeded",
             1.0,
         )
@@ -62,7 +61,7 @@ class RateLimit(TooManyRequests):
 
     def __init__(self, per_minute: int, retry_after_s: float) -> None:
         super().__init__(
-            f"This API key may send {per_minute} requests a minute, and has sent more.",
+            f"This API key has sent more requests within a minute than it may: {per_minute}.",
             "rate_limit_exceeded",
             retry_after_s,
         )

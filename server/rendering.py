@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from server.text import cut, is_unicode
 
 LONG_TEXT_CHARS = 8_192
 """Longer text is tokenized in a thread, because it would delay every stream by milliseconds."""
+
+LONG_CHAT_MESSAGES = 64
+"""Longer chats are rendered in a thread, for the same reason."""
+
+LONG_LIST_TOKENS = 4_096
+"""More token ids become text in a thread, for the same reason."""
 
 
 class Renderer:
@@ -50,7 +57,14 @@ class Renderer:
         loaded = AutoTokenizer.from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-        return cls(loaded, template)
+        made = cls(loaded, template)
+        _ = made.longest_token
+        return made
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The characters of the longest token: no token stands for more of a text."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     @property
     def has_chat_template(self) -> bool:
@@ -58,11 +72,26 @@ class Renderer:
         return self._chat_template is not None or bool(self._tokenizer.chat_template)
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a text. Raises `InvalidField`, naming `param`, for a lone surrogate."""
+        """The token ids of a text.
+
+        Raises `InvalidField`, naming `param`, for a lone surrogate, and for a text that must have
+        more than `max_tokens`: tokenizing it would only take time and memory.
+        """
         if not is_unicode(text):
             raise InvalidField(param, f"{param} contains a lone surrogate.")
+        if max_tokens is not None and len(text) > max_tokens * self.longest_token:
+            message = (
+                f"This model's maximum context length is {max_tokens} tokens, and {param} has "
+                f"{len(text)} characters, which cannot be so few tokens."
+            )
+            raise InvalidField(param, message, "context_length_exceeded")
         if len(text) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._encode, text, add_special_tokens)
         return self._encode(text, add_special_tokens)
@@ -76,15 +105,17 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
-        format. Raises `InvalidField` if the model has no template, or the template rejects the
-        messages.
+        format. Raises `InvalidField` if the model has no template, the template rejects the
+        messages, or the chat is much longer than `max_tokens`: see `encode`.
         """
         self._check_variables(variables or {})
-        text = self._render(
+        render = partial(
+            self._render,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -92,20 +123,38 @@ class Renderer:
             tools=list(tools) or None,
             **(variables or {}),
         )
-        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+        is_long = len(messages) > LONG_CHAT_MESSAGES
+        text = await asyncio.to_thread(render) if is_long else render()
+        return await self.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            param="messages",
+            max_tokens=max_tokens,
+        )
+
+    async def decode_long(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, of which there may be many."""
+        if len(token_ids) > LONG_LIST_TOKENS:
+            return await asyncio.to_thread(self.decode, token_ids)
+        return self.decode(token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+    async def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as it is written in the vocabulary."""
-        return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
+        if len(token_ids) > LONG_LIST_TOKENS:
+            return await asyncio.to_thread(self._tokens, token_ids)
+        return self._tokens(token_ids)
 
     def mentions(self, *names: str) -> bool:
         """Whether the chat template has one of these names, of variables."""
         template = self._chat_template or str(self._tokenizer.chat_template or "")
         return any(re.search(rf"\b{re.escape(name)}\b", template) for name in names)
+
+    def _tokens(self, token_ids: Sequence[int]) -> list[str]:
+        return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -64,6 +64,10 @@ RULES: list[tuple[Check, str]] = [
     (source_style.vague_names, "Name the file after its concern"),
     (source_style.missing_docstrings, "Say in a docstring what it is for"),
     (
+        source_style.wall_clock_durations,
+        "Measure with time.monotonic or time.perf_counter; time.time is for timestamps",
+    ),
+    (
         source_style.long_files,
         'Split it by concern, or begin a sentence of its docstring with "Long because"',
     ),
@@ -110,6 +114,16 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
+    (
+        source_style.wall_clock_durations,
+        {"server/a.py": "def f(x):\n    return time.time() - x"},
+        "server.a:2 calculates with the time of day",
+    ),
+    (
+        source_style.wall_clock_durations,
+        {"server/a.py": "def f(x):\n    a, b = time.time(), 0\n    while a < x: pass"},
+        "server.a:3 calculates with the time of day",
+    ),
     (
         architecture.engine_imports_server,
         {"engine_adapter/a.py": "def f():\n    from server.app import x"},

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine_adapter.errors import shown
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -50,9 +51,10 @@ class CascadeProposer:
 def _validate(spec: ProposerSpec) -> None:
     members = spec.options["members"]
     if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
-        raise OptionError("members", f"must be a list of proposers' names, got {members!r}")
+        raise OptionError("members", f"must be a list of proposers' names, got {shown(members)}")
     if len(members) < 2 or len(set(members)) < len(members):
-        raise OptionError("members", f"must be at least two different proposers, got {members!r}")
+        message = f"must be at least two different proposers, got {shown(members)}"
+        raise OptionError("members", message)
 
 
 def _create(spec: ProposerSpec, host: DraftHost) -> CascadeProposer:

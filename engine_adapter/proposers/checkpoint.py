@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
+
+from engine_adapter.errors import SHOWN_CHARS, shown
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +31,16 @@ WEIGHTS = (
 )
 """File names of weights. The first file that exists has them all, or is the index of the shards."""
 
+MAX_JSON_BYTES = 64 * 2**20
+"""The largest configuration or index that is read."""
 
-SHOWN_CHARS = 100
-"""The most characters of a path that a message repeats if the system refuses it."""
+MAX_SIZE = 2**31 - 1
+"""The largest size that a configuration can state."""
+
+MAX_PARTS = 1024
+"""The most heads, layers or steps that a configuration can state."""
+
+_FORMATS = (".safetensors", ".bin", ".pt")
 
 
 class CheckpointError(ValueError):
@@ -81,17 +89,21 @@ class Checkpoint:
 
     # -- configuration -------------------------------------------------------------------------
 
-    def integer(self, *names: str, at_least: int = 1, default: int | None = None) -> int:
+    def integer(
+        self, *names: str, at_least: int = 1, at_most: int = MAX_SIZE, default: int | None = None
+    ) -> int:
         """The first of the fields `names` that is set, or else `default`.
 
-        Raises `CheckpointError` if it is not an integer of at least `at_least`, or if none is set
-        and there is no default.
+        Raises `CheckpointError` if it is not an integer from `at_least` to `at_most`, or if none is
+        set and there is no default.
         """
         for name in names:
             value = self.config.get(name)
             if value is not None:
                 if type(value) is not int or value < at_least:
                     raise self.field_error(name, f"must be an integer of at least {at_least}")
+                if value > at_most:
+                    raise self.field_error(name, f"must be at most {at_most}")
                 return value
         if default is None:
             raise CheckpointError(f"{self._config_path}: {' or '.join(names)} is missing")
@@ -107,7 +119,7 @@ class Checkpoint:
     def require_architecture(self, name: str, model_type: str) -> None:
         """Raises `CheckpointError` unless `architectures` (else `model_type`) is the given one."""
         architectures = self.config.get("architectures")
-        if architectures and name not in architectures:
+        if architectures and (not isinstance(architectures, list) or name not in architectures):
             raise self.field_error("architectures", f"must be [{name!r}]")
         if not architectures and self.config.get("model_type") != model_type:
             raise self.field_error("model_type", f"must be {model_type!r}")
@@ -120,7 +132,7 @@ class Checkpoint:
     def field_error(self, name: str, message: str) -> CheckpointError:
         """The error for an invalid field `name`; `message` says what it must be."""
         found = self.config.get(name)
-        return CheckpointError(f"{self._config_path}: {name} {message}; it is {found!r}")
+        return CheckpointError(f"{self._config_path}: {name} {message}; it is {shown(found)}")
 
     def check_k(self, k: int, limit: int, meaning: str) -> None:
         """Raises `CheckpointError` if k is above `limit`. The message has its `meaning`."""
@@ -196,6 +208,13 @@ class Checkpoint:
         shard_of = _read_json(self._weights).get("weight_map")
         if not isinstance(shard_of, dict) or not all(isinstance(v, str) for v in shard_of.values()):
             raise CheckpointError(f"{self._weights}: weight_map must name the file of each tensor")
+        for shard in shard_of.values():
+            # A path would lead out of the checkpoint's folder, to any file of this machine.
+            if shard != Path(shard).name or not shard.endswith(_FORMATS):
+                raise CheckpointError(
+                    f"{self._weights}: weight_map must name files beside it that end in "
+                    f"{' or '.join(_FORMATS)}; it has {shown(shard)}"
+                )
         return [_locate(self._model, shard) for shard in sorted(set(shard_of.values()))]
 
 
@@ -224,8 +243,10 @@ def _locate(model: str, name: str) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"is larger than {MAX_JSON_BYTES} bytes")
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold a JSON object")
@@ -237,7 +258,10 @@ def _reading(path: Path) -> Iterator[None]:
     """Raises `CheckpointError` instead of the libraries' exceptions for a damaged file."""
     try:
         yield
-    except (OSError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+    except CheckpointError:
+        raise
+    # A damaged pickle can raise nearly everything.
+    except Exception as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
@@ -263,6 +287,8 @@ def _unpickled(path: Path) -> "dict[str, torch.Tensor]":
 
     mapped = zipfile.is_zipfile(path)
     tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in tensors.items()
+    ):
         raise CheckpointError(f"{path}: must hold tensors by name")
     return tensors

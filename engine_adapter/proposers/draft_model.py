@@ -5,6 +5,7 @@ Source: speculative decoding, arXiv 2211.17192. The engine runs the model, so it
 with the target's probability for it, so exact verification needs no draft probabilities.
 """
 
+from engine_adapter.errors import shown
 from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -24,7 +25,8 @@ def _validate(spec: ProposerSpec) -> None:
     draft_options.validate(spec)
     size = spec.options[TENSOR_PARALLEL_SIZE]
     if size is not None and (type(size) is not int or size < 1):
-        raise OptionError(TENSOR_PARALLEL_SIZE, f"must be an integer of at least 1, got {size!r}")
+        message = f"must be an integer of at least 1, got {shown(size)}"
+        raise OptionError(TENSOR_PARALLEL_SIZE, message)
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.errors import SHOWN_CHARS, EngineConfigError, shown
 from engine_adapter.proposers import (
     cascade,
     draft_model,
@@ -58,6 +58,19 @@ def needs(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Capabilities:
     return capabilities
 
 
+def read_name(fields: Mapping[str, Any]) -> str:
+    """The name in a proposer's JSON object.
+
+    Raises `EngineConfigError` if it is missing, or is none that a proposer can have.
+    """
+    name = fields.get("name")
+    if name is None:
+        raise _error("name", "is required", _MISSING)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _error("name", f"must match {_NAME.pattern}, got {shown(name)}")
+    return name
+
+
 def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -> ProposerSpec:
     """Builds a proposer's spec from its JSON object.
 
@@ -69,16 +82,12 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
         EngineConfigError: a field is missing, unknown or invalid. Its `setting` is `proposer`,
             its `field` the one at fault.
     """
-    name = fields.get("name")
-    if name is None:
-        raise _error("name", "is required", _MISSING)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _error("name", f"must match {_NAME.pattern}, got {name!r}")
+    name = read_name(fields)
     if name.lower() in RESERVED_NAMES:
         raise _error("name", f"{name!r} is reserved ({', '.join(sorted(RESERVED_NAMES))})")
     method_name = fields.get("method", name)
     if not isinstance(method_name, str) or method_name not in _BY_NAME:
-        raise _error("method", f"{method_name!r} is unknown; there are {', '.join(_BY_NAME)}")
+        raise _error("method", f"{shown(method_name)} is unknown; there are {', '.join(_BY_NAME)}")
     chosen = get_method(method_name)
     if name == prediction.METHOD.name and chosen is not prediction.METHOD:
         raise _error("name", f"{name!r} may only be a proposer of the method {name}")
@@ -86,7 +95,7 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
     default = chosen.default_k or _largest_k(options["members"], others)
     k = fields.get("num_speculative_tokens", default)
     if type(k) is not int or k < 1:
-        raise _error("num_speculative_tokens", f"must be an integer of at least 1, got {k!r}")
+        raise _error("num_speculative_tokens", f"must be an integer of at least 1, got {shown(k)}")
     spec = ProposerSpec(name, method_name, k, _model(chosen, fields), options)
     try:
         chosen.validate(spec)
@@ -135,15 +144,14 @@ def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
     for name in spec.options["members"]:
         if name not in known:
             there_are = ", ".join(known) or "none"
-            raise _error(
-                "members", f"{name!r} is not a proposer that can be a member; there are {there_are}"
-            )
+            message = f"{shown(name)} is not a proposer that can be a member; there are {there_are}"
+            raise _error("members", message)
 
 
 def _model(chosen: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
     if chosen.capabilities.model and not (isinstance(model, str) and model):
-        message = f"{chosen.name} needs the path or id of its weights, got {model!r}"
+        message = f"{chosen.name} needs the path or id of its weights, got {shown(model)}"
         raise _error("model", message, _MISSING if model is None else None)
     if not chosen.capabilities.model and model is not None:
         raise _error("model", f"{chosen.name} has no weights; leave it out")
@@ -160,4 +168,4 @@ def _options(chosen: ProposerMethod, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _error(field: str, message: str, code: str | None = None) -> EngineConfigError:
-    return EngineConfigError("proposer", f"{field}: {message}", field, code)
+    return EngineConfigError("proposer", f"{field[:SHOWN_CHARS]}: {message}", field, code)

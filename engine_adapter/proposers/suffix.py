@@ -9,6 +9,7 @@ Inference (package `arctic-inference`), which keeps the outputs of ended request
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine_adapter.errors import shown
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -81,7 +82,7 @@ def _validate(spec: ProposerSpec) -> None:
     def check(name: str, kinds: tuple[type, ...], low: float, high: float) -> None:
         value = spec.options[name]
         if type(value) not in kinds or not low <= value <= high:
-            raise OptionError(name, f"must be a number in [{low}, {high}], got {value!r}")
+            raise OptionError(name, f"must be a number in [{low}, {high}], got {shown(value)}")
 
     check("suffix_decoding_max_tree_depth", (int,), 1, 4096)
     check("suffix_decoding_max_cached_requests", (int,), 0, 2**31 - 1)

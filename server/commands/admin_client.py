@@ -83,9 +83,13 @@ class AdminClient:
                 transport=transport,
                 # Admin routes without a key answer direct requests only: no proxy to loopback.
                 trust_env=not is_loopback(host),
+                # SSL_CERT_FILE counts for loopback too.
+                verify=httpx.create_ssl_context(),
             )
         except (ValueError, httpx.InvalidURL) as error:
             raise AdminClientError(f"--url: {url!r} or the key cannot be used: {error}") from None
+        except OSError as error:
+            raise AdminClientError(f"SSL_CERT_FILE cannot be used: {error}") from None
 
     def __enter__(self) -> "AdminClient":
         return self

@@ -79,13 +79,13 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
     }
     timeouts = {"queue_timeout_s": 0.0, "first_token_timeout_s": 0.0, "request_timeout_s": 0.0}
     unlimited = {
+        "access_log": False,
         "max_queued_requests": concurrency,
         "max_queued_prompt_tokens": sys.maxsize,
         "max_key_requests": None,
         "max_key_requests_per_minute": None,
     }
-    own = {"access_log": False, "routing_rules": kept}
-    return settings.model_copy(update={**closed, **timeouts, **unlimited, **own})
+    return settings.model_copy(update={**closed, **timeouts, **unlimited, "routing_rules": kept})
 
 
 def batch(argv: Sequence[str]) -> int:

@@ -41,7 +41,11 @@ def console(argv: Sequence[str]) -> int:
     # Imports the routes, which takes a second: a wrong argument is reported before.
     from server.console.proxy import create_console
 
-    app = create_console(url, on_loopback=is_loopback(options.host))
+    try:
+        app = create_console(url, on_loopback=is_loopback(options.host))
+    except OSError as error:
+        print_error(f"SSL_CERT_FILE cannot be used: {error}")
+        return FAILED
     with listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
         port = listener.getsockname()[1]

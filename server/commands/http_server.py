@@ -17,7 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 import uvicorn
@@ -33,6 +33,7 @@ LAST_WORDS_S = 2.0
 """Seconds in which a request that was ended must have sent its error."""
 
 _POLL_S = 0.05
+_STDIN = 0
 
 log = structlog.get_logger(__name__)
 
@@ -46,13 +47,15 @@ class HttpServer(uvicorn.Server):
         reload: called at SIGHUP.
     """
 
-    def __init__(self, config: uvicorn.Config, state: AppState, reload: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: AppState, reload: Callable[[], object]
+    ) -> None:
         super().__init__(config)
         self._state = state
         self._reload = reload
         self._told_at: float | None = None
         self._hurry = False
-        self._has_terminal = os.isatty(0)
+        self._has_terminal = os.isatty(_STDIN)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -139,14 +142,8 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(_POLL_S)
 
     def _hang_up(self) -> None:
-        if self._has_terminal and not _is_terminal():
+        if self._has_terminal and not os.isatty(_STDIN):
             # Its terminal was closed; a reload is asked for by another process.
             self.stop(signal.SIGHUP)
         else:
             self._reload()
-
-
-def _is_terminal() -> bool:
-    with suppress(OSError):
-        return os.isatty(0)
-    return False

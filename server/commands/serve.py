@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Sequence
@@ -12,10 +13,16 @@ import structlog
 from server.commands import BAD_SETTING, print_error
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
+from server.http import descriptors
 from server.http.direct import is_loopback
 from server.settings import Settings
 from server.settings.keys import Role
-from server.settings.sources import SettingsError, load_settings, unknown_variables
+from server.settings.sources import (
+    SettingsError,
+    forget_keys,
+    load_settings,
+    unknown_variables,
+)
 from server.telemetry.logs import configure_logs
 
 BACKLOG = 2048
@@ -30,12 +37,14 @@ def serve(argv: Sequence[str]) -> int:
         settings = load_settings(argv, os.environ)
         check_exposure(settings)
         check_certificate(settings)
+        max_connections = connection_limit(settings, descriptors.raise_limit())
         audit = open_audit(settings)
         listener = bind(settings.host, settings.port)
     except SettingsError as error:
         for line in error.lines:
             print_error(line)
         return BAD_SETTING
+    forget_keys(os.environ)
     with listener, closing(audit):
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
         for line in unknown_variables(os.environ):
@@ -45,7 +54,19 @@ def serve(argv: Sequence[str]) -> int:
         # Imports transformers, which takes seconds: an invalid setting must be reported before.
         from server.commands.server_process import ServerProcess
 
-        return ServerProcess(settings, listener, display, audit).run()
+        return ServerProcess(settings, listener, display, audit, max_connections).run()
+
+
+def connection_limit(settings: Settings, limit: int) -> int:
+    """The most open connections under a limit of descriptors. Raises `SettingsError`."""
+    wanted = settings.max_connections
+    if wanted is None:
+        return descriptors.default_connections(limit)
+    needed = wanted + descriptors.SPARE
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        message = f"{wanted} need {needed} file descriptors; this process may have {limit}"
+        raise SettingsError(f"--max-connections: {message} (see ulimit -n)")
+    return wanted
 
 
 def check_exposure(settings: Settings) -> None:

@@ -1,6 +1,9 @@
 """One run of the server: engine, application, terminal, signals and exit status."""
 
+import asyncio
 import socket
+from functools import partial
+from typing import cast
 
 import structlog
 import uvicorn
@@ -15,13 +18,12 @@ from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.http_server import HttpServer
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
+from server.http.connection import Connection
+from server.http.connections import Connections
 from server.lifespan import StartupCallbacks
 from server.settings import Settings, flag
+from server.state import AppState
 from server.telemetry.metrics import Metrics
-
-HTTP_KEEP_ALIVE_S = 65
-"""Seconds that an idle connection stays open. It is longer than load balancers keep theirs, so that
-no request is sent into a connection that is being closed."""
 
 log = structlog.get_logger(__name__)
 
@@ -30,9 +32,15 @@ class ServerProcess:
     """One run of the server, from loading the engine to the exit status."""
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, display: StartupDisplay, audit: Audit
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        display: StartupDisplay,
+        audit: Audit,
+        max_connections: int,
     ) -> None:
         self._settings = settings
+        self._max_connections = max_connections
         self._audit = audit
         self._listener = listener
         self._display = display
@@ -54,18 +62,21 @@ class ServerProcess:
             return self._status
         callbacks = StartupCallbacks(self._display.stage, self._ready, self._failed)
         app = create_app(settings, engine, metrics, registry, callbacks, self._audit)
-        self._server = HttpServer(self._config(app), app.state.specgate, _reload)
+        connections = Connections(settings, self._max_connections, metrics.connections)
+        config, state = self._config(app, connections), cast(AppState, app.state.specgate)
+        self._server = HttpServer(config, state, state.keyring.reload)
         try:
             self._server.run(sockets=[self._listener])
         finally:
             self._display.close()
         return self._status
 
-    def _config(self, app: FastAPI) -> uvicorn.Config:
+    def _config(self, app: FastAPI, connections: Connections) -> uvicorn.Config:
         return uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            # uvicorn calls it as it would call the class.
+            http=cast(type[asyncio.Protocol], partial(Connection, connections)),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -75,7 +86,7 @@ class ServerProcess:
             server_header=False,
             ssl_certfile=self._settings.ssl_certfile,
             ssl_keyfile=self._settings.ssl_keyfile,
-            timeout_keep_alive=HTTP_KEEP_ALIVE_S,
+            timeout_keep_alive=self._settings.idle_timeout_s,
         )
 
     def _ready(self, info: EngineInfo) -> None:
@@ -86,11 +97,6 @@ class ServerProcess:
         self._status = print_start_error(error)
         if self._server is not None:
             self._server.should_exit = True
-
-
-def _reload() -> None:
-    """SIGHUP: there is nothing to read again."""
-    log.info("nothing_to_reload", signal="SIGHUP")
 
 
 def print_start_error(error: Exception) -> int:

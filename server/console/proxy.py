@@ -13,14 +13,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.errors import ApiError, install_error_handlers
+from server.http.body_limit import BodyLimit
 from server.http.direct import is_loopback, proxy_header
-from server.http.middleware import BodyLimit
 from server.routes import console
+from server.settings.http_settings import HttpSettings
 
 CONNECT_TIMEOUT_S = 5.0
-MAX_BODY_BYTES = 32 * 2**20
-"""The largest body that is passed on; the server's own limit may be lower."""
-
 _PASSED_ON = ("accept", "authorization", "content-type")
 _PASSED_BACK = ("content-type", "retry-after", "x-request-id", "x-specgate-spec-method")
 
@@ -35,14 +33,7 @@ def create_console(
         on_loopback: only this machine can reach the console.
         transport: used instead of the network.
     """
-    client = httpx.AsyncClient(
-        base_url=url,
-        # A drain may take as long as its own limit says.
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        transport=transport,
-        # Admin routes without a key answer direct requests only: no proxy to loopback.
-        trust_env=not is_loopback(urlsplit(url).hostname or ""),
-    )
+    client = _client(url, transport)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,7 +54,7 @@ def create_console(
         redirect_slashes=False,
     )
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_middleware(BodyLimit, settings=HttpSettings(), reading=set())
 
     async def pass_on(request: Request) -> Response:
         return await _pass_on(client, request, on_loopback)
@@ -72,6 +63,19 @@ def create_console(
         app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
     app.include_router(console.router)
     return app
+
+
+def _client(url: str, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        # A drain may take as long as its own limit says.
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        transport=transport,
+        # Admin routes without a key answer direct requests only: no proxy to loopback.
+        trust_env=not is_loopback(urlsplit(url).hostname or ""),
+        # SSL_CERT_FILE counts for loopback too.
+        verify=httpx.create_ssl_context(),
+    )
 
 
 def _is_foreign(request: Request, on_loopback: bool) -> bool:

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 
 from server import __version__
 from server.contract.answers import ERROR, SCHEMAS, code_list, header_references
-from server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
 from server.http.headers import REQUEST_ID, RESPONSE_HEADERS, RETRY_AFTER, TRACE_ID
 from server.http.trace_requests import is_traced
 from server.schema.answers import ErrorResponse
@@ -26,8 +26,9 @@ DESCRIPTION = """\
 OpenAI's API for one model, on an engine with several speculative-decoding proposers.
 
 Every error of every route is an `ErrorResponse`. A field may be null where that means "not set".
+The limits of a connection refuse with one too: 400, 408, 414, 431 and 503, without a request id.
 Keys apply only if the server has some: without API keys every route but the admin routes is open,
-and without an admin key these answer the server's own machine only. docs/api.md has the details.
+and without any key these answer the server's own machine only. docs/api.md has the details.
 """
 
 TAGS = {
@@ -42,11 +43,12 @@ TAGS = {
 }
 """Every tag of the routes, and what its routes are for."""
 
-API_KEY, ADMIN_KEY = "ApiKey", "AdminKey"
+API_KEY, ADMIN_KEY, METRICS_KEY = "ApiKey", "AdminKey", "MetricsKey"
 
 _SECURITY = {
     API_KEY: {"type": "http", "scheme": "bearer", "description": "a key of `--api-key`"},
     ADMIN_KEY: {"type": "http", "scheme": "bearer", "description": "a key of `--admin-key`"},
+    METRICS_KEY: {"type": "http", "scheme": "bearer", "description": "a key of `--metrics-key`"},
 }
 _BAD_BODY = "The body is not valid; `param` names the field, `code` may be null."
 _RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -113,18 +115,24 @@ def _complete(operation: dict[str, Any], route: APIRoute) -> None:
 def _security(path: str) -> list[dict[str, list[str]]]:
     if path in OPEN_PATHS:
         return []
-    return [{ADMIN_KEY: []}] if path in ADMIN_PATHS else [{API_KEY: []}, {ADMIN_KEY: []}]
+    if path in ADMIN_PATHS:
+        return [{ADMIN_KEY: []}]
+    keys = [{API_KEY: []}, {ADMIN_KEY: []}]
+    return [*keys, {METRICS_KEY: []}] if path == METRICS_PATH else keys
 
 
 def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
     """The errors that follow from a route's path, body and dependencies."""
     if route.path not in OPEN_PATHS:
         yield HTTPStatus.UNAUTHORIZED, code_list("invalid_api_key")
-    if route.path in ADMIN_PATHS:
-        yield HTTPStatus.FORBIDDEN, code_list("admin_disabled")
+        is_admin = route.path in ADMIN_PATHS
+        forbidden = "admin_disabled" if is_admin else "host_not_allowed"
+        yield HTTPStatus.FORBIDDEN, code_list(forbidden)
     if route.body_field is not None:
         yield HTTPStatus.BAD_REQUEST, _BAD_BODY
+        yield HTTPStatus.REQUEST_TIMEOUT, code_list("slow_client")
         yield HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code_list("request_too_large")
+        yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("too_many_bodies")
     yield HTTPStatus.INTERNAL_SERVER_ERROR, code_list("internal_error")
     needed = {dependency.call for dependency in route.dependant.dependencies}
     if get_ready_runtime in needed:

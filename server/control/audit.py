@@ -6,10 +6,10 @@ as JSON lines.
 
 import asyncio
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import structlog
@@ -24,13 +24,22 @@ from server.control.records import (
     log_fields,
 )
 from server.control.types import Caller, LoadOutcome
+from server.text import cut, replace_surrogates
 
 REMEMBERED = 100
 """How many records of switches, of proposers and of policies are kept in memory."""
 
+MAX_ERROR = 500
+"""The most characters of an error's message that a record keeps."""
+
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that, if it is new, only its owner may read: it names callers and addresses."""
+    return os.open(path, flags, 0o600)
 
 
 class Audit:
@@ -53,7 +62,7 @@ class Audit:
         # Without a buffer, a line that could not be written is not retried with the next one.
         self._file: BinaryIO | None = None
         if path is not None:
-            self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
+            self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
         self._broken = False
 
     @property
@@ -109,7 +118,7 @@ class Audit:
             except BaseException as error:
                 refused = isinstance(error, ProposerRefused | LoraRefused)
                 outcome = LoadOutcome.REFUSED if refused else LoadOutcome.FAILED
-                message = str(error) or type(error).__name__
+                message = cut(replace_surrogates(str(error)), MAX_ERROR) or type(error).__name__
                 raise
             finally:
                 took_ms = round((time.perf_counter() - begun) * 1e3, 3)

@@ -3,6 +3,7 @@
 from engine_adapter.errors import LoraRefused
 from engine_adapter.interface import Engine
 from engine_adapter.types import LoraAdapter
+from server.control.allowed_models import AllowedModels, refuse_pickled_adapter
 from server.control.audit import Audit
 from server.control.records import LoraRecord
 from server.control.types import SERVER, Caller, LoadOutcome
@@ -15,8 +16,15 @@ class LoraAdmin:
         served_names: the target's own names, which no adapter may have.
     """
 
-    def __init__(self, engine: Engine, served_names: tuple[str, ...], audit: Audit) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        served_names: tuple[str, ...],
+        allowed: AllowedModels,
+        audit: Audit,
+    ) -> None:
         self._engine = engine
+        self._allowed = allowed
         self._served_names = served_names
         self._audit = audit
 
@@ -37,4 +45,6 @@ class LoraAdmin:
     async def _load(self, name: str, path: str) -> LoraAdapter:
         if name in self._served_names:
             raise LoraRefused("adapter_exists", f"{name!r} is the name of the model itself.")
+        await self._allowed.check(path, "lora_modules", "lora_path")
+        await refuse_pickled_adapter(path)
         return await self._engine.load_lora_adapter(name, path)

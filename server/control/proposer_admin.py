@@ -10,41 +10,53 @@ from typing import Any
 
 from engine_adapter.errors import ProposerRefused
 from engine_adapter.interface import Engine
+from engine_adapter.proposers.methods import read_name
 from engine_adapter.types import ProposerInfo
+from server.control.allowed_models import AllowedModels
 from server.control.audit import Audit
 from server.control.records import ProposerRecord
 from server.control.switcher import Switcher
 from server.control.types import SERVER, Caller, LoadOutcome
 from server.telemetry.metrics import Metrics
 
-_MAX_NAME = 64
-"""Characters of a name that a record keeps; a name that can be loaded is not longer."""
-
 
 class ProposerAdmin:
     """Changes which proposers are loaded. Lives on the event loop."""
 
-    def __init__(self, engine: Engine, switcher: Switcher, metrics: Metrics, audit: Audit) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        switcher: Switcher,
+        allowed: AllowedModels,
+        metrics: Metrics,
+        audit: Audit,
+    ) -> None:
         self._engine = engine
+        self._allowed = allowed
         self._switcher = switcher
         self._metrics = metrics
         self._audit = audit
 
     async def load(self, fields: Mapping[str, Any], caller: Caller = SERVER) -> ProposerInfo:
-        """Loads a proposer; see `Engine.load_proposer`. Continues if its caller is cancelled."""
-        change, name = self._load(fields), str(fields.get("name"))[:_MAX_NAME]
+        """Loads a proposer; see `Engine.load_proposer`. Continues if its caller is cancelled.
+
+        Raises `EngineConfigError` for a name that no proposer can have; that is not recorded.
+        """
+        name = read_name(fields)
         return await self._audit.recorded(
-            change, ProposerRecord, "load_proposer", name, LoadOutcome.LOADED, caller
+            self._load(fields), ProposerRecord, "load_proposer", name, LoadOutcome.LOADED, caller
         )
 
     async def unload(self, name: str, caller: Caller = SERVER) -> None:
         """Unloads a proposer that is not in use; see `Engine.unload_proposer`."""
-        change, name = self._unload(name), name[:_MAX_NAME]
+        change = self._unload(name)
         await self._audit.recorded(
             change, ProposerRecord, "unload_proposer", name, LoadOutcome.UNLOADED, caller
         )
 
     async def _load(self, fields: Mapping[str, Any]) -> ProposerInfo:
+        if isinstance(model := fields.get("model"), str):
+            await self._allowed.check(model, "proposer", "model")
         info = await self._engine.load_proposer(fields)
         self._metrics.declare_proposers([info.name])
         return info

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.console.pages import is_console_path
 from server.control.types import Caller
-from server.errors import ApiError, error_response
+from server.errors import ApiError, NotFound, error_response
 from server.http.direct import indirect, is_loopback, names_loopback
 from server.http.keyring import Keyring
 from server.settings import Settings
@@ -68,7 +68,7 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Checks HTTP requests. Websockets are not passed on: there are none."""
         if scope["type"] == "http":
-            refusal = self._refusal(scope)
+            refusal = self._refusal(scope) or _impossible_path(scope["path"])
             app = self._app if refusal is None else error_response(refusal)
             await app(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -147,6 +147,17 @@ def caller(request: Request) -> Caller:
     name, client = key_name(request.scope), request.client
     who = "loopback" if name is None else f"key:{name}"
     return Caller(who, None if client is None else client.host)
+
+
+def _impossible_path(path: str) -> ApiError | None:
+    """Refuses a control character in a path, of which no route has one.
+
+    Routes are found with `$`, which also matches before a last line feed: `/v1/proposers%0a` would
+    be an admin path for the routes, and none for the checks above.
+    """
+    if path.isprintable():
+        return None
+    return NotFound("No path here has a control character.", code="not_found")
 
 
 def _unauthorized(needed: str, headers: Headers) -> ApiError:

@@ -33,6 +33,9 @@ class Keyring:
         A file that cannot be used changes nothing, and the log says why. Requests that have been
         authorized go on.
         """
+        if self._settings.key_file is None:
+            log.info("nothing_to_reload", reason="--key-file is not set")
+            return False
         try:
             keys = self._read_again()
         except SettingError as error:
@@ -43,10 +46,6 @@ class Keyring:
         return True
 
     def _read_again(self) -> KeySet:
-        if self._settings.key_file is None:
-            raise SettingError(
-                KEY_FILE, "--key-file is not set, so there are no keys to read again"
-            )
         keys = self._settings.read_keys()
         for role in Role:
             # Without a key of a role its routes could open; only a start may decide that.

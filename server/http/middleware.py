@@ -1,4 +1,4 @@
-"""Middleware of every request: request id, access log, HTTP metrics, unexpected errors, body size.
+"""Middleware of every request: request id, access log, HTTP metrics, unexpected errors.
 
 Pure ASGI: the events of a stream are not wrapped one by one.
 """
@@ -10,12 +10,12 @@ import uuid
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, cancellation_error, error_response, to_api_error
+from server.errors import cancellation_error, error_response, to_api_error
+from server.http.auth import key_name
 from server.http.exchange import exchange_of
 from server.http.headers import REQUEST_ID, TRACE_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
@@ -89,6 +89,7 @@ class AccessLog:
                 route=route,
                 status=exchange.status,
                 duration_ms=round(seconds * 1e3, 2),
+                **({"key": key} if (key := key_name(scope)) else {}),
             )
 
 
@@ -138,34 +139,3 @@ class ErrorBoundary:
                 # The server closes the connection, so that the client sees a broken response.
                 raise
             await error_response(to_api_error(error))(scope, receive, send)
-
-
-class BodyLimit:
-    """Refuses a body of more than `max_bytes` with 413, with or without a content length."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        message = f"The body is larger than {self._max_bytes} bytes."
-        declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._max_bytes:
-            error = ApiError(413, message, code="request_too_large")
-            await error_response(error)(scope, receive, send)
-            return
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            part = await receive()
-            received += len(part.get("body", b""))
-            if received > self._max_bytes:
-                # FastAPI turns any other exception that occurs while it reads into a 400.
-                raise HTTPException(413, message)
-            return part
-
-        await self._app(scope, counted, send)

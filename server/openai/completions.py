@@ -1,5 +1,6 @@
 """`/v1/completions`: from the body to a prepared request, and the shape of a choice."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,13 @@ from server.errors import InvalidField
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
-from server.openai.prompts import check_prompt, predicted_tokens, text_prompt, truncated
+from server.openai.prompts import (
+    check_prompt,
+    most_tokens,
+    predicted_tokens,
+    text_prompt,
+    truncated,
+)
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
 from server.rendering import Renderer
@@ -30,14 +37,17 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
-    prompts = [await _encode(renderer, body, info, prompt) for prompt in body.prompt]
+    prompts: list[Sequence[int]] = []
+    for given in body.prompt:
+        prompts.append(await _encode(renderer, body, info, given))
+        await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     if len(prompts) * (body.n or 1) > MAX_PROMPTS:
         raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
     options = [_options(runtime, body, len(prompt)) for prompt in prompts]
     prediction = await predicted_tokens(renderer, info, body.prediction)
-    echoes = _echoes(renderer, body, prompts) if body.echo else ()
+    echoes = await _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
     return PreparedRequest(body, checked, "cmpl-", prompts, options, prediction, shape)
 
@@ -135,19 +145,19 @@ async def _encode(
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidField("prompt", "prompt must not be empty.")
-        prompt = list(await text_prompt(renderer, prompt, body.add_special_tokens))
+        most = most_tokens(body, info)
+        prompt = list(await text_prompt(renderer, prompt, body.add_special_tokens, most))
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     return truncated(body, info, prompt, max_tokens)
 
 
-def _echoes(
+async def _echoes(
     renderer: Renderer, body: CompletionRequest, prompts: Sequence[Sequence[int]]
 ) -> tuple[Echo, ...]:
     keeps_text = body.truncate_prompt_tokens is None
-    return tuple(
-        Echo(
-            given if isinstance(given, str) and keeps_text else renderer.decode(ids),
-            renderer.decode(ids[:1]),
-        )
-        for given, ids in zip(body.prompt, prompts, strict=True)
-    )
+    echoes = []
+    for given, ids in zip(body.prompt, prompts, strict=True):
+        text = given if isinstance(given, str) and keeps_text else renderer.decode(ids)
+        echoes.append(Echo(text, renderer.decode(ids[:1])))
+        await asyncio.sleep(0)
+    return tuple(echoes)

@@ -9,6 +9,9 @@ from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schema.tools import check_tools
 from server.state import Runtime
 
+MOST_CHARS = 1_000_000
+"""The most characters that `/tokenize` takes, if the model's context cannot hold more."""
+
 
 async def tokenize(runtime: Runtime, body: TokenizeRequest) -> dict[str, Any]:
     """The token ids of a text or a chat. Raises `InvalidField`."""
@@ -17,20 +20,31 @@ async def tokenize(runtime: Runtime, body: TokenizeRequest) -> dict[str, Any]:
         "count": len(token_ids),
         "max_model_len": runtime.info.max_model_len,
         "tokens": list(token_ids),
-        "token_strs": runtime.renderer.tokens(token_ids) if body.return_token_strs else None,
+        "token_strs": await runtime.renderer.tokens(token_ids) if body.return_token_strs else None,
     }
 
 
-def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids. Raises `InvalidField`."""
     check_token_ids(runtime.info, body.tokens, "tokens")
-    return {"prompt": runtime.renderer.decode(body.tokens)}
+    return {"prompt": await runtime.renderer.decode_long(body.tokens)}
 
 
 async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "Send either prompt or messages.")
+    _check_length(runtime, body)
     if body.prompt is not None:
         return await text_prompt(runtime.renderer, body.prompt, body.add_special_tokens)
     check_tools(body.tools or ())
     return await chat_prompt(runtime.renderer, body.messages or (), body)
+
+
+def _check_length(runtime: Runtime, body: TokenizeRequest) -> None:
+    """Raises `InvalidField` for a text that would take a thread for long."""
+    texts = [body.prompt or "", *(message.text for message in body.messages or ())]
+    most = max(MOST_CHARS, runtime.info.max_model_len * runtime.renderer.longest_token)
+    if (length := sum(map(len, texts))) > most:
+        param = "prompt" if body.messages is None else "messages"
+        message = f"{param} has {length} characters; at most {most} can be tokenized at once."
+        raise InvalidField(param, message)

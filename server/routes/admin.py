@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.errors import EngineConfigError, EngineDead
+from engine_adapter.errors import EngineDead
 from engine_adapter.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
@@ -114,10 +114,7 @@ async def proposers(runtime: StartedRuntime) -> ProposersResponse:
 async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""
     asker = caller(request)
-    try:
-        return _proposer(await runtime.proposer_admin.load(body.root, asker), runtime)
-    except EngineConfigError as error:
-        raise InvalidField(error.field, error.message, error.code) from None
+    return _proposer(await runtime.proposer_admin.load(body.root, asker), runtime)
 
 
 @router.post(

@@ -4,9 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.errors import EngineConfigError
 from server.contract.answers import answers
-from server.errors import InvalidField
 from server.http.auth import caller
 from server.openai.models import adapter_model
 from server.schema.answers import Model, UnloadedAdapter
@@ -26,10 +24,7 @@ async def load_lora_adapter(
 ) -> dict[str, Any]:
     """Loads an adapter while requests are served; from then on requests can name it."""
     asker = caller(request)
-    try:
-        adapter = await runtime.lora_admin.load(body.lora_name, body.lora_path, asker)
-    except EngineConfigError as error:
-        raise InvalidField(error.field, error.message, error.code) from None
+    adapter = await runtime.lora_admin.load(body.lora_name, body.lora_path, asker)
     return adapter_model(runtime, adapter)
 
 

@@ -11,7 +11,11 @@ from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
 from server.control.types import DRAIN_TIMEOUT_S, MAX_DRAIN_TIMEOUT_S, SwitchMode
 from server.errors import InvalidField
+from server.schema.base import UnicodeText
 from server.telemetry.rolling_stats import RollingStats
+
+PROPOSER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""The names that a proposer can have."""
 
 
 class SwitchRequest(BaseModel):
@@ -45,7 +49,9 @@ class SwitchRequest(BaseModel):
         "fail",
         description="what a drain does then with requests that have not ended: see docs/api.md",
     )
-    reason: str | None = Field(None, max_length=200, description="stored in the audit record")
+    reason: UnicodeText | None = Field(
+        None, max_length=200, description="stored in the audit record"
+    )
 
     def method_request(self) -> MethodRequest:
         """The requested method. Raises `InvalidField` if none is named, or two different ones."""
@@ -126,7 +132,7 @@ class UnloadRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
+    name: str = Field(pattern=PROPOSER_NAME)
 
 
 class UnloadResponse(BaseModel):

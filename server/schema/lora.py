@@ -2,11 +2,18 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from server.schema.base import Strict, UnicodeText
 
-Name = Annotated[UnicodeText, Field(min_length=1, max_length=128)]
+
+def _check_printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("must have no control characters")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_printable)]
 Path = Annotated[UnicodeText, Field(min_length=1, max_length=4096)]
 
 

@@ -3,16 +3,23 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from server.schema.base import Bounded
 from server.schema.generation_body import TextPart
+
+MAX_MESSAGES = 2048
+"""OpenAI's limit of the messages of a chat."""
+
+MAX_PARTS = 10_000
+"""The most parts and earlier calls of all messages of a chat together."""
 
 LEGACY_FIELDS = {"function_call": "tool_calls"}
 """Fields of messages that OpenAI has replaced, and their replacements."""
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Bounded):
     """The function of an earlier call. Arguments are JSON text, or the object itself."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -21,7 +28,7 @@ class CalledFunction(BaseModel):
     arguments: str | dict[str, Any] | None = None
 
 
-class EarlierCall(BaseModel):
+class EarlierCall(Bounded):
     """A call that the assistant has made; undeclared fields are passed to the template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -65,7 +72,7 @@ Role = Annotated[
 """Who says a message."""
 
 
-class Message(BaseModel):
+class Message(Bounded):
     """A message of a chat; undeclared fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -77,15 +84,20 @@ class Message(BaseModel):
     reasoning: str | None = None
     reasoning_content: str | None = None
 
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: its content is one string.
 
         `developer` is OpenAI's newer name of `system`; templates know the older name. Some
         templates read reasoning under the one name, some under the other.
         """
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
+        content = None if self.content is None else self.text
         role = "system" if self.role == "developer" else self.role
         shown = {**(self.model_extra or {}), "role": role, "content": content}
         if self.tool_calls:
@@ -108,7 +120,24 @@ def _is_complete(message: Message) -> Message:
     return message
 
 
+def _few_parts(messages: Any) -> Any:
+    if isinstance(messages, list):
+        lists = (
+            given
+            for message in messages
+            if isinstance(message, dict)
+            for given in (message.get("content"), message.get("tool_calls"))
+            if isinstance(given, list)
+        )
+        if (count := sum(map(len, lists))) > MAX_PARTS:
+            reason = f"have {count} parts and tool calls together; the maximum is {MAX_PARTS}"
+            raise PydanticCustomError("too_many_parts", "{reason}", {"reason": reason})
+    return messages
+
+
 Messages = Annotated[
-    list[Annotated[Message, AfterValidator(_is_complete)]], Field(min_length=1, fail_fast=True)
+    list[Annotated[Message, AfterValidator(_is_complete)]],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(_few_parts),
 ]
 """At least one message."""

@@ -5,7 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, model_validator
 
 from server.control.records import PolicyRecord, PolicyStatus
-from server.schema.base import Strict
+from server.schema.base import Strict, UnicodeText
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 
@@ -19,7 +19,9 @@ class PolicyRequest(Strict):
         None, description="policy -> its parameters; those left out get their defaults"
     )
     rules: list[Any] | None = Field(None, description="all routing rules, in order")
-    reason: str | None = Field(None, max_length=200, description="stored in the audit record")
+    reason: UnicodeText | None = Field(
+        None, max_length=200, description="stored in the audit record"
+    )
 
 
 class RoutingRule(BaseModel):

@@ -13,7 +13,7 @@ ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 PART_TYPES = ("input_text", "output_text", "refusal")
 """The kinds of parts that a message may have."""
 
-MAX_ITEMS = 10_000
+MAX_ITEMS = 4096
 """The most items of an input; each becomes a message or a part of one."""
 
 MAX_PARTS = 10_000

@@ -4,6 +4,7 @@
 setting's description gives its unit and becomes its help text.
 """
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -133,6 +134,9 @@ class Settings(
         self._check_stop_times()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
+        for folder in self.allowed_local_path:
+            if not Path(folder).is_dir():
+                raise SettingError("allowed_local_path", f"there is no folder {folder!r}")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise SettingError("ssl_keyfile", f"needs {flag('ssl_certfile')}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
@@ -199,6 +203,19 @@ class Settings(
     def _initial_method(self) -> SpecMethod:
         """Raises `SelectionError`, as a switch to `spec_method` would."""
         return resolve(MethodRequest(self.spec_method, None, True, "spec_method"), self._loaded())
+
+    def loadable_folders(self) -> tuple[str, ...]:
+        """The folders below which admin requests may load: the allowed ones, and the models'."""
+        return (*self.allowed_local_path, *filter(os.path.isdir, self._models()))
+
+    def loadable_hub_ids(self) -> tuple[str, ...]:
+        """Patterns of the hub ids that admin requests may load."""
+        return (*self.allowed_hub_id, *(m for m in self._models() if not os.path.isdir(m)))
+
+    def _models(self) -> tuple[str, ...]:
+        """Every path and id of a model or an adapter that the settings name."""
+        drafts = (spec.model for spec in self.proposer if spec.model is not None)
+        return (self.model, *drafts, *self.lora_modules.values())
 
     def rules(self, api_key_names: Collection[str]) -> tuple[Rule, ...]:
         """The routing rules at start. Raises `RuleError`."""

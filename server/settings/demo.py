@@ -1,6 +1,7 @@
 """The settings of the demo, which is served when no model is given."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from engine_adapter.policies.names import AUTO
@@ -22,6 +23,7 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model": _path("target"),
         "served_model_name": (DEMO_NAME,),
+        "allowed_local_path": (str(Path(_path("target")).parent),),
         "dtype": "float32",
         "max_model_len": 2048,
         "long_prefill_token_threshold": _long_prefill(given),

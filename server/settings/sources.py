@@ -7,7 +7,7 @@ field instead, and has no "did you mean".
 
 import argparse
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -151,6 +151,12 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in given.items()
         if value or (value is not None and name in NEVER_EMPTY)
     }
+
+
+def forget_keys(environ: MutableMapping[str, str]) -> None:
+    """Removes the keys from the environment, which the engine's processes inherit."""
+    for name in KEY_SETTINGS:
+        environ.pop(PREFIX + name.upper(), None)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Destination and format of all log lines: ours, uvicorn's and every library's."""
 
+import io
 import logging
 import sys
 from typing import TextIO
@@ -73,7 +74,36 @@ def _renderers(*, json: bool) -> list[structlog.typing.Processor]:
             structlog.processors.JSONRenderer(),
         ]
     return [
+        _escape_values,
         structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+            colors=sys.stderr.isatty(), exception_formatter=_escaped_traceback
+        ),
     ]
+
+
+def _escape_values(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escapes the texts of a line. The renderer quotes only those with a space or a quote."""
+    values = {n: _escaped_line(v) if isinstance(v, str) else v for n, v in event.items()}
+    return values | {"event": _escaped(str(event.get("event")))}
+
+
+def _escaped_traceback(target: TextIO, error: structlog.typing.ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, error)
+    target.write(_escaped(text.getvalue()))
+
+
+def _escaped(text: str) -> str:
+    """The text without control characters; a further line begins with spaces.
+
+    A client's text may be in it. It must neither look like a line of ours nor steer a terminal.
+    """
+    return "\n    ".join(map(_escaped_line, text.split("\n")))
+
+
+def _escaped_line(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -2,7 +2,8 @@
 
 Those of policies and routing rules are in `server.telemetry.policy_metrics`, those of HTTP requests
 in `server.telemetry.http_metrics`, those of API keys in `server.telemetry.usage_metrics`, those of
-the queue and of limits in `server.telemetry.admission_metrics`.
+the queue and of limits in `server.telemetry.admission_metrics`, those of connections in
+`server.telemetry.connection_metrics`.
 
 Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -74,6 +75,7 @@ from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
 from server.telemetry.admission_metrics import AdmissionMetrics
+from server.telemetry.connection_metrics import ConnectionMetrics
 from server.telemetry.http_metrics import HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
@@ -170,6 +172,7 @@ class Metrics:
         self.http = HttpMetrics(make)
         self.usage = UsageMetrics(make)
         self.admission = AdmissionMetrics(make)
+        self.connections = ConnectionMetrics(make)
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )

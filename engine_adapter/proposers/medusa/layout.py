@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from engine_adapter.proposers.checkpoint import Checkpoint, Shape
+from engine_adapter.proposers.checkpoint import MAX_PARTS, Checkpoint, Shape
 from engine_adapter.proposers.contract import TargetSizes
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -56,14 +56,15 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
     hidden, shapes = target.hidden_size, checkpoint.shapes
     names = _FASTERDECODING if "0.0.linear.weight" in shapes else _VLLM
-    num_layers = checkpoint.integer("medusa_num_layers", "num_hidden_layers")
+    num_layers = checkpoint.integer("medusa_num_layers", "num_hidden_layers", at_most=MAX_PARTS)
 
     def block(layer: int, head: int, part: str) -> str:
         return names.block.format(layer=layer, head=head, part=part)
 
     # Some published configurations state fewer heads than the file has.
     present = next(head for head in count() if block(0, head, "weight") not in shapes)
-    heads = range(max(present, checkpoint.integer("medusa_num_heads", "num_heads")))
+    stated = checkpoint.integer("medusa_num_heads", "num_heads", at_most=MAX_PARTS)
+    heads = range(max(present, stated))
     has_bias = checkpoint.flag("medusa_fc_bias") or block(0, 0, "bias") in shapes
     weights = [[block(layer, head, "weight") for head in heads] for layer in range(num_layers)]
     biases = [[block(layer, head, "bias") for head in heads] for layer in range(num_layers)]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine_adapter.proposers.checkpoint import Checkpoint, Shape
+from engine_adapter.proposers.checkpoint import MAX_PARTS, Checkpoint, Shape
 from engine_adapter.proposers.contract import TargetSizes
 
 
@@ -41,7 +41,7 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     checkpoint.require_architecture("MLPSpeculatorPreTrainedModel", "mlp_speculator")
     checkpoint.require("emb_dim", target.hidden_size, "the target's hidden size")
     checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
-    n_predict = checkpoint.integer("n_predict")
+    n_predict = checkpoint.integer("n_predict", at_most=MAX_PARTS)
     hidden, vocabulary = target.hidden_size, target.vocab_size
     inner = checkpoint.integer("inner_dim", at_least=0, default=0) or hidden
     tied = checkpoint.flag("tie_weights")

@@ -163,6 +163,59 @@ def test_an_index_without_shards_is_named(tmp_path: Path, index: object) -> None
     assert refusal(tmp_path).startswith(f"{tmp_path}/model.safetensors.index.json: weight_map ")
 
 
+@pytest.mark.parametrize(
+    "shard",
+    [
+        *("../other/model.safetensors", "/etc/shadow", "sub/model.safetensors", "..", "", "."),
+        *("shadow", "config.json", "model.safetensors/", "a\x00.bin/../b.bin"),
+    ],
+)
+def test_an_index_names_only_files_beside_it(tmp_path: Path, shard: str) -> None:
+    folder = tmp_path / "heads"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    for place in (tmp_path / "other", folder / "sub"):
+        save(place / "model.safetensors", TENSORS)
+    (folder / "config.json").write_text("{}")
+    index = {"weight_map": dict.fromkeys(TENSORS, shard)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "weight_map must name files beside it" in refusal(folder)
+
+
+def test_a_configuration_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert refusal(tmp_path).startswith(f"{tmp_path}/config.json: ")
+
+
+def test_a_configuration_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine_adapter.proposers.checkpoint.MAX_JSON_BYTES", 10)
+    (tmp_path / "config.json").write_text('{"a": "bcdefgh"}')
+    assert "is larger than 10 bytes" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("value", [10**30, 2**31, 0, -1, 1.0, True, "8", [8]], ids=repr)
+def test_a_size_that_no_model_has_is_named(tmp_path: Path, value: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": value}))
+    with pytest.raises(CheckpointError, match="hidden_size must be a"):
+        Checkpoint(str(tmp_path)).integer("hidden_size")
+
+
+@pytest.mark.parametrize("value", [5, "Other", {"Other": 1}, [5]], ids=repr)
+def test_an_architecture_of_any_type_is_named(tmp_path: Path, value: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": value}))
+    with pytest.raises(CheckpointError, match="architectures must be"):
+        Checkpoint(str(tmp_path)).require_architecture("Mine", "mine")
+
+
+def test_a_message_repeats_little_of_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": "x" * 1_000_000}))
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(str(tmp_path)).integer("hidden_size")
+    assert len(str(caught.value)) < 500
+
+
 # -- hub ids ---------------------------------------------------------------------------------
 
 

@@ -148,6 +148,7 @@ REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"vocab_size": 95}, "vocab_size", ("96", "95", "vocabulary")),
     ({"n_predict": None}, "n_predict", ("missing",)),
     ({"n_predict": 0}, "n_predict", ("at least 1", "0")),
+    ({"n_predict": 10**9}, "n_predict", ("at most 1024", "1000000000")),
     ({"n_predict": "3"}, "n_predict", ("integer", "'3'")),
     ({"inner_dim": -1}, "inner_dim", ("at least 0", "-1")),
     ({"tie_weights": "yes"}, "tie_weights", ("true or false", "yes")),

@@ -1,11 +1,13 @@
-"""The port is bound before anything loads."""
+"""What is checked before anything loads: the exposure, the certificate, the keys, the port."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from server.commands.serve import bind
-from server.settings.sources import SettingsError
+from server.commands.serve import bind, check_certificate, check_exposure
+from server.settings import Settings
+from server.settings.sources import SettingsError, load_settings
 
 HOST = "127.0.0.1"
 
@@ -39,3 +41,69 @@ def test_an_unknown_host_name_is_an_invalid_host(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(SettingsError, match=r"^--host: cannot resolve 'here': .*not known"):
         bind("here", 0)
+
+
+def settings(*argv: str, **variables: str) -> Settings:
+    """The settings of a command line and of variables."""
+    return load_settings(["--engine", "fake", *argv], variables)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "specgate.example"])
+def test_beyond_loopback_a_server_without_an_api_key_does_not_start(host: str) -> None:
+    for given in ({}, {"SPECGATE_ADMIN_KEY": "root"}, {"SPECGATE_METRICS_KEY": "scrape"}):
+        with pytest.raises(SettingsError, match=rf"^--host: {host} can be reached .* --insecure"):
+            check_exposure(settings("--host", host, **given))
+
+
+def test_a_key_or_a_decision_lets_it_start(tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_text("team api sk-team\n")
+    for given in ("--api-key=a", "--named-api-key=a=b", f"--key-file={file}", "--insecure"):
+        check_exposure(settings("--host", "0.0.0.0", given))
+    file.write_text("ops admin sk-ops\n")
+    with pytest.raises(SettingsError, match="can be reached"):
+        check_exposure(settings("--host", "0.0.0.0", "--key-file", str(file)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
+def test_on_loopback_it_starts_without_a_key(host: str) -> None:
+    check_exposure(settings("--host", host))
+
+
+@pytest.mark.parametrize(
+    "name", ["API_KEY", "ADMIN_KEY", "NAMED_API_KEY", "METRICS_KEY", "KEY_FILE"]
+)
+def test_an_empty_key_variable_ends_the_start(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"^SPECGATE_{name}: "):
+        settings(**{f"SPECGATE_{name}": ""})
+    (file := tmp_path / "specgate.yaml").write_text(f'{name.lower()}: ""\n')
+    with pytest.raises(SettingsError, match=f"^{name.lower()} in "):
+        settings("--config", str(file))
+    with pytest.raises(SettingsError, match=f"^--{name.lower().replace('_', '-')}: "):
+        settings(f"--{name.lower().replace('_', '-')}", "")
+
+
+def test_a_wrong_key_file_is_named_with_its_line(tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_text("team api\n")
+    with pytest.raises(SettingsError, match=r"^--key-file: .*/keys, line 1: must have a name"):
+        settings("--key-file", str(file))
+    with pytest.raises(SettingsError, match=r"^SPECGATE_KEY_FILE: .*/keys, line 1: must have"):
+        settings(SPECGATE_KEY_FILE=str(file))
+
+
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (file := tmp_path / "certificate.pem").write_text("none")
+    check_certificate(settings())
+    with pytest.raises(SettingsError, match=r"^--ssl-certfile: .*certificate.pem and its key"):
+        check_certificate(settings("--ssl-certfile", str(file)))
+    with pytest.raises(SettingsError, match=r"^--ssl-certfile: .* No such file"):
+        check_certificate(settings("--ssl-certfile", str(tmp_path / "none")))
+    with pytest.raises(SettingsError, match=r"^--ssl-keyfile: needs --ssl-certfile"):
+        settings("--ssl-keyfile", str(file))
+
+
+def test_an_allowed_folder_must_exist(tmp_path: Path) -> None:
+    assert settings("--allowed-local-path", str(tmp_path)).loadable_folders()[0] == str(tmp_path)
+    with pytest.raises(
+        SettingsError, match=r"^--allowed-local-path: there is no folder '/no/such'"
+    ):
+        settings("--allowed-local-path", "/no/such")

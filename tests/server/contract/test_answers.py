@@ -5,12 +5,13 @@ A new operation needs an entry in `SUCCESS`, and one in `ERRORS` for each error 
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from demo import model_path
 from tests.server.conftest import StartGateway
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway
@@ -114,15 +115,18 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("load_proposer", 409): {"name": "ngram", "method": "ngram", "num_speculative_tokens": 2},
     ("unload_proposer", 404): {"name": "none-such"},
     ("unload_proposer", 409): {"name": "draft"},
-    ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": "sql"},
+    ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": str(model_path())},
     ("unload_lora_adapter", 409): {"lora_name": "sql"},
 }
 """Operation and status -> a body that has it on a server without LoRA."""
 
-GENERIC = (400, 401, 403, 413, 500, 503)
+GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
 
+GENERATING = ("create_chat_completion", "create_completion", "create_response")
+
 ELSEWHERE = {
+    *((name, status) for name in GENERATING for status in (429, 504)),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
     ("switch_spec_method", 504),
@@ -146,7 +150,7 @@ async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> 
 
 
 async def test_every_success_is_as_documented(start: StartGateway) -> None:
-    gateway = await start(enable_lora=True)
+    gateway = await start(enable_lora=True, allowed_hub_id=["sql"])
     sent: set[tuple[str, str]] = set()
     for name in PATHS:
         for body in SUCCESS[name]:
@@ -184,6 +188,13 @@ async def test_an_unload_of_an_unknown_adapter(start: StartGateway) -> None:
     gateway = await start(enable_lora=True)
     response = await send(gateway.client, "unload_lora_adapter", {"lora_name": "none-such"})
     assert response.status_code == 404
+
+
+async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
+    gateway = await start(max_key_requests_per_minute=3, request_timeout_s=1e-9)
+    for status in (504, 429):
+        for name in GENERATING:
+            assert (await send(gateway.client, name, valid(name))).status_code == status
 
 
 async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: StartGateway) -> None:
@@ -233,7 +244,7 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
     keys = await start(**KEYS)
     assert await having(401, lambda name: send(keys.client, name, None)) == documented(401)
     open_ = await start()
-    foreign = {"origin": "http://192.0.2.1"}
+    foreign = {"host": "192.0.2.1"}
     refused = await having(403, lambda name: send(open_.client, name, None, headers=foreign))
     assert refused == documented(403)
     small = await start(max_body_bytes=10)
@@ -243,6 +254,23 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
         return await send(small.client, name, {"x": "y" * 20} if takes_body else None)
 
     assert await having(413, ask) == documented(413)
+
+
+async def test_408_comes_where_it_is_documented(start: StartGateway) -> None:
+    impatient = await start(body_timeout_s=0.01)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    async def ask(name: str) -> httpx.Response:
+        if "requestBody" not in operation_of(name):
+            return await send(impatient.client, name, None)
+        method, path = PATHS[name]
+        headers = {"content-type": "application/json"}
+        return await impatient.client.request(method, path, content=stuck(), headers=headers)
+
+    assert await having(408, ask) == documented(408)
 
 
 async def test_400_comes_where_it_is_documented(start: StartGateway) -> None:

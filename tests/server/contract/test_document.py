@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from server.contract.__main__ import text
 from server.contract.answers import answers
 from server.contract.document import TAGS, make_document
-from server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
 from server.http.headers import RESPONSE_HEADERS
 from tests import documentation
 from tests.server.contract.contract import Contract, contract
@@ -93,7 +93,7 @@ def test_operations_are_named_for_generated_clients(document: dict[str, Any]) ->
 
 
 def test_keys_are_declared(document: dict[str, Any]) -> None:
-    assert set(document["components"]["securitySchemes"]) == {"ApiKey", "AdminKey"}
+    assert set(document["components"]["securitySchemes"]) == {*("ApiKey", "AdminKey", "MetricsKey")}
     for _, path, found in contract().operations():
         named = [name for requirement in found["security"] for name in requirement]
         if path in OPEN_PATHS:
@@ -103,8 +103,9 @@ def test_keys_are_declared(document: dict[str, Any]) -> None:
             assert named == ["AdminKey"]
             assert {"401", "403"} <= set(found["responses"])
         else:
-            assert named == ["ApiKey", "AdminKey"]
-            assert "403" not in found["responses"]
+            metrics = ["MetricsKey"] if path == METRICS_PATH else []
+            assert named == ["ApiKey", "AdminKey", *metrics]
+            assert "host_not_allowed" in found["responses"]["403"]["description"]
 
 
 def test_a_prompt_and_a_stop_have_all_their_forms(document: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ def record(generation: int = 1) -> SwitchRecord:
         error=None,
         generation=generation,
         in_flight=0,
+        aborted=0,
         took_ms=2.5,
     )
 
@@ -67,6 +68,7 @@ def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
             "error": None,
             "generation": 1,
             "in_flight": 0,
+            "aborted": 0,
             "took_ms": 2.5,
         },
     ]

@@ -74,6 +74,7 @@ async def test_an_idle_server_drains_at_once(gateway: Gateway) -> None:
         "mode": "drain",
         "generation": 1,
         "in_flight": 0,
+        "aborted": 0,
     }
     assert gateway.runtime.admission.slots.is_open
 
@@ -112,6 +113,7 @@ async def test_held_requests_are_not_in_the_engine_and_are_shown(start: StartGat
             "to": {"spec_method": "ngram", "num_speculative_tokens": 5},
             "held": 3,
             "timeout_s": 9.0,
+            "on_timeout": "fail",
         }
         assert (shown["spec_method"], shown["in_flight"]) == ("draft", {"draft": 1})
         engine = running.gateway.engine

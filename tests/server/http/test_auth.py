@@ -1,16 +1,21 @@
 """Every path needs a key unless it is listed as open; admin paths need an admin key."""
 
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
-from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from server.http.auth import ADMIN_PATHS, api_key_name, is_loopback
-from server.routes import admin
+from server.http.auth import ADMIN_PATHS, AuthMiddleware, key_name
+from server.http.keyring import Keyring
+from server.routes import admin, lora, policy
+from server.settings import Settings
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, Gateway, build
 
@@ -98,7 +103,9 @@ async def test_every_admin_route_refuses_an_inference_key() -> None:
 
 
 def test_every_admin_route_is_on_the_list() -> None:
-    assert {route.path for route in admin.router.routes} <= ADMIN_PATHS  # type: ignore[attr-defined]
+    routers = (admin.router, lora.router, policy.router)
+    found = {route.path for router in routers for route in router.routes}  # type: ignore[attr-defined]
+    assert found == ADMIN_PATHS
 
 
 async def test_an_admin_key_is_accepted_on_every_route() -> None:
@@ -198,31 +205,101 @@ async def test_a_refused_request_is_counted_under_its_route() -> None:
     assert registry.get_sample_value("specgate_http_requests_total", labels) == 1
 
 
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example", False),
-        ("", False),
-    ],
-)
-def test_loopback_addresses_are_recognized(host: str, expected: bool) -> None:
-    assert is_loopback(host) == expected
-
-
-async def test_a_named_key_is_an_api_key_and_its_name_is_found() -> None:
+async def test_a_key_is_called_by_its_name() -> None:
     app = make_app(named_api_key=["team-a=sk-a", "team-b=sk-b=="], admin_key=[ADMIN])
     assert (await ask(app, "GET", "/nothing")).status_code == 401
     for key in ("sk-a", "sk-b=="):
         assert (await ask(app, "GET", "/nothing", **bearer(key))).status_code == 404
         assert (await ask(app, "GET", "/v1/spec_policy", **bearer(key))).status_code == 401
-    settings = app.state.specgate.settings
-    for key, name in (("sk-b==", "team-b"), ("sk-a", "team-a"), ("sk-c", None), ("team-a", None)):
-        assert api_key_name(Headers(bearer(key)), settings) == name
-    assert api_key_name(Headers({}), settings) is None
+    fingerprint = hashlib.sha256(ADMIN.encode()).hexdigest()[:8]
+    for key, name in (("sk-b==", "team-b"), ("sk-a", "team-a"), (ADMIN, fingerprint)):
+        assert await seen_name(app.state.specgate.settings, bearer(key)) == name
+
+
+async def test_a_key_that_is_not_needed_has_no_name() -> None:
+    settings = make_app(admin_key=[ADMIN]).state.specgate.settings
+    assert await seen_name(settings, bearer(ADMIN)) is None
+    assert await seen_name(settings, {}) is None
+
+
+async def seen_name(settings: Settings, headers: dict[str, str]) -> str | None:
+    """The name of the key that an application behind the middleware sees."""
+    names = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        names.append(key_name(scope))
+        await Response()(scope, receive, send)
+
+    middleware = AuthMiddleware(app, settings, Keyring(settings))
+    transport = httpx.ASGITransport(middleware)
+    async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    (name,) = names
+    return name
+
+
+async def test_a_metrics_key_opens_the_metrics_alone() -> None:
+    app = make_app(api_key=[INFERENCE], admin_key=[ADMIN], metrics_key=["sk-metrics"])
+    for method, path in routes(app):
+        status = (await ask(app, method, path, **bearer("sk-metrics"))).status_code
+        is_open = path in ("/health", "/ready", "/metrics") or path.startswith("/console")
+        assert (status == 401) != is_open, f"{method} {path}"
+    for key in (INFERENCE, ADMIN):
+        assert (await ask(app, "GET", "/metrics", **bearer(key))).status_code == 200
+
+
+async def test_a_metrics_key_closes_the_metrics_of_an_open_server() -> None:
+    app = make_app(metrics_key=["sk-metrics"])
+    assert (await ask(app, "GET", "/metrics")).status_code == 401
+    assert (await ask(app, "GET", "/metrics", **bearer("sk-metrics"))).status_code == 200
+    assert (await ask(app, "GET", "/v1/models")).status_code == 503
+    assert (await ask(app, "GET", "/v1/proposers")).status_code == 403
+
+
+@pytest.mark.parametrize("key", ["api_key", "metrics_key"])
+async def test_another_key_closes_the_admin_paths(key: str) -> None:
+    app = make_app(**{key: [INFERENCE]})
+    for method, path in routes(app):
+        if path in ADMIN_PATHS:
+            response = await ask(app, method, path, **bearer(INFERENCE))
+            assert response.status_code == 403
+            if method != "HEAD":
+                assert "the server has other keys" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "0.0.0.0", "[", "@", ""]
+)
+async def test_a_keyless_server_on_loopback_refuses_other_names(host: str) -> None:
+    app = make_app()
+    for method, path in routes(app):
+        response = await ask(app, method, path, Host=host)
+        if path in ("/health", "/ready") or path.startswith("/console"):
+            assert response.status_code != 403
+        elif method != "HEAD":
+            code = "admin_disabled" if path in ADMIN_PATHS else "host_not_allowed"
+            assert (response.status_code, response.json()["error"]["code"]) == (403, code)
+
+
+@pytest.mark.parametrize("settings", [{"insecure": True}, {"host": "0.0.0.0"}])
+async def test_other_servers_take_every_name(settings: dict[str, Any]) -> None:
+    app = make_app(**settings)
+    assert (await ask(app, "GET", "/v1/models", Host="specgate.example")).status_code == 503
+    response = await ask(app, "GET", "/v1/proposers", Host="specgate.example")
+    assert response.json()["error"]["code"] == "admin_disabled"
+
+
+async def test_a_server_with_keys_takes_every_name() -> None:
+    app = make_app(api_key=[INFERENCE])
+    headers = {"Host": "specgate.example", **bearer(INFERENCE)}
+    assert (await ask(app, "GET", "/v1/models", **headers)).status_code == 503
+
+
+async def test_new_keys_are_used_from_the_next_request_on(tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_text("team api old\n")
+    app = make_app(key_file=str(file))
+    file.write_text("team api new\n")
+    assert (await ask(app, "GET", "/nothing", **bearer("old"))).status_code == 404
+    assert app.state.specgate.keyring.reload()
+    assert (await ask(app, "GET", "/nothing", **bearer("old"))).status_code == 401
+    assert (await ask(app, "GET", "/nothing", **bearer("new"))).status_code == 404

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from demo import model_path
 from tests.server.conftest import StartGateway
 from tests.server.gateway import MODEL, Gateway, eventually
 
@@ -23,7 +24,8 @@ def folder(tmp_path: Path) -> str:
 @pytest.fixture
 async def lora(start: StartGateway, folder: str) -> Gateway:
     """A gateway with the adapter `mine`."""
-    return await start(enable_lora=True, lora_modules=[f"mine={folder}"])
+    modules = [f"mine={folder}"]
+    return await start(enable_lora=True, lora_modules=modules, allowed_hub_id=["a/b"])
 
 
 async def text(gateway: Gateway, model: str | None) -> str:
@@ -65,12 +67,19 @@ async def test_an_adapter_is_loaded_and_unloaded_while_serving(lora: Gateway, fo
 REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (NEW, {"lora_name": "mine", "lora_path": "a/b"}, 409, "lora_name", "adapter_exists"),
     (NEW, {"lora_name": MODEL, "lora_path": "a/b"}, 409, "lora_name", "adapter_exists"),
-    (NEW, {"lora_name": "x", "lora_path": "."}, 400, "lora_path", None),
-    (NEW, {"lora_name": "x", "lora_path": "/no/folder"}, 400, "lora_path", None),
-    (NEW, {"lora_name": "x", "lora_path": "0" * 4096}, 400, "lora_path", None),
+    (NEW, {"lora_name": "x", "lora_path": str(model_path())}, 400, "lora_path", None),
+    (NEW, {"lora_name": "x", "lora_path": "."}, 400, "lora_path", "model_not_allowed"),
+    (NEW, {"lora_name": "x", "lora_path": "a/c"}, 400, "lora_path", "model_not_allowed"),
+    (NEW, {"lora_name": "x", "lora_path": "/no/folder"}, 400, "lora_path", "model_not_allowed"),
+    (NEW, {"lora_name": "x", "lora_path": "0" * 4096}, 400, "lora_path", "model_not_allowed"),
     (NEW, {"lora_name": "x"}, 400, "lora_path", "missing_required_parameter"),
     (NEW, {"lora_name": "", "lora_path": "a"}, 400, "lora_name", None),
     (NEW, {"lora_name": "\ud800", "lora_path": "a"}, 400, "lora_name", None),
+    (NEW, {"lora_name": "a\nb", "lora_path": "a"}, 400, "lora_name", None),
+    (NEW, {"lora_name": "\x1b[2J", "lora_path": "a"}, 400, "lora_name", None),
+    (NEW, {"lora_name": "a" * 129, "lora_path": "a"}, 400, "lora_name", None),
+    (GONE, {"lora_name": "\u2028"}, 400, "lora_name", None),
+    (GONE, {"lora_name": "a" * 10_000_000}, 400, "lora_name", None),
     (NEW, {"lora_name": "x", "lora_path": "a", "y": 1}, 400, "y", "unknown_parameter"),
     (GONE, {"lora_name": "nope"}, 404, "lora_name", "adapter_not_found"),
     (GONE, {"lora_name": MODEL}, 404, "lora_name", "adapter_not_found"),
@@ -91,7 +100,8 @@ async def test_a_refused_change_has_no_effect(
 
 
 async def test_without_enable_lora_nothing_is_loaded(gateway: Gateway) -> None:
-    for path, body in ((NEW, {"lora_name": "x", "lora_path": "a/b"}), (GONE, {"lora_name": "x"})):
+    new = {"lora_name": "x", "lora_path": str(model_path())}
+    for path, body in ((NEW, new), (GONE, {"lora_name": "x"})):
         response = await gateway.post(path, body)
         assert (response.status_code, response.json()["error"]["code"]) == (409, "lora_disabled")
 
@@ -114,7 +124,9 @@ async def test_an_adapter_in_use_is_not_unloaded_until_its_requests_end(
 
 
 async def test_only_an_admin_key_opens_these_routes(start: StartGateway, folder: str) -> None:
-    gateway = await start(enable_lora=True, api_key=("user",), admin_key=("admin",))
+    gateway = await start(
+        enable_lora=True, api_key=("user",), admin_key=("admin",), allowed_local_path=[folder]
+    )
     body = {"lora_name": "mine", "lora_path": folder}
     for key, status in (("user", 401), ("admin", 200)):
         headers = {"authorization": f"Bearer {key}"}
@@ -127,7 +139,7 @@ async def test_every_change_leaves_a_record(
     from server.control.audit import Audit
 
     path = tmp_path / "audit.jsonl"
-    gateway = await start(enable_lora=True, audit=Audit(str(path)))
+    gateway = await start(enable_lora=True, allowed_local_path=[folder], audit=Audit(str(path)))
     await gateway.post(NEW, {"lora_name": "mine", "lora_path": folder})
     await gateway.post(NEW, {"lora_name": "mine", "lora_path": folder})
     await gateway.post(GONE, {"lora_name": "mine"})

@@ -126,7 +126,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_loses_nobody(
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "5"
     assert refused.json()["error"] == {
-        "message": "The server is overloaded: 3 requests wait already. Try again later.",
+        "message": "The server is overloaded: its queue is full (requests: 3). Try again later.",
         "type": "rate_limit_error",
         "param": None,
         "code": "server_overloaded",

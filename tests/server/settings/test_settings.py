@@ -8,10 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 import demo
-from engine_adapter.config import RESERVED_ARGUMENTS
+from engine_adapter.config import RESERVED_ARGUMENTS, HangPolicy
 from engine_adapter.proposers.contract import ProposerSpec
 from server.settings import Settings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.types import digest_of
 
 NGRAM = {"name": "ngram", "num_speculative_tokens": 5}
 
@@ -106,7 +107,7 @@ def test_policies_and_rules_are_read_as_text_and_as_structure() -> None:
             model="org/m", proposer=[NGRAM], spec_policy=policies, routing_rules=rules
         )
         assert settings.engine_config().policies == {"load": load}
-        assert [rule.name for rule in settings.rules()] == ["a"]
+        assert [rule.name for rule in settings.rules(())] == ["a"]
 
 
 def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose() -> None:
@@ -118,7 +119,7 @@ def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose
 
 def test_named_keys_are_not_shown() -> None:
     settings = Settings(model="org/m", named_api_key=["team-a=sk-one=="])
-    assert settings.named_api_key["team-a"].get_secret_value() == "sk-one=="
+    assert settings.named_api_key["team-a"].get_secret_value() == digest_of(b"sk-one==")
     assert "sk-one" not in repr(settings)
 
 
@@ -172,7 +173,8 @@ def test_settings_are_frozen() -> None:
 
 def test_keys_are_not_shown() -> None:
     settings = Settings(model="org/m", api_key="one, two", admin_key=["sk-admin"])
-    assert [key.get_secret_value() for key in settings.api_key] == ["one", "two"]
+    hashes = [digest_of(b"one"), digest_of(b"two")]
+    assert [key.get_secret_value() for key in settings.api_key] == hashes
     assert "sk-admin" not in repr(settings)
     assert "two" not in str(settings)
 
@@ -266,3 +268,19 @@ def test_the_scheduling_policy_is_the_engines() -> None:
     assert settings.engine_config().arguments["scheduling_policy"] == "priority"
     assert "scheduling_policy" in refusal(scheduling_policy="random")
     assert "--scheduling-policy" in refusal(engine_args={"scheduling_policy": "priority"})
+
+
+def test_the_hang_limits_and_the_restarts_are_the_engines() -> None:
+    config = Settings(engine_hang_timeout_s=7, engine_restart_limit=2).engine_config()
+    assert (config.hang.idle_s, config.hang.busy_s) == (7, 1800)
+    assert (config.restart.limit, config.restart.first_delay_s) == (2, 1)
+    assert Settings().engine_config().hang == HangPolicy()
+    for name in ("engine_hang_timeout_s", "engine_step_timeout_s"):
+        assert name in refusal(**{name: -1})
+
+
+def test_the_delay_of_a_stop_is_a_part_of_its_time() -> None:
+    assert "20 is not below --shutdown-timeout-s 20" in refusal(shutdown_delay_s=20)
+    settings = Settings(shutdown_delay_s=20, shutdown_timeout_s=21)
+    assert (settings.shutdown_delay_s, settings.shutdown_timeout_s) == (20, 21)
+    assert "shutdown_delay_s" in refusal(shutdown_delay_s=-1)

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.sources import SettingsError, load_settings, unknown_variables
+from server.settings.sources import (
+    SettingsError,
+    forget_keys,
+    load_settings,
+    unknown_variables,
+)
+from server.settings.types import digest_of
 
 
 def error_of(*argv: str, **environ: str) -> str:
@@ -204,14 +210,14 @@ def test_policies_rules_and_named_keys_come_from_every_source(tmp_path: Path) ->
         {},
     )
     assert settings.spec_policy == {"latency_first": {}}
-    assert [rule.name for rule in settings.rules()] == ["a"]
+    assert [rule.name for rule in settings.rules(())] == ["a"]
     assert list(settings.named_api_key) == ["a", "b"]
     words = '{"name": "%s", "use": {"proposer": "none"}}'
     flags = ["org/m", "--routing-rules", words % "a", "--routing-rules", f"[{words % 'b'}]"]
     variables = {"SPECGATE_NAMED_API_KEY": "a=1,b=2=="}
     settings = load_settings(flags, variables)
-    assert [rule.name for rule in settings.rules()] == ["a", "b"]
-    assert settings.named_api_key["b"].get_secret_value() == "2=="
+    assert [rule.name for rule in settings.rules(())] == ["a", "b"]
+    assert settings.named_api_key["b"].get_secret_value() == digest_of(b"2==")
 
 
 def test_a_named_key_is_never_in_an_error() -> None:
@@ -227,3 +233,10 @@ def test_an_error_in_a_rule_or_policy_has_the_setting_and_the_path(tmp_path: Pat
     assert message.startswith(f"routing_rules in {file}: routing_rules.0.match.overlap.min: must")
     message = error_of("org/m", SPECGATE_SPEC_POLICY='{"load": {"light": {"max_running": 0.5}}}')
     assert message.startswith("SPECGATE_SPEC_POLICY: load.light.max_running: must be an integer")
+
+
+def test_the_engines_processes_inherit_no_key() -> None:
+    keys = ("API_KEY", "NAMED_API_KEY", "ADMIN_KEY", "METRICS_KEY")
+    environ = {f"SPECGATE_{name}": "k" for name in keys} | {"SPECGATE_PORT": "1", "PATH": "/bin"}
+    forget_keys(environ)
+    assert environ == {"SPECGATE_PORT": "1", "PATH": "/bin"}

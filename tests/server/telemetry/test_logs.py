@@ -87,3 +87,36 @@ def test_a_logged_exception_shows_no_local_variables(
     err = capsys.readouterr().err
     assert err.count("boom") >= 2
     assert "sk-secret" not in err
+
+
+HOSTILE = {
+    "a new line": "x\n2026-01-01 [info] admin_change who=key:ops",
+    "a carriage return": "x\rforged",
+    "an escape": "\x1b[2Jcleared",
+    "a line separator": "x\u2028forged",
+    "a next line": "x\x85forged",
+    "NUL": "x\x00y",
+    "right to left": "x\u202eforged",
+    "a lone surrogate": "x\ud800y",
+}
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_clients_text_neither_forges_a_line_nor_steers_the_terminal(
+    capsys: pytest.CaptureFixture[str], text: str, json_lines: bool
+) -> None:
+    configure_logs("info", json=json_lines, access=True)
+    log = structlog.get_logger("server.control.audit")
+    log.info("admin_change", reason=text, fields={"name": text})
+    logging.getLogger("some.library").warning("cannot use %s", text)
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        log.error("unhandled_exception", exc_info=error)
+    err = capsys.readouterr().err
+    assert all(line.isprintable() for line in err.split("\n"))
+    begins = [line for line in err.split("\n") if line and not line[0].isspace()]
+    unforged = [line for line in begins if not line.startswith(("Traceback", "ValueError"))]
+    assert len(unforged) == 3, err
+    assert "forged" not in {line[:6] for line in begins}

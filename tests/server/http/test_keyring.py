@@ -1,0 +1,84 @@
+"""Keys are replaced while the server runs, all at once or not at all."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from server.http.keyring import Keyring
+from server.settings.access_settings import AccessSettings
+from server.settings.types import SettingError
+
+BEFORE = "team api old\nops admin root\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (path := tmp_path / "keys").write_text(BEFORE)
+    return path
+
+
+def keyring(file: Path, **settings: Any) -> Keyring:
+    return Keyring(AccessSettings(key_file=str(file), **settings))
+
+
+def name_of(keys: Keyring, token: str) -> str | None:
+    found = keys.keys.find(token.encode())
+    return None if found is None else found.name
+
+
+def test_new_keys_are_in_force_after_a_reload(file: Path) -> None:
+    keys = keyring(file, api_key="flag")
+    file.write_text("team api new\nother api another\nops admin root\n")
+    assert name_of(keys, "new") is None
+    with capture_logs() as logs:
+        assert keys.reload()
+    assert [(log["event"], log["keys"]) for log in logs] == [("keys_reloaded", 4)]
+    assert (name_of(keys, "new"), name_of(keys, "old")) == ("team", None)
+    assert name_of(keys, "flag") is not None
+    assert keys.api_key_names() >= {"team", "other"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("team api new\nops root secret\n", "line 2: the role must be one of"),
+        ("", "has no key"),
+        ("ops admin root\n", "has no api key any more"),
+        ("team api new\n", "has no admin key any more"),
+        ("team api new\nops admin flag\n", "line 2: this key is the api key"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(
+    text: str | None, reason: str, file: Path
+) -> None:
+    # An API key in the settings would be one that is left.
+    given = {"named_api_key": "flag=flag"} if text and "flag" in text else {}
+    keys = keyring(file, **given)
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    with capture_logs() as logs:
+        assert not keys.reload()
+    (log,) = logs
+    assert (log["event"], log["log_level"]) == ("keys_not_reloaded", "error")
+    assert reason in log["reason"]
+    assert "secret" not in log["reason"]
+    assert (name_of(keys, "old"), name_of(keys, "root")) == ("team", "ops")
+
+
+def test_without_a_file_there_is_nothing_to_read_again() -> None:
+    keys = Keyring(AccessSettings(api_key="flag"))
+    with capture_logs() as logs:
+        assert not keys.reload()
+    assert [(log["event"], log["log_level"]) for log in logs] == [("nothing_to_reload", "info")]
+    assert name_of(keys, "flag") is not None
+
+
+def test_a_server_does_not_start_with_a_wrong_file(file: Path) -> None:
+    file.write_text("team\n")
+    with pytest.raises(SettingError, match="line 1"):
+        keyring(file)
