@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
+from starlette.types import Receive, Scope, Send
 
 from engine_adapter.interface import Engine
 from server import __version__
@@ -16,6 +17,7 @@ from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.body_limit import BodyLimit
 from server.http.cors import Cors
+from server.http.event_stream import DIRECT_SEND
 from server.http.keyring import Keyring
 from server.http.middleware import AccessLog, ErrorBoundary, RequestId
 from server.http.trace_requests import TraceRequests
@@ -57,6 +59,14 @@ ROUTERS = (
 """The routers of all routes but the console's."""
 
 
+class _Application(FastAPI):
+    """FastAPI, with the server's own `send` in the scope for `EventStream`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await super().__call__(scope, receive, send)
+
+
 def create_app(
     settings: Settings,
     engine: Engine,
@@ -73,7 +83,7 @@ def create_app(
     state = AppState(
         settings, engine, metrics, registry, audit or Audit(), Keyring(settings), _tracing(settings)
     )
-    app = FastAPI(
+    app = _Application(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,

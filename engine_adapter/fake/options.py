@@ -34,6 +34,8 @@ class FakeOptions:
             it were: one number for all proposers, or a mapping from names; 0.7 for other names.
         fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
         fake_answers: a part of a prompt -> the whole text that answers prompts with that part.
+        fake_replay: every request gets the same deltas, made once, as `ReplayEngine` says: a delta
+            then costs the engine nothing, and the gateway alone can be measured.
         fake_start_s: seconds of the start.
         fake_fail_start: if not empty, the start fails with this message.
         fake_load_s: seconds of loading a proposer.
@@ -64,6 +66,7 @@ class FakeOptions:
     fake_acceptance: float | Mapping[str, float] = field(default_factory=dict)
     fake_length: int = 128
     fake_answers: Mapping[str, str] = field(default_factory=dict)
+    fake_replay: bool = False
     fake_start_s: float = 0.0
     fake_fail_start: str = ""
     fake_load_s: float = 0.0
@@ -109,6 +112,9 @@ def _check_type(name: str, value: Any) -> None:
     elif name == "fake_answers":
         if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
             raise EngineConfigError(_SETTING, f"{name}: must map texts to texts, got {value!r}")
+    elif name == "fake_replay":
+        if not isinstance(value, bool):
+            raise EngineConfigError(_SETTING, f"{name}: must be true or false, got {value!r}")
     elif name in (
         "fake_fail_start",
         "fake_fail_load",

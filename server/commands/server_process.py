@@ -1,6 +1,7 @@
 """One run of the server: engine, application, terminal, signals and exit status."""
 
 import asyncio
+import gc
 import socket
 from functools import partial
 from typing import cast
@@ -90,6 +91,9 @@ class ServerProcess:
         )
 
     def _ready(self, info: EngineInfo) -> None:
+        # What exists now stays: the collector need not stop every request to look at it again.
+        gc.collect()
+        gc.freeze()
         self._display.ready(info, self._listener.getsockname()[1])
 
     def _failed(self, error: Exception) -> None:

@@ -1,6 +1,7 @@
 """Middleware of every request: request id, access log, HTTP metrics, unexpected errors.
 
-Pure ASGI: the events of a stream are not wrapped one by one.
+Pure ASGI: what wraps `send` reads only the start and the end of an answer. `EventStream` sends
+what is between past the middleware.
 """
 
 import asyncio

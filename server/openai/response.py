@@ -5,7 +5,14 @@ from typing import Any
 
 from engine_adapter.types import Delta
 from server.errors import ApiError
-from server.http.event_stream import DONE, TEXT_PLACEHOLDER, error_events, event, json_text
+from server.http.event_stream import (
+    DONE,
+    TEXT_PLACEHOLDER,
+    error_events,
+    event,
+    json_string,
+    json_text,
+)
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.token_fields import TokenFields
@@ -33,6 +40,7 @@ class ResponseBuilder:
         self._has_frames = (
             bool(body.stream)
             and self._shape.is_plain
+            and not self._shape.echoes_prompt
             and not (self._continuous_usage or self._continuous_spec or self._tokens.returns_ids)
         )
         self._frames = [self._frame(i) for i in indices] if self._has_frames else []
@@ -76,9 +84,16 @@ class ResponseBuilder:
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta of choice `index`; none while a character is incomplete."""
-        delta = self._shape.visible(delta)
         choice = self._choices[index]
         is_first = not choice.has_begun
+        is_ordinary = delta.finish_reason is None and delta.logprobs is None and not is_first
+        if is_ordinary and self._has_frames:
+            choice.add(delta)
+            if not delta.text:
+                return ()
+            before, after = self._frames[index]
+            return (before + json_string(delta.text) + after,)
+        delta = self._shape.visible(delta)
         choice.add(delta)
         chunks = self._chunk_events(index, delta, is_first)
         if is_first and (role := self._shape.role_chunk(index)) is not None:
@@ -108,12 +123,9 @@ class ResponseBuilder:
         echo = is_first and self._shape.echoes_prompt
         is_last = delta.finish_reason is not None
         self._tokens.hold(index, delta)
-        if self._shape.is_plain and not is_last and delta.logprobs is None and not echo:
-            if not delta.text:
-                return ()
-            if self._has_frames:
-                before, after = self._frames[index]
-                return (before + json_text(delta.text).encode() + after,)
+        is_ordinary = not is_last and delta.logprobs is None and not echo
+        if is_ordinary and self._shape.is_plain and not delta.text:
+            return ()
         choices = self._shape.chunk_choices(index, delta, echo=echo)
         choices = self._tokens.attach(index, choices)
         if self._continuous_spec:
@@ -138,7 +150,7 @@ class ResponseBuilder:
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """The bytes before and after the text of an ordinary chunk, encoded once."""
         (choice,) = self._shape.chunk_choices(index, Delta(text=TEXT_PLACEHOLDER), echo=False)
-        before, after = event(self._chunk([choice])).split(json_text(TEXT_PLACEHOLDER).encode())
+        before, after = event(self._chunk([choice])).split(json_string(TEXT_PLACEHOLDER))
         return before, after
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
