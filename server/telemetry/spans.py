@@ -37,15 +37,15 @@ class ServerSpan:
     """
 
     def __init__(self, tracer: Tracer, scope: Scope, exchange: Exchange, request_id: str) -> None:
-        # Span times are Unix times, which can jump; the others follow from the first.
-        self._origin_ns = time.time_ns() - int(exchange.begun * 1e9)
+        # A span's times are Unix times, which can jump: the later ones follow from the first.
+        self._begun, self._begun_ns = exchange.begun, time.time_ns()
         self._failure: Failure | None = None
         client = scope.get("client")
         self._span = tracer.start_span(
             f"{scope['method']} {scope['path']}",
             context=_parent(Headers(scope=scope)),
             kind=SpanKind.SERVER,
-            start_time=self._time_ns(exchange.begun),
+            start_time=self._begun_ns,
             attributes={
                 "http.request.method": scope["method"],
                 "http.route": scope["path"],
@@ -100,7 +100,7 @@ class ServerSpan:
 
     def _time_ns(self, at: float) -> int:
         """Unix time in nanoseconds of a time of `time.perf_counter`."""
-        return self._origin_ns + int(at * 1e9)
+        return self._begun_ns + int((at - self._begun) * 1e9)
 
 
 def generation_attributes(generation: Generation) -> dict[str, Value]:
