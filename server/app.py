@@ -1,6 +1,7 @@
 """`create_app`: the application, its middleware and its routes."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,7 @@ from server.http.cors import Cors
 from server.http.event_stream import DIRECT_SEND
 from server.http.keyring import Keyring
 from server.http.middleware import AccessLog, ErrorBoundary, RequestId
+from server.http.trace_requests import TraceRequests
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
     admin,
@@ -37,6 +39,9 @@ from server.routes import (
 from server.settings import Settings
 from server.state import AppState
 from server.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 ROUTERS = (
     chat.router,
@@ -75,7 +80,9 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
-    state = AppState(settings, engine, metrics, registry, audit or Audit(), Keyring(settings))
+    state = AppState(
+        settings, engine, metrics, registry, audit or Audit(), Keyring(settings), _tracing(settings)
+    )
     app = _Application(
         title="Specgate",
         version=__version__,
@@ -95,6 +102,15 @@ def create_app(
     return app
 
 
+def _tracing(settings: Settings) -> "Tracing | None":
+    if settings.otlp_traces_endpoint is None:
+        return None
+    # Its libraries are optional, and take time to import.
+    from server.telemetry.tracing import Tracing
+
+    return Tracing(settings.otlp_traces_endpoint)
+
+
 def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
     """From the outside in.
 
@@ -105,6 +121,7 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
     settings, origins = state.settings, state.settings.allowed_origins
     return [
         Middleware(RequestId),
+        *([Middleware(TraceRequests, tracer=state.tracing)] if state.tracing else []),
         Middleware(AccessLog, metrics=state.metrics),
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),

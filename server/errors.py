@@ -35,6 +35,7 @@ from engine_adapter.errors import (
     LoraRefused,
     ProposerRefused,
 )
+from server.http.exchange import exchange_of
 from server.http.unknown_paths import allowed_methods, unknown_path, wrong_method
 from server.text import cut, replace_surrogates
 
@@ -184,6 +185,7 @@ async def _handle(request: Request, error: Exception) -> JSONResponse:
         _explain(request, mapped)
     if mapped.status == 500:
         log.error("request_failed", exc_info=error)
+    exchange_of(request.scope).error = mapped.code or mapped.type
     return error_response(mapped)
 
 

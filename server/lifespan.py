@@ -52,7 +52,7 @@ class StartupCallbacks:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Starts the engine in the background; stops it and closes the audit after the last request."""
+    """Starts the engine in the background; stops it, traces and audit after the last request."""
     state: AppState = app.state.specgate
     starting = asyncio.create_task(_start(state, app.state.startup_callbacks))
     try:
@@ -64,7 +64,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             state.runtime.switcher.stop()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        await state.engine.stop()
+        closing = [] if state.tracing is None else [state.tracing.close()]
+        await asyncio.gather(state.engine.stop(), *closing)
         state.audit.close()
 
 
@@ -106,6 +107,7 @@ async def _create_runtime(state: AppState) -> Runtime:
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
+    metrics.usage.declare(keyring.api_key_names())
     admission = new_admission(settings, info, metrics.admission)
     switcher = Switcher(
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots

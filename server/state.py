@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
@@ -25,6 +25,9 @@ from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class AppState:
     """Everything that lives as long as the application; `app.state.specgate`.
 
     Attributes:
+        tracing: `None` if traces are off.
         runtime: `None` until the engine has started.
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
@@ -75,6 +79,7 @@ class AppState:
     registry: CollectorRegistry
     audit: Audit
     keyring: Keyring
+    tracing: "Tracing | None" = None
     runtime: Runtime | None = None
     startup_error: Exception | None = None
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)

@@ -43,6 +43,7 @@ ROUTES_MAY_IMPORT = (
     "server.schema",
     "server.openai",
     "server.http.event_stream",
+    "server.http.exchange",
     "engine_adapter.errors",
     "engine_adapter.interface",
     "engine_adapter.policies.parameters",
@@ -85,6 +86,8 @@ PUBLIC_VLLM = frozenset(
         "vllm.entrypoints.openai.api_server",
     }
 )
+
+TRACING = ("server.telemetry.spans", "server.telemetry.tracing")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -299,6 +302,16 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
+
+
+def opentelemetry_imported_early(root: Path) -> list[str]:
+    """OpenTelemetry is imported by the two modules of traces, and these only inside functions."""
+    return [
+        str(i)
+        for i in imports(root)
+        if (_in(i.target, "opentelemetry") and i.importer not in TRACING)
+        or (_in(i.target, *TRACING) and i.at_import and i.importer not in TRACING)
+    ]
 
 
 def cycles(root: Path) -> list[str]:

@@ -56,6 +56,10 @@ RULES: list[tuple[Check, str]] = [
         architecture.vllm_changed_outside_patches,
         "Make it a function in engine_adapter/vllm_engine/patches and list it in compat.PATCHES",
     ),
+    (
+        architecture.opentelemetry_imported_early,
+        "A server without traces must not load it: import server.telemetry.tracing in a function",
+    ),
     (architecture.cycles, "Move what both need into a module below them"),
     (source_style.vague_names, "Name the file after its concern"),
     (source_style.missing_docstrings, "Say in a docstring what it is for"),
@@ -95,6 +99,7 @@ def test_the_parts_that_the_rules_name_exist() -> None:
         *architecture.IN_ALL_PROCESSES,
         *architecture.ENGINES,
         *architecture.ROUTES_MAY_IMPORT,
+        *architecture.TRACING,
     }
     assert named - modules == {"server.__version__"}
 
@@ -219,6 +224,20 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
             "delattr(x, 'c')",
             "logger.addFilter(f)",
         )
+    ),
+    (
+        architecture.opentelemetry_imported_early,
+        {
+            "server/a.py": "def f():\n    from server.telemetry.tracing import Tracing",
+            "server/b.py": "def f():\n    from opentelemetry import trace",
+            "server/telemetry/tracing.py": "import opentelemetry",
+        },
+        "server.b:2 imports opentelemetry.trace",
+    ),
+    (
+        architecture.opentelemetry_imported_early,
+        {"server/a.py": "from server.telemetry import spans"},
+        "server.a:1 imports server.telemetry.spans",
     ),
     (
         architecture.cycles,

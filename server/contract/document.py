@@ -17,7 +17,8 @@ from starlette.routing import BaseRoute
 from server import __version__
 from server.contract.answers import ERROR, SCHEMAS, code_list, header_references
 from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
-from server.http.headers import REQUEST_ID, RESPONSE_HEADERS, RETRY_AFTER
+from server.http.headers import REQUEST_ID, RESPONSE_HEADERS, RETRY_AFTER, TRACE_ID
+from server.http.trace_requests import is_traced
 from server.schema.answers import ErrorResponse
 from server.state import get_ready_runtime, get_runtime
 
@@ -75,7 +76,11 @@ def make_document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     )
     for route in shown:
         for method in route.methods:
-            _complete(made["paths"][route.path_format][method.lower()], route)
+            operation = made["paths"][route.path_format][method.lower()]
+            _complete(operation, route)
+            if is_traced(method, route.path):
+                for response in operation["responses"].values():
+                    response["headers"] |= header_references((TRACE_ID,))
     components = made["components"]
     components["schemas"] = _schemas(made)
     components["securitySchemes"] = _SECURITY

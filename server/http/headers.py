@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 REQUEST_ID = "x-request-id"
+TRACE_ID = "x-trace-id"
 SPEC_METHOD = "x-specgate-spec-method"
 IGNORED_FIELDS = "x-specgate-ignored-fields"
 UNENFORCED_KEYWORDS = "x-specgate-unenforced-keywords"
@@ -10,6 +11,7 @@ RETRY_AFTER = "Retry-After"
 
 RESPONSE_HEADERS: Mapping[str, str] = {
     REQUEST_ID: "the request's id, which the server's log has too",
+    TRACE_ID: "the request's trace, if the server sends traces, which the server's log has too",
     SPEC_METHOD: "the method chosen at admission: a proposer, a policy, or none",
     IGNORED_FIELDS: "unknown fields of the body, percent-encoded, separated by commas",
     UNENFORCED_KEYWORDS: "keywords of the JSON schema that are not enforced, separated by commas",

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine_adapter.cancellation import was_cancelled
 from server.errors import cancellation_error, error_response, to_api_error
 from server.http.auth import key_name
-from server.http.headers import REQUEST_ID
+from server.http.exchange import exchange_of
+from server.http.headers import REQUEST_ID, TRACE_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
 
@@ -45,7 +46,10 @@ class RequestId:
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                if (span := exchange_of(scope).span) is not None:
+                    headers[TRACE_ID] = span.trace_id
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
@@ -63,22 +67,20 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500
-        begun = time.perf_counter()
+        exchange = exchange_of(scope)
 
         async def with_status(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                exchange.status = message["status"]
             await send(message)
 
         try:
             await self._app(scope, receive, with_status)
         finally:
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - exchange.begun
             route = route_template(scope)
             method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
-            self._metrics.http.observe(route, method, status, seconds)
+            self._metrics.http.observe(route, method, exchange.status, seconds)
             write = log.debug if route in PROBES else log.info
             write(
                 "request",
@@ -86,7 +88,7 @@ class AccessLog:
                 method=method,
                 path=shown_path(scope),
                 route=route,
-                status=status,
+                status=exchange.status,
                 duration_ms=round(seconds * 1e3, 2),
                 **({"key": key} if (key := key_name(scope)) else {}),
             )

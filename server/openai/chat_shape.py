@@ -25,6 +25,7 @@ class ChatShape(ChoiceShape):
         readers: one for each choice.
     """
 
+    operation = "chat"
     object_type = "chat.completion"
     chunk_object_type = "chat.completion.chunk"
 

@@ -1,5 +1,6 @@
 """One choice of a response: what the engine has sent for it, and how an endpoint writes it."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ class ChoiceState:
             stream does not need them again.
         num_tokens: generated tokens.
         has_begun: at least one delta has arrived.
+        begun_at: when the first delta arrived, by `time.perf_counter`.
         spec: the statistics of the choice's speculation so far.
     """
 
@@ -29,13 +31,16 @@ class ChoiceState:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     has_begun: bool = False
+    begun_at: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     spec: SpecStats = field(default_factory=SpecStats)
 
     def add(self, delta: Delta) -> None:
         """Adds what the engine has sent."""
-        self.has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
+            self.begun_at = time.perf_counter()
         self.num_tokens += len(delta.token_ids)
         if delta.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
@@ -60,12 +65,14 @@ class ChoiceShape(ABC):
     """How an endpoint writes the choices of one response.
 
     Attributes:
+        operation: what the model does, as OpenTelemetry names it.
         object_type, chunk_object_type: the `object` of a whole response and of a chunk.
         echoes_prompt: every choice begins with its prompt.
         is_plain: the text of a delta is the text of its chunk, whatever came before.
         has_prompts: a choice shows its prompt's token ids; otherwise the response does, once.
     """
 
+    operation: str
     object_type: str
     chunk_object_type: str
     echoes_prompt = False

@@ -72,7 +72,7 @@ class CompletionShape(ChoiceShape):
     """
 
     has_prompts = True
-    object_type = "text_completion"
+    operation = object_type = "text_completion"
     chunk_object_type = "text_completion"
 
     def __init__(self, body: CompletionRequest, num_prompts: int, echoes: Sequence[Echo]) -> None:

@@ -15,8 +15,11 @@ from server.control.slots import Place
 from server.errors import ApiError
 from server.http.auth import key_name
 from server.http.event_stream import EventStream, until_disconnect
+from server.http.exchange import exchange_of
 from server.limit_errors import FirstTokenTimeout, RequestTimeout
 from server.openai.answer_overlap import measured
+from server.openai.choices import ChoiceState
+from server.openai.recording import Recording
 from server.openai.request import AdmittedRequest, Origin, PreparedRequest, admitted
 from server.openai.response import ResponseBuilder
 from server.state import Runtime
@@ -31,6 +34,11 @@ class Builder(Protocol):
     For a response in one piece: `add` every delta, then `body`. For a stream: the `events` of
     every delta, then the `last_events`, or `failure` if the stream ends before.
     """
+
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """What the engine has sent so far."""
+        ...
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
@@ -75,23 +83,30 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ApiError` and `EngineError` before the first byte."""
+        exchange, key = exchange_of(scope), key_name(scope)
+        with Recording(self._runtime, exchange, self._prepared, key) as recording:
+            await self._answer(recording, scope, receive, send)
+
+    async def _answer(
+        self, recording: Recording, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         runtime = self._runtime
         limit = _request_limit(runtime)
-        headers = Headers(scope=scope)
-        origin = Origin(headers, key_name(scope))
+        origin = Origin(Headers(scope=scope), key_name(scope))
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
                 admitted(runtime, receive, self._prepared, origin, limit)
             )
             response_headers = request.headers()
             builder = self._new_builder(request)
+            recording.admitted(request, builder.choices)
             if self._prepared.body.stream:
                 events = stream_events(runtime, request, builder, in_flight.aclose)
                 stream = EventStream(
                     events,
                     keepalive_s=runtime.settings.keepalive_s,
                     headers=response_headers,
-                    on_failure=builder.failure,
+                    on_failure=recording.failing(builder.failure),
                     limit=limit,
                 )
                 await stream(scope, receive, send)

@@ -45,6 +45,11 @@ class ResponseBuilder:
         )
         self._frames = [self._frame(i) for i in indices] if self._has_frames else []
 
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """What the engine has sent so far."""
+        return self._choices
+
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
         choice = self._choices[index]

@@ -20,7 +20,7 @@ def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str,
     parser, how many tokens are reasoning.
     """
     completion = sum(choice.num_tokens for choice in choices)
-    cached = sum(choice.num_cached_tokens for choice in choices[:: request.prepared.n])
+    cached = num_cached_tokens(request, choices)
     figures: dict[str, Any] = {
         "prompt_tokens": request.num_prompt_tokens,
         "completion_tokens": completion,
@@ -31,7 +31,7 @@ def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str,
     if (reasoning := request.prepared.shape.num_reasoning_tokens) is not None:
         details["reasoning_tokens"] = reasoning
     if request.prepared.body.prediction is not None:
-        by_proposer = _total(choices).by_proposer
+        by_proposer = total_spec(choices).by_proposer
         counts = by_proposer.get(request.selection.name, ProposerCounts())
         details |= {
             "accepted_prediction_tokens": counts.accepted,
@@ -42,10 +42,20 @@ def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str,
     return figures
 
 
+def num_cached_tokens(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> int:
+    """Prompt tokens that the prefix cache had. Each prompt counts once."""
+    return sum(choice.num_cached_tokens for choice in choices[:: request.prepared.n])
+
+
+def total_spec(choices: Sequence[ChoiceState]) -> SpecStats:
+    """The statistics of all choices together."""
+    return sum((choice.spec for choice in choices), SpecStats())
+
+
 def response_metrics(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """The response's `metrics`: all choices together."""
     selection = request.selection
-    figures = speculative_decoding(_total(choices), selection.name, selection.k)
+    figures = speculative_decoding(total_spec(choices), selection.name, selection.k)
     return {"speculative_decoding": figures}
 
 
@@ -89,10 +99,6 @@ def acceptance_histogram(counts: ProposerCounts, k: int) -> list[int]:
     if at_least[-1]:
         at_least.append(0)
     return [here - next_ for here, next_ in pairwise(at_least)]
-
-
-def _total(choices: Sequence[ChoiceState]) -> SpecStats:
-    return sum((choice.spec for choice in choices), SpecStats())
 
 
 def _ratio(numerator: int, denominator: int, otherwise: float) -> float:

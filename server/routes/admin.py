@@ -14,6 +14,7 @@ from server.control.types import OnTimeout
 from server.errors import ApiError, InvalidField, NotFound, Stopping
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
+from server.http.exchange import exchange_of
 from server.schema import admin as schema
 from server.schema.admin import (
     LoadRequest,
@@ -55,7 +56,7 @@ async def switch_spec_method(
     )
     try:
         # A drain must not make requests wait for a caller that is gone.
-        return await until_disconnect(request.receive, switching)
+        result = await until_disconnect(request.receive, switching)
     except SelectionError as error:
         kind = NotFound if error.code == "proposer_not_found" else InvalidField
         raise kind(message=error.message, param=error.param, code=error.code) from None
@@ -69,6 +70,14 @@ async def switch_spec_method(
         raise ApiError(504, message, type="server_error", code="drain_timeout") from None
     except DrainStopped:
         raise Stopping("The server is stopping; nothing was changed.") from None
+    if (span := exchange_of(request.scope).span) is not None:
+        span.annotate(
+            spec_method=result.active.spec_method,
+            previous_spec_method=result.previous.spec_method,
+            switch_mode=result.mode,
+            switch_generation=result.generation,
+        )
+    return result
 
 
 @router.get("/v1/spec_method", operation_id="get_spec_method")

@@ -1,8 +1,9 @@
 """Every Prometheus metric of the gateway, and the PromQL queries to read it.
 
 Those of policies and routing rules are in `server.telemetry.policy_metrics`, those of HTTP requests
-in `server.telemetry.http_metrics`, those of the queue and of limits in
-`server.telemetry.admission_metrics`, those of connections in `server.telemetry.connection_metrics`.
+in `server.telemetry.http_metrics`, those of API keys in `server.telemetry.usage_metrics`, those of
+the queue and of limits in `server.telemetry.admission_metrics`, those of connections in
+`server.telemetry.connection_metrics`.
 
 Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -79,6 +80,7 @@ from server.telemetry.http_metrics import HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
 from server.telemetry.rolling_stats import RollingCounts, RollingStats
+from server.telemetry.usage_metrics import UsageMetrics
 
 _STEP_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -159,6 +161,7 @@ class Metrics:
     Attributes:
         policies: the metrics of policies and routing rules.
         http: the metrics of HTTP requests.
+        usage: the metrics of API keys.
         admission: the metrics of the queue and of requests that a limit ends.
     """
 
@@ -167,6 +170,7 @@ class Metrics:
         self._proposers = _ProposerMetrics(make)
         self.policies = PolicyMetrics(make)
         self.http = HttpMetrics(make)
+        self.usage = UsageMetrics(make)
         self.admission = AdmissionMetrics(make)
         self.connections = ConnectionMetrics(make)
         self._spec_method = make.gauge(

@@ -42,6 +42,11 @@ class ResponsesBuilder:
         num_top = (response.body.top_logprobs or 0) if response.body.has_logprobs else None
         self._output = Output(self._events, num_top)
 
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """What the engine has sent so far: of one choice."""
+        return (self._state,)
+
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta."""
         self._state.add(delta)

@@ -1,0 +1,53 @@
+"""What the server notes of one HTTP exchange, in its ASGI scope: for the log and the trace."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.types import Scope
+
+from server.telemetry.generation import Generation
+
+_KEY = "specgate.exchange"
+
+
+class RequestSpan(Protocol):
+    """The span of one request: from its arrival to the last byte of its response."""
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits."""
+        ...
+
+    def generated(self, generation: Generation) -> None:
+        """Adds what a generating request did."""
+        ...
+
+    def annotate(self, **attributes: str | int | float) -> None:
+        """Adds attributes; `specgate.` is put before their names."""
+        ...
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP exchange.
+
+    Attributes:
+        begun: when it began, by `time.perf_counter`.
+        status: the status code of the response; 500 until it has begun.
+        error: the code of an error that is the response.
+        span: `None` if the request has none.
+    """
+
+    begun: float = field(default_factory=time.perf_counter)
+    status: int = 500
+    error: str | None = None
+    span: RequestSpan | None = None
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of a scope; the first call begins it."""
+    exchange: Exchange | None = scope.get(_KEY)
+    if exchange is None:
+        exchange = scope[_KEY] = Exchange()
+    return exchange
