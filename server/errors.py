@@ -188,7 +188,8 @@ def _http_error(error: HTTPException) -> ApiError:
 def _validation_error(error: RequestValidationError) -> ApiError:
     """The error that is deepest in the body: of a union's branches, the one that fits best."""
     found = [(_field(e["loc"], error.body), e) for e in error.errors()]
-    path, detail = max(found, key=lambda pair: len(pair[0]))
+    # A list that is too long is also no text, where both are allowed.
+    path, detail = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] != "string_type"))
     param = cut(".".join(map(str, path)))
     kind = detail["type"]
     if kind == "json_invalid":
