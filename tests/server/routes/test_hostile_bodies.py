@@ -6,6 +6,7 @@ import pytest
 
 from tests.server.gateway import Gateway
 from tests.server.hostile_bodies import ALL, Hostile
+from tests.server.random_forms import random_body
 
 CPU_SECONDS = 3.0
 """The most CPU time of a request, the reading of a body of megabytes included."""
@@ -35,3 +36,16 @@ async def test_a_refusal_repeats_little_of_what_it_refuses(gateway: Gateway) -> 
     response = await gateway.complete(logit_bias={"x" * 1_000_000: 1})
     assert response.status_code == 400
     assert len(response.content) < ERROR_BYTES
+
+
+async def test_random_forms_are_answered_or_refused(gateway: Gateway) -> None:
+    statuses = set()
+    began = time.process_time()
+    for seed in range(200):
+        path, body = random_body(seed)
+        response = await gateway.post(path, body)
+        assert response.status_code in (200, 400), (seed, response.text[:500])
+        assert response.status_code == 200 or len(response.content) < ERROR_BYTES
+        statuses.add(response.status_code)
+    assert time.process_time() - began < 30 * CPU_SECONDS
+    assert statuses == {200, 400}

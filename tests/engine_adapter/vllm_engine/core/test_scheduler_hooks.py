@@ -173,8 +173,8 @@ def test_the_reason_of_a_failed_constraint_leaves_with_the_requests_last_output(
     scheduler: Any, grammar: Any
 ) -> None:
     for made in (failing("r", grammar), failing("s", SimpleNamespace(failure=None))):
-        scheduler.add_made(made)
-        scheduler._free_made(made)
+        scheduler.add_request(made)
+        scheduler._free_request(made)
     results = {"r": (0, 0), "s": (0, 0)}
     sent = run_step(scheduler, scheduled({}, "r", "s"), results, None).outputs
     assert [decode_failure(output.kv_transfer_params) for output in sent] == [
