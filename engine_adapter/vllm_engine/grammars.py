@@ -54,12 +54,16 @@ def matcher_limits() -> Any:
     import llguidance
 
     return llguidance.LLParserLimits(
+        max_items_in_row=MAX_ITEMS_IN_ROW,
         step_lexer_fuel=STEP_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
     )
 
+
+MAX_ITEMS_IN_ROW = 2500
+"""Items of a parser at one place of the text: a list of choices takes one for each."""
 
 STEP_LEXER_FUEL = 200_000
 """Work of a lexer for one mask; 14,000 take about a millisecond."""
