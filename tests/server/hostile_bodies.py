@@ -108,7 +108,8 @@ def doubling_rules(count: int) -> str:
 
 
 def rules(count: int) -> str:
-    return "\n".join(["root ::= r0", *(f'r{i} ::= "{i}" r{i + 1} | "x"' for i in range(count))])
+    chain = (f'r{i} ::= "{i}" r{i + 1} | "x"' for i in range(count))
+    return "\n".join(["root ::= r0", *chain, f'r{count} ::= "y"'])
 
 
 AMBIGUOUS = 'root ::= s\ns ::= s s | s s s | [a-z ] | ""'
