@@ -91,7 +91,8 @@ class ConstraintChecker:
     async def stop(self) -> None:
         """Ends all processes, and the checks that run."""
         for task in self._tasks:
-            task.cancel()
+            if not task.cancelling():  # a second time would end the wait for its process
+                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         while self._idle:
             await self._idle.pop().end()
