@@ -97,7 +97,7 @@ class ConstraintProcess:
         is_choice = constraint.kind is ConstraintKind.CHOICE
         value = choices_text(constraint.choices) if is_choice else constraint.value
         answer = await self._exchange({"kind": constraint.kind.value, "value": value}, MAX_WAIT_S)
-        return answer and Answer(**answer)
+        return None if answer is None else Answer(**answer)
 
     async def ended(self) -> int:
         """The exit status of a process that has ended by itself.
