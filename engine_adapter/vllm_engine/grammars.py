@@ -65,11 +65,12 @@ def matcher_limits() -> Any:
 MAX_ITEMS_IN_ROW = 2500
 """Items of a parser at one place of the text: a list of choices takes one for each."""
 
-STEP_LEXER_FUEL = 200_000
+STEP_LEXER_FUEL = 100_000
 """Work of a lexer for one mask; 14,000 take about a millisecond."""
 
-STEP_MAX_ITEMS = 50_000
-"""Items of a parser for one mask; 20,000 take about a millisecond."""
+STEP_MAX_ITEMS = 10_000
+"""Items of a parser for one mask. Ordinary grammars need some hundreds; in an ambiguous one the time
+of each grows with their number."""
 
 MAX_LEXER_STATES = 50_000
 """States that a lexer keeps, of 1 to 2 kB each."""

@@ -19,7 +19,7 @@ from engine_adapter.vllm_engine.grammars import matcher_limits
 MAX_COMPILED = 64
 """The compiled grammars that are kept."""
 
-BURST_S = 1.0
+BURST_S = 0.3
 """CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
 
 PER_CALL_S = 0.002

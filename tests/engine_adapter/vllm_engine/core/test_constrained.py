@@ -145,7 +145,7 @@ def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
     clock = iter(range(1000))
     compiler = constrained.GrammarCompiler()
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
-    monkeypatch.setattr(constrained.time, "thread_time", lambda: next(clock) * 0.3)
+    monkeypatch.setattr(constrained.time, "thread_time", lambda: next(clock) * 0.1)
     bitmask = mask(backend)
     for _ in range(4):
         assert one.failure is None
