@@ -37,15 +37,15 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
+    if len(body.prompt) * (body.n or 1) > MAX_PROMPTS:
+        raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
     prompts: list[Sequence[int]] = []
     for given in body.prompt:
         prompts.append(await _encode(renderer, body, info, given))
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
-    if len(prompts) * (body.n or 1) > MAX_PROMPTS:
-        raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
-    options = [_options(runtime, body, len(prompt)) for prompt in prompts]
+    options = _options(runtime, body, [len(prompt) for prompt in prompts])
     prediction = await predicted_tokens(renderer, info, body.prediction)
     echoes = await _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
@@ -124,19 +124,25 @@ class CompletionShape(ChoiceShape):
         return {"index": index, "text": text, "logprobs": shaped, "finish_reason": None}
 
 
-def _options(runtime: Runtime, body: CompletionRequest, prompt_tokens: int) -> SamplingOptions:
-    max_tokens = output_limit(
-        runtime, prompt_tokens, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS
-    )
+def _options(
+    runtime: Runtime, body: CompletionRequest, sizes: Sequence[int]
+) -> list[SamplingOptions]:
+    """The options of each prompt, of these sizes in tokens; they differ in their limit only."""
+    limits = [
+        output_limit(runtime, size, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
+        for size in sizes
+    ]
+    limits = [max(limit or 0, 1) for limit in limits]
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    return sampling_options(
+    shared = sampling_options(
         body,
         runtime.info,
-        prompt_tokens,
-        max_tokens=max(max_tokens or 0, 1),
+        sizes[0],
+        max_tokens=min(limits),
         logprobs=body.logprobs,
         prompt_logprobs=max((count for count in asked if count is not None), default=None),
     )
+    return [replace(shared, max_tokens=limit) for limit in limits]
 
 
 async def _encode(

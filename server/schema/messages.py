@@ -7,13 +7,11 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from server.schema.base import Bounded
+from server.schema.bounds import MAX_PARTS
 from server.schema.generation_body import TextPart
 
 MAX_MESSAGES = 2048
 """OpenAI's limit of the messages of a chat."""
-
-MAX_PARTS = 10_000
-"""The most parts and earlier calls of all messages of a chat together."""
 
 LEGACY_FIELDS = {"function_call": "tool_calls"}
 """Fields of messages that OpenAI has replaced, and their replacements."""

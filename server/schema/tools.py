@@ -1,7 +1,7 @@
 """OpenAI's `tools` and `tool_choice`, and the JSON schema that holds a required call to them."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -9,17 +9,15 @@ from pydantic import Discriminator, Field, Tag
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
+from server.schema.bounds import MAX_SCHEMA_CHARS, check_schema
 from server.schema.structured import schema_constraint
 from server.text import clip
 
 MAX_TOOLS = 128
 """OpenAI's limit."""
 
-MAX_SCHEMA_CHARS = 500_000
-"""The most characters of all schemas together: a grammar is made of them."""
-
 MAX_NESTING = 50
-"""The most levels of objects and lists in a schema."""
+"""The most levels of objects and lists in a tool's schema; the schema of a call adds some."""
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """OpenAI's limits of a tool's name."""
@@ -98,9 +96,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
         if parameters.get("type", "object") != "object":
             kind = clip(parameters["type"])
             raise InvalidField(param, f"{param}: its type must be 'object', not {kind}.")
-        if _is_nested_deeper(parameters, MAX_NESTING):
-            message = f"{param} can have {MAX_NESTING} levels of objects and lists."
-            raise InvalidField(param, message)
+        check_schema(parameters, param, MAX_NESTING)
         size += len(_constraint(i, tool).value)
         if size > MAX_SCHEMA_CHARS:
             message = f"The parameters of all tools can have {MAX_SCHEMA_CHARS} characters of JSON."
@@ -144,20 +140,6 @@ def call_constraint(
     return StructuredOutput(
         ConstraintKind.JSON_SCHEMA, json.dumps(schema), param="tools", unenforced=tuple(unenforced)
     )
-
-
-def _is_nested_deeper(value: Any, levels: int) -> bool:
-    level = [value]
-    for _ in range(levels):
-        inner = [child for node in level for child in _children(node)]
-        level = [child for child in inner if isinstance(child, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return node.values() if isinstance(node, dict) else node
 
 
 def _index(tools: Sequence[Tool], choice: NamedTool) -> int:

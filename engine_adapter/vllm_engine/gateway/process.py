@@ -17,11 +17,12 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments
+from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
-from engine_adapter.vllm_engine.patches.admission import patch_admission
+from engine_adapter.vllm_engine.patches.admission import patch_admission, patch_constraint_check
 from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
 
 _EXIT_TIMEOUT_S = 5.0
@@ -42,6 +43,10 @@ class EngineProcess:
         config: model, proposers and vLLM's arguments.
         capacity: the draft capacity.
         metrics: the engine's metrics; they outlive the process.
+
+    Attributes:
+        vocabulary: what `ConstraintChecker` needs, which then checks constraints instead of vLLM;
+            `None` if vLLM checks them, as it does with other backends.
     """
 
     def __init__(self, config: EngineConfig, capacity: int, metrics: VllmMetrics) -> None:
@@ -50,6 +55,7 @@ class EngineProcess:
         self._metrics = metrics
         self._llm: Any = None
         self._abandoned = threading.Event()
+        self.vocabulary: Vocabulary | None = None
         self._watch: asyncio.Task[None] | None = None
         self._hang = ""
 
@@ -133,6 +139,9 @@ class EngineProcess:
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
                 patch_admission(self._llm)
+                self.vocabulary = Vocabulary.of(vllm_config, self._llm.input_processor.tokenizer)
+                if self.vocabulary is not None:
+                    patch_constraint_check(self._llm)
         except Exception as error:  # the engine process ended; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
