@@ -29,6 +29,11 @@ NAMES = {
     "ReasoningParserManager": "vllm.reasoning",
     "ToolParserManager": "vllm.tool_parsers",
     "get_tokenizer": "vllm.tokenizers",
+    # The grammars of their calls.
+    "GuidanceBackend": "vllm.v1.structured_output.backend_guidance",
+    "StructuredOutputOptions": "vllm.v1.structured_output.backend_types",
+    "limit_to_single_tool_call": "vllm.tool_parsers.structural_tag_registry",
+    "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",
     "make_tool_call_id": "vllm.renderers.chat_utils",
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",

@@ -87,6 +87,7 @@ INSTEAD: Mapping[str, str] = {
     "structural_tag": "send response_format or structured_outputs",
     "functions": "send tools",
     "function_call": "send tool_choice",
+    "reasoning": "send reasoning_effort",
     "chat_template": "start the server with --chat-template",
     "lora_request": "send the adapter's name as model",
     "lora_path": "send the adapter's name as model",
@@ -133,7 +134,10 @@ def _check_unicode(text: str) -> str:
     return text
 
 
-UnicodeText = Annotated[str, AfterValidator(_check_unicode)]
+Unicode = AfterValidator(_check_unicode)
+"""Refuses a text that UTF-8 cannot encode."""
+
+UnicodeText = Annotated[str, Unicode]
 """A text that UTF-8 can encode."""
 
 

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from engine_adapter.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Body, Strict, UnicodeText
+from server.schema.base import Body, Strict, Unicode
 from server.schema.foreign_constraints import ForeignConstraints
 from server.schema.structured import (
     ResponseFormat,
@@ -114,6 +114,9 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+MAX_BAD_WORDS = 128
+"""vLLM's limit of `bad_words`; it counts some words twice, with a space before them."""
+
 MAX_SALT = 1024
 """vLLM's limit of the characters of `cache_salt`."""
 
@@ -137,7 +140,7 @@ class GenerationBody(Body, ForeignConstraints):
     repetition_penalty: float | None = Field(None, gt=0)
     logit_bias: LogitBias = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
-    bad_words: Annotated[list[Text], Field(fail_fast=True)] | None = None
+    bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     ignore_eos: bool | None = None
@@ -147,7 +150,7 @@ class GenerationBody(Body, ForeignConstraints):
     return_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)
     truncation_side: Literal["left", "right"] | None = None
-    cache_salt: Annotated[UnicodeText, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT), Unicode] | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     prediction: Prediction | None = None
     spec_decode: SpecDecode | None = None

@@ -1,7 +1,7 @@
 """OpenAI's `tools` and `tool_choice`, and the JSON schema that holds a required call to them."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
+from server.schema.json_values import is_nested_deeper
 from server.schema.structured import schema_constraint
 from server.text import clip
 
@@ -23,6 +24,8 @@ MAX_NESTING = 50
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """OpenAI's limits of a tool's name."""
+
+_ANY_OBJECT = '{"type": "object"}'
 
 _SCHEMA_MAPS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -98,7 +101,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
         if parameters.get("type", "object") != "object":
             kind = clip(parameters["type"])
             raise InvalidField(param, f"{param}: its type must be 'object', not {kind}.")
-        if _is_nested_deeper(parameters, MAX_NESTING):
+        if is_nested_deeper(parameters, MAX_NESTING):
             message = f"{param} can have {MAX_NESTING} levels of objects and lists."
             raise InvalidField(param, message)
         size += len(_constraint(i, tool).value)
@@ -110,7 +113,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Raises `InvalidField` for a choice that needs a tool which is not there."""
     if not tools and (choice == "required" or isinstance(choice, NamedTool)):
-        raise InvalidField("tool_choice", "tool_choice needs `tools`.")
+        message = "tool_choice asks for a call, so `tools` must have at least one tool."
+        raise InvalidField("tool_choice", message)
     if isinstance(choice, NamedTool):
         _index(tools, choice)
 
@@ -141,23 +145,24 @@ def call_constraint(
     if not parallel:
         schema["maxItems"] = 1
     unenforced = dict.fromkeys(word for of in arguments.values() for word in of.unenforced)
+    params = [constraint.param for constraint in arguments.values()]
     return StructuredOutput(
-        ConstraintKind.JSON_SCHEMA, json.dumps(schema), param="tools", unenforced=tuple(unenforced)
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps(schema),
+        param=params[0] if len(params) == 1 else "tools",
+        unenforced=tuple(unenforced),
     )
 
 
-def _is_nested_deeper(value: Any, levels: int) -> bool:
-    level = [value]
-    for _ in range(levels):
-        inner = [child for node in level for child in _children(node)]
-        level = [child for child in inner if isinstance(child, dict | list)]
-        if not level:
-            return False
-    return True
+def call_schemas(tools: Sequence[Tool]) -> dict[str, str]:
+    """Tool -> the JSON schema to which a call that the model chooses to make is held.
 
-
-def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return node.values() if isinstance(node, dict) else node
+    It is that of a strict tool, and any object for another one. Tools must be checked.
+    """
+    return {
+        tool.function.name: _constraint(i, tool).value if tool.function.strict else _ANY_OBJECT
+        for i, tool in enumerate(tools)
+    }
 
 
 def _index(tools: Sequence[Tool], choice: NamedTool) -> int:
