@@ -30,7 +30,6 @@ NAMES = {
     "ToolParserManager": "vllm.tool_parsers",
     "get_tokenizer": "vllm.tokenizers",
     # The grammars of their calls.
-    "GuidanceBackend": "vllm.v1.structured_output.backend_guidance",
     "StructuredOutputOptions": "vllm.v1.structured_output.backend_types",
     "limit_to_single_tool_call": "vllm.tool_parsers.structural_tag_registry",
     "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",

@@ -15,7 +15,7 @@ _ANY_OBJECT = '{"type": "object"}'
 
 
 class CallConstraints:
-    """Makes the constraints for one tokenizer and one parser. Blocks to make; see `special_tokens`.
+    """Makes the constraints for one tokenizer and one parser. Its own making blocks for a second.
 
     Args:
         tokenizer: as vLLM has loaded it.
@@ -28,10 +28,11 @@ class CallConstraints:
         self._lacks = ""
         if self._config["backend"] != "guidance":
             self._lacks = f"the backend {self._config['backend']!r} has no grammar for calls"
-        elif not compat.GuidanceBackend.is_tokenizer_supported(tokenizer):
-            self._lacks = "llguidance does not support this model's tokenizer"
-        else:
+            return
+        try:
             self._specials = _special_tokens(tokenizer)
+        except ValueError as error:
+            self._lacks = f"llguidance does not take this model's tokenizer: {error}"
 
     def make(
         self,
@@ -123,7 +124,10 @@ def _strict(schemas: Mapping[str, str]) -> Sequence[Any]:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The added tokens that llguidance does not match as text. Blocks for about a second."""
+    """The added tokens that llguidance does not match as text. Blocks for about a second.
+
+    Raises `ValueError` for a tokenizer that llguidance does not take.
+    """
     from llguidance.hf import from_tokenizer
 
     known = from_tokenizer(tokenizer)
