@@ -37,14 +37,14 @@ class ToolUse:
 
     Attributes:
         parsing: the engine's parsers; `None` if the text needs none.
-        of_answer: those of a text without calls.
+        of_answer: those of a text that is an answer where it can be calls.
         calls: the constraint on a text in which the model may call tools, if it has one.
     """
 
     body: ChatCompletionRequest
     parsing: Parsing | None
-    of_answer: Parsing | None
-    calls: CallConstraint | None
+    of_answer: Parsing | None = None
+    calls: CallConstraint | None = None
 
     def constrained(self, options: SamplingOptions) -> SamplingOptions:
         """The options with the constraint, and with the special tokens that parsers need."""
@@ -113,9 +113,12 @@ def tool_use(
     )
     parsing = runtime.engine.parsing(request)
     if parsing is None or not request.tools:
-        return ToolUse(body, parsing, parsing, None)
-    of_answer = runtime.engine.parsing(replace(request, tools=()))
-    return ToolUse(body, parsing, of_answer, _chosen_calls(body, parsing, constraint))
+        return ToolUse(body, parsing)
+    calls = _chosen_calls(body, parsing, constraint)
+    of_answer = None
+    if calls is not None and calls.begins:
+        of_answer = runtime.engine.parsing(replace(request, tools=()))
+    return ToolUse(body, parsing, of_answer, calls)
 
 
 def _chosen_calls(

@@ -16,6 +16,7 @@ Node = Mapping[str, Any]
 """A part of a structural tag, as JSON has it; `type` says which."""
 
 _ANY_TEXT = r"/(.|\n)*/"
+_JSON_PARTS = re.compile(r'"[^"]*"|\s+|[^\s"]')
 _REPEATS = {"optional": "?", "plus": "+", "star": "*"}
 
 
@@ -158,9 +159,10 @@ class _Writer:
     def _triggered(self, trigger: str, tags: Sequence[tuple[str, Node]]) -> str:
         """Any text up to the first trigger, and the calls, whose begins are given with them."""
         rests = [self._tag(tag, begin[len(trigger) :]) for begin, tag in tags]
-        before = f"{_ANY_TEXT} {self._literal(trigger)}"
-        if not self._special.search(trigger):
-            before = self._rule("text", before, "[lazy]")
+        if self._special.search(trigger):
+            before = f"{_ANY_TEXT} {self._literal(trigger)}"
+        else:
+            before = self._rule("text", f"{_ANY_TEXT} {json.dumps(trigger)}", "[lazy]")
         return _sequence((before, _one_of(rests)))
 
     def _literal(self, text: str) -> str:
@@ -181,7 +183,13 @@ class _Writer:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text) if text else ""
+    """The text as a terminal, or as one for each string and sign of JSON.
+
+    The JSON of an answer may begin in the same way, and llguidance's lexer cannot take back a
+    terminal that goes on in another way.
+    """
+    parts = _JSON_PARTS.findall(text) if text.startswith("{") else [text]
+    return _sequence(json.dumps(part) for part in parts if part)
 
 
 def _sequence(parts: Iterable[str]) -> str:

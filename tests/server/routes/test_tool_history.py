@@ -103,7 +103,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (called('{"a": ' + "9" * 5000 + "}"), ARGUMENTS),
     (called('{"a": "\\ud800"}'), f"{ARGUMENTS}.a"),
     ({"role": "assistant", "content": "\ud800"}, "messages.1.content"),
-    ({"role": "assistant", "content": "x", "note": ["\ud800"]}, "messages.1.note.0"),
+    (
+        {"role": "user", "content": [{"type": "text", "text": "\ud800"}]},
+        "messages.1.content.0.text",
+    ),
     (called(id=5), "messages.1.tool_calls.0.id"),
     (called(type="custom"), "messages.1.tool_calls.0.type"),
     (called(function={"arguments": "{}"}), "messages.1.tool_calls.0.function.name"),

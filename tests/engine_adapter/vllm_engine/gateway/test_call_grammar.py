@@ -151,6 +151,28 @@ def test_a_separator_and_the_other_parts() -> None:
     assert fits(SECTION, ANSWER, f"[[g??<{F}>") == (False, False)
 
 
+@pytest.mark.parametrize(
+    ("text", "accepted", "ends"),
+    [
+        ('{"name":"get"}', True, True),
+        ('{"name":"other","parameters":4}', True, True),
+        ('{"a":1}', True, True),
+        ('{"name": "get", "parameters": {"x":"p"}}', True, True),
+        ('{"name": "get", "parameters": {"x":"q"}}', False, False),
+        ('{"name": "getter", "parameters": {"x":"p"}}', True, True),
+        ('{"name": "other"', False, False),
+    ],
+)
+def test_calls_may_begin_like_the_answer(text: str, accepted: bool, ends: bool) -> None:
+    content = {"type": "json_schema", "style": "json", "json_schema": ARGUMENTS}
+    begins = [f'{{"name": "{name}", "parameters": ' for name in ("get", "getter")]
+    tags = [{"type": "tag", "begin": begin, "content": content, "end": "}"} for begin in begins]
+    node = {"type": "triggered_tags", "triggers": ['{"name": '], "tags": tags}
+    assert fits(node, {"type": "object"}, text) == (accepted, ends)
+    if "get" in text and '": "' in text:
+        assert fits(node, None, "Well: " + text) == (accepted, ends)
+
+
 def test_a_schema_is_written_once() -> None:
     grammar = call_grammar(CALLS, ANSWER, specials={}, json_schema=compact)
     assert grammar.count("%json") == 2
