@@ -60,6 +60,7 @@ class EngineConfig:
         policies: policy -> its parameters, where they are not the defaults.
         primary: the proposer that a policy's parameters may leave out, if one is configured.
         tool_call_parser: finds the calls that the target makes by itself; `None` looks for none.
+        max_constraint_s: the most CPU time that compiling a request's constraint takes, in seconds.
         reasoning_parser: tells the target's reasoning from its answer; `None` does not.
     """
 
@@ -73,6 +74,7 @@ class EngineConfig:
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     primary: str | None = None
+    max_constraint_s: float = 2.0
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 

@@ -10,6 +10,9 @@ EngineError
 └── InvalidRequest      the engine cannot do what one request asks; `param` names its field
 """
 
+CONSTRAINT_TOO_COMPLEX = "constraint_too_complex"
+"""The code of an `InvalidRequest` whose constraint takes too much time or memory."""
+
 
 class EngineError(Exception):
     """Base of the exceptions that an engine raises on purpose."""

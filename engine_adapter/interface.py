@@ -66,7 +66,8 @@ class Engine(Protocol):
         """Generates one sequence. Closing the generator aborts it.
 
         Raises:
-            InvalidRequest: the engine cannot do what a field asks; before the first delta.
+            InvalidRequest: the engine cannot do what a field asks: before the first delta, but
+                for a constraint that turns out to be too complex while the text is generated.
             EngineDead: the engine is dead, or died before the sequence ended.
             EngineError: the engine could not finish this sequence.
         """

@@ -32,7 +32,7 @@ from engine_adapter.errors import (
     ProposerRefused,
 )
 from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
-from server.text import cut, replace_surrogates
+from server.text import MAX_MESSAGE, cut, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
 """Retry-After while the engine loads for the first time: the remaining time is unknown."""
@@ -55,7 +55,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = replace_surrogates(message)
+        self.message = replace_surrogates(cut(message, MAX_MESSAGE))
         self.type = type
         self.param = param if param is None else cut(replace_surrogates(param))
         self.code = code
@@ -192,7 +192,8 @@ def _http_error(error: HTTPException) -> ApiError:
 def _validation_error(error: RequestValidationError) -> ApiError:
     """The error that is deepest in the body: of a union's branches, the one that fits best."""
     found = [(_field(e["loc"], error.body), e) for e in error.errors()]
-    path, detail = max(found, key=lambda pair: len(pair[0]))
+    # A list that is too long is also no text, where both are allowed.
+    path, detail = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] != "string_type"))
     param = cut(".".join(map(str, path)))
     kind = detail["type"]
     if kind == "json_invalid":

@@ -8,8 +8,9 @@ import asyncio
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 
@@ -20,12 +21,27 @@ LONG_TEXT_CHARS = 8_192
 """Longer text is tokenized in a thread, because it would delay every stream by milliseconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    """How much text is tokenized: more than the longest tokens of a context have is not.
+
+    Attributes:
+        tokens: the most tokens that can be used.
+        keeps: the end of a longer text that is tokenized all the same, because its tokens are
+            truncated afterwards; `None` refuses a longer text.
+    """
+
+    tokens: int
+    keeps: Literal["start", "end"] | None = None
+
+
 class Renderer:
     """The target's tokenizer and chat template."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         # Parameters of `apply_chat_template` cannot be variables of the template.
         taken = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset({"messages", *taken})
@@ -58,14 +74,38 @@ class Renderer:
         return self._chat_template is not None or bool(self._tokenizer.chat_template)
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        limit: TextLimit | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a text. Raises `InvalidField`, naming `param`, for a lone surrogate."""
-        if not is_unicode(text):
+        """The token ids of a text. Raises as `encode_all`."""
+        (token_ids,) = await self.encode_all(
+            (text,), add_special_tokens=add_special_tokens, param=param, limit=limit
+        )
+        return token_ids
+
+    async def encode_all(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        param: str,
+        limit: TextLimit | None,
+    ) -> list[tuple[int, ...]]:
+        """The token ids of each text; the limit is of each one.
+
+        Raises `InvalidField`, naming `param`, for a lone surrogate and for text above the limit.
+        """
+        if limit is not None:
+            texts = [self._within(text, limit, param) for text in texts]
+        if not all(map(is_unicode, texts)):
             raise InvalidField(param, f"{param} contains a lone surrogate.")
-        if len(text) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
-        return self._encode(text, add_special_tokens)
+        if sum(map(len, texts)) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+        return self._encode(texts, add_special_tokens)
 
     async def encode_chat(
         self,
@@ -76,12 +116,13 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        limit: TextLimit | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
-        format. Raises `InvalidField` if the model has no template, or the template rejects the
-        messages.
+        format. Raises `InvalidField` if the model has no template, the template rejects the
+        messages, or their text is above the limit.
         """
         self._check_variables(variables or {})
         text = self._render(
@@ -92,7 +133,9 @@ class Renderer:
             tools=list(tools) or None,
             **(variables or {}),
         )
-        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+        return await self.encode(
+            text, add_special_tokens=add_special_tokens, param="messages", limit=limit
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -107,8 +150,20 @@ class Renderer:
         template = self._chat_template or str(self._tokenizer.chat_template or "")
         return any(re.search(rf"\b{re.escape(name)}\b", template) for name in names)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    def _within(self, text: str, limit: TextLimit, param: str) -> str:
+        """The part of a text that is tokenized. Raises `InvalidField` for one above the limit."""
+        most = limit.tokens * self._longest_token
+        if limit.keeps is None and len(text) > most:
+            message = (
+                f"This model's maximum context length is {limit.tokens} tokens; {param} has "
+                f"{len(text)} characters, and the context has room for {most} at most."
+            )
+            raise InvalidField(param, message, "context_length_exceeded")
+        # The cut may change tokens beside it, so it is far from those that are kept.
+        return text[: 2 * most] if limit.keeps == "start" else text[-2 * most :]
+
+    def _encode(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
+        return [tuple(self._tokenizer.encode(text, add_special_tokens=special)) for text in texts]
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         for name in variables:

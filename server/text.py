@@ -3,6 +3,9 @@
 MAX_ECHO = 200
 """The most characters of a request's own text that an error message repeats."""
 
+MAX_MESSAGE = 2000
+"""The most characters of an error message."""
+
 
 def is_unicode(text: str) -> bool:
     """Whether the text can be encoded: JSON can carry a lone surrogate, UTF-8 cannot."""

@@ -57,7 +57,7 @@ VLLM_ENGINE = "engine_adapter.vllm_engine"
 PROCESSES = tuple(f"{VLLM_ENGINE}.{part}" for part in ("gateway", "core", "worker"))
 IN_ALL_PROCESSES = tuple(
     f"{VLLM_ENGINE}.{name}"
-    for name in ("compat", "load_progress", "parent_watch", "patches", "wire")
+    for name in ("compat", "grammars", "load_progress", "parent_watch", "patches", "wire")
 )
 IN_THE_GATEWAY = (
     f"{VLLM_ENGINE}.gateway",

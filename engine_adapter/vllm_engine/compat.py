@@ -3,6 +3,7 @@
 Read in vLLM 0.32.0; docs/upgrading-vllm.md says how another release is taken in. A version outside
 `SUPPORTED`, in which an internal may be gone or mean something else, is refused. Names are imported
 on first use: the gateway's process and the engine's need different ones, and each costs seconds.
+Long because these lists are one table: what depends on vLLM is read in one place.
 """
 
 from importlib import import_module, metadata
@@ -32,7 +33,6 @@ NAMES = {
     # The grammars of their calls.
     "StructuredOutputOptions": "vllm.v1.structured_output.backend_types",
     "limit_to_single_tool_call": "vllm.tool_parsers.structural_tag_registry",
-    "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",
     "make_tool_call_id": "vllm.renderers.chat_utils",
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",
@@ -41,6 +41,11 @@ NAMES = {
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",
     "Scheduler": "vllm.v1.core.sched.scheduler",
+    # Constraints: their compilation and their matchers.
+    "GuidanceBackend": "vllm.v1.structured_output.backend_guidance",
+    "GuidanceGrammar": "vllm.v1.structured_output.backend_guidance",
+    "StructuredOutputManager": "vllm.v1.structured_output",
+    "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",
     # V1 workers and runners, in which the proposers are hooked.
     "cpu_worker": "vllm.v1.worker.cpu_worker:",
     "CPUWorker": "vllm.v1.worker.cpu_worker",
@@ -123,6 +128,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
     "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
     "PrometheusStatLogger": ("record",),
+    "GuidanceGrammar": ("accept_tokens", "validate_tokens", "fill_bitmask", "check_error"),
 }
 """Class of `NAMES` -> its methods that a subclass or a mixin of Specgate's overrides."""
 
@@ -161,7 +167,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_run_output_handler",
         "errored",
     ),
-    "vllm.v1.engine.input_processor:InputProcessor": ("speculative_config",),
+    "vllm.v1.engine.input_processor:InputProcessor": (
+        "speculative_config",
+        "structured_outputs_config",
+        "tokenizer",
+    ),
     "vllm.v1.engine.core_client:MPClient": ("resources",),
     "vllm.v1.engine.core_client:BackgroundResources": ("engine_manager",),
     "vllm.v1.engine.utils:CoreEngineProcManager": ("processes",),
@@ -176,6 +186,15 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     # EngineCore's process: what a plan reads, what the counts read, where they leave.
     "EngineCore": ("scheduler",),
+    "GuidanceBackend": (
+        "compile_grammar",
+        "disable_any_whitespace",
+        "disable_additional_properties",
+        "ll_tokenizer",
+        "vocab_size",
+    ),
+    "GuidanceGrammar": ("ll_matcher",),
+    "vllm.v1.structured_output.request:StructuredOutputRequest": ("grammar",),
     "Scheduler": (
         "requests",
         "waiting",
@@ -189,6 +208,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.request:Request": (
         "request_id",
+        "structured_output_request",
         "sampling_params",
         "num_tokens",
         "num_output_tokens",
@@ -264,9 +284,12 @@ that a subclass or a mixin takes from `self` is here; of other objects, those th
 
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
+    "admission.patch_constraint_check": "AsyncLLM.input_processor.structured_outputs_config",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
+    "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
     "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",
+    "log_filters.silence_rejected_tokens": "the loggers of Scheduler and StructuredOutputManager",
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",

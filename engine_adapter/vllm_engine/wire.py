@@ -22,7 +22,10 @@ from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
 KEY = "specgate"
-"""The one key that Specgate uses in a dictionary of vLLM's."""
+"""The key of statistics in a dictionary of vLLM's."""
+
+FAILURE = "specgate_failure"
+"""The key of the reason for which a request's constraint has ended it."""
 
 # -- gateway to engine -----------------------------------------------------------------------
 
@@ -175,6 +178,11 @@ def decode_request(params: Mapping[str, Any] | None) -> SpecStats | None:
         return None
     steps, tokens, tallies = params[KEY]
     return SpecStats(steps, tokens, {name: decode_counts(w) for name, w in tallies.items()})
+
+
+def decode_failure(params: Mapping[str, Any] | None) -> str | None:
+    """Why the request's constraint has ended it; `None` if it has not."""
+    return params.get(FAILURE) if params else None
 
 
 def decode_step(stats: Mapping[str, Any]) -> StepReport:

@@ -1,5 +1,6 @@
 """`/v1/completions`: from the body to a prepared request, and the shape of a choice."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,11 +10,11 @@ from server.errors import InvalidField
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
-from server.openai.prompts import check_prompt, predicted_tokens, text_prompt, truncated
+from server.openai.prompts import check_prompt, predicted_tokens, text_limit, truncated
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
 from server.rendering import Renderer
-from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
+from server.schema.completions import MAX_PROMPTS, CompletionRequest
 from server.state import Runtime
 
 DEFAULT_MAX_TOKENS = 16
@@ -30,14 +31,14 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
-    prompts = [await _encode(renderer, body, info, prompt) for prompt in body.prompt]
-    if len(prompts) * (body.n or 1) > MAX_PROMPTS:
+    if len(body.prompt) * (body.n or 1) > MAX_PROMPTS:
         raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
+    prompts = await _encode(renderer, body, info)
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
-    options = [_options(runtime, body, len(prompt)) for prompt in prompts]
+    options = _options(runtime, body, [len(prompt) for prompt in prompts])
     prediction = await predicted_tokens(renderer, info, body.prediction)
-    echoes = _echoes(renderer, body, prompts) if body.echo else ()
+    echoes = await asyncio.to_thread(_echoes, renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
     return PreparedRequest(body, checked, "cmpl-", prompts, options, prediction, shape)
 
@@ -114,30 +115,42 @@ class CompletionShape(ChoiceShape):
         return {"index": index, "text": text, "logprobs": shaped, "finish_reason": None}
 
 
-def _options(runtime: Runtime, body: CompletionRequest, prompt_tokens: int) -> SamplingOptions:
-    max_tokens = output_limit(
-        runtime, prompt_tokens, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS
-    )
+def _options(
+    runtime: Runtime, body: CompletionRequest, sizes: Sequence[int]
+) -> list[SamplingOptions]:
+    """The options of each prompt, of these sizes in tokens; they differ in their limit only."""
+    limits = [
+        output_limit(runtime, size, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
+        for size in sizes
+    ]
+    limits = [max(limit or 0, 1) for limit in limits]
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    return sampling_options(
+    shared = sampling_options(
         body,
         runtime.info,
-        prompt_tokens,
-        max_tokens=max(max_tokens or 0, 1),
+        sizes[0],
+        max_tokens=min(limits),
         logprobs=body.logprobs,
         prompt_logprobs=max((count for count in asked if count is not None), default=None),
     )
+    return [replace(shared, max_tokens=limit) for limit in limits]
 
 
 async def _encode(
-    renderer: Renderer, body: CompletionRequest, info: EngineInfo, prompt: Prompt
-) -> Sequence[int]:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise InvalidField("prompt", "prompt must not be empty.")
-        prompt = list(await text_prompt(renderer, prompt, body.add_special_tokens))
+    renderer: Renderer, body: CompletionRequest, info: EngineInfo
+) -> list[Sequence[int]]:
+    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+    if not all(texts):
+        raise InvalidField("prompt", "prompt must not be empty.")
+    prompts: Sequence[Sequence[int]] = await renderer.encode_all(
+        texts,
+        add_special_tokens=body.add_special_tokens is not False,
+        param="prompt",
+        limit=text_limit(body, info),
+    )
+    ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return truncated(body, info, prompt, max_tokens)
+    return [truncated(body, info, prompt, max_tokens) for prompt in prompts or ids]
 
 
 def _echoes(

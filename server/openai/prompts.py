@@ -5,7 +5,7 @@ from typing import Any
 
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
-from server.rendering import Renderer
+from server.rendering import Renderer, TextLimit
 from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, Prediction
 from server.schema.json_values import surrogate_path
@@ -14,7 +14,10 @@ from server.text import clip
 
 
 async def chat_prompt(
-    renderer: Renderer, messages: Sequence[Message], fields: ChatPromptFields
+    renderer: Renderer,
+    messages: Sequence[Message],
+    fields: ChatPromptFields,
+    limit: TextLimit | None = None,
 ) -> tuple[int, ...]:
     """The token ids of a chat. Raises `InvalidField`."""
     continues = bool(fields.continue_final_message)
@@ -30,8 +33,11 @@ async def chat_prompt(
             add_special_tokens=bool(fields.add_special_tokens),
             variables=template_variables(fields),
             tools=[tool.for_template() for tool in fields.tools or ()],
+            limit=limit,
         )
-    except InvalidField:
+    except InvalidField as error:
+        if error.code is not None:
+            raise
         shown = {name: getattr(fields, name) for name in ("tools", "chat_template_kwargs")}
         path = surrogate_path({"messages": list(messages), **shown})
         if path is None:
@@ -70,12 +76,11 @@ def truncated(
     return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]
 
 
-async def text_prompt(
-    renderer: Renderer, text: str, add_special_tokens: bool | None
-) -> tuple[int, ...]:
-    """The token ids of a text, with special tokens unless the client declines them."""
-    special = add_special_tokens is not False
-    return await renderer.encode(text, add_special_tokens=special)
+def text_limit(body: GenerationBody, info: EngineInfo) -> TextLimit:
+    """How much of a prompt's text is tokenized: what the context can hold."""
+    if body.truncate_prompt_tokens is None:
+        return TextLimit(info.max_model_len)
+    return TextLimit(info.max_model_len, "start" if body.truncation_side == "right" else "end")
 
 
 async def predicted_tokens(
@@ -85,7 +90,10 @@ async def predicted_tokens(
     if prediction is None:
         return ()
     tokens = await renderer.encode(
-        prediction.text, add_special_tokens=False, param="prediction.content"
+        prediction.text,
+        add_special_tokens=False,
+        param="prediction.content",
+        limit=TextLimit(info.max_model_len),
     )
     if len(tokens) > info.max_model_len:
         message = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidField
-from server.openai.prompts import chat_prompt, check_token_ids, text_prompt
+from server.openai.prompts import chat_prompt, check_token_ids
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schema.tools import check_tools
 from server.state import Runtime
@@ -31,6 +31,7 @@ async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "Send either prompt or messages.")
     if body.prompt is not None:
-        return await text_prompt(runtime.renderer, body.prompt, body.add_special_tokens)
+        special = body.add_special_tokens is not False
+        return await runtime.renderer.encode(body.prompt, add_special_tokens=special)
     check_tools(body.tools or ())
     return await chat_prompt(runtime.renderer, body.messages or (), body)

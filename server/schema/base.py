@@ -128,16 +128,14 @@ WITHOUT_EFFECT = frozenset(
 """Known fields that identify the client, or that shape outputs which a text does not have."""
 
 
-def _check_unicode(text: str) -> str:
+def check_unicode(text: str) -> str:
+    """The text itself. Raises `ValueError` for one that UTF-8 cannot encode."""
     if not is_unicode(text):
         raise ValueError("contains a lone surrogate")
     return text
 
 
-Unicode = AfterValidator(_check_unicode)
-"""Refuses a text that UTF-8 cannot encode."""
-
-UnicodeText = Annotated[str, Unicode]
+UnicodeText = Annotated[str, AfterValidator(check_unicode)]
 """A text that UTF-8 can encode."""
 
 

@@ -6,23 +6,26 @@ and `json_schema`, Ollama's `format`, and the `guided_*` of older releases of vL
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from engine_adapter.types import ConstraintKind, StructuredOutput
-from server.schema.base import UnicodeText
-from server.schema.structured import Text, schema_constraint
+from server.schema.base import check_unicode
+from server.schema.bounds import MAX_GRAMMAR_CHARS
+from server.schema.structured import Choice, Grammar, Regex, schema_constraint
 
 
 class ForeignConstraints(BaseModel):
     """The fields. An empty text, where the other server sends it for "none", is none."""
 
-    grammar: UnicodeText | None = None
+    grammar: (
+        Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS), AfterValidator(check_unicode)] | None
+    ) = None
     json_schema: dict[str, Any] | str | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
-    guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
-    guided_grammar: Text | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choice | None = None
+    guided_grammar: Grammar | None = None
 
     def foreign_constraints(self) -> list[StructuredOutput]:
         """The constraints that are given, in the order of the fields. Raises `InvalidField`."""

@@ -7,14 +7,24 @@ from pydantic_core import PydanticCustomError
 
 from engine_adapter.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Body, Strict, Unicode
+from server.schema.base import Body, Strict, check_unicode
+from server.schema.bounds import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_PARTS,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+)
 from server.schema.foreign_constraints import ForeignConstraints
 from server.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
-    Text,
     from_response_format,
     from_structured_outputs,
+    not_blank,
 )
 from server.text import clip, is_unicode
 
@@ -36,6 +46,8 @@ def _as_list(value: Any) -> Any:
 
 def _can_stop(values: list[str] | None) -> list[str] | None:
     for value in values or ():
+        if len(value) > MAX_STOP_CHARS:
+            raise ValueError(f"a stop sequence can have {MAX_STOP_CHARS} characters")
         if not value:
             raise ValueError("an empty string cannot be a stop sequence")
         if not is_unicode(value):
@@ -43,12 +55,12 @@ def _can_stop(values: list[str] | None) -> list[str] | None:
     return values
 
 
-_StopText = Annotated[str, Field(min_length=1)]
-StopForms = _StopText | list[_StopText] | None
+_StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopForms = _StopText | Annotated[list[_StopText], Field(max_length=MAX_STOPS)] | None
 """What a body's `stop` may be, for the API's schema."""
 
 Stop = Annotated[
-    Annotated[list[str], Field(fail_fast=True)] | None,
+    Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
     BeforeValidator(_as_list, json_schema_input_type=StopForms),
     AfterValidator(_can_stop),
 ]
@@ -64,7 +76,14 @@ def _biases(values: dict[str, float] | None) -> dict[str, float] | None:
     return values
 
 
-LogitBias = Annotated[dict[str, float] | None, AfterValidator(_biases)]
+def _few_biases(values: Any) -> Any:
+    if isinstance(values, dict) and len(values) > MAX_BIASES:
+        raise ValueError(f"it can have {MAX_BIASES} entries")
+    return values
+
+
+_Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
+LogitBias = Annotated[_Biases | None, BeforeValidator(_few_biases), AfterValidator(_biases)]
 """Token ids, as the strings that JSON's keys are, and the biases of their logits."""
 
 
@@ -88,7 +107,7 @@ class Prediction(Strict):
     """The text that a client expects, or most of it."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -114,11 +133,22 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-MAX_BAD_WORDS = 128
-"""vLLM's limit of `bad_words`; it counts some words twice, with a space before them."""
+AllowedTokens = Annotated[
+    list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)
+]
+"""The only tokens that may be generated."""
+
+BadWords = Annotated[
+    list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS), AfterValidator(not_blank)]],
+    Field(max_length=MAX_BAD_WORDS, fail_fast=True),
+]
+"""Texts that are never generated."""
 
 MAX_SALT = 1024
 """vLLM's limit of the characters of `cache_salt`."""
+
+Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT), AfterValidator(check_unicode)]
+"""What separates the cached prefixes of some requests from those of others."""
 
 
 class GenerationBody(Body, ForeignConstraints):
@@ -133,14 +163,16 @@ class GenerationBody(Body, ForeignConstraints):
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     stop: Stop = None
-    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
+    stop_token_ids: (
+        Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
     logit_bias: LogitBias = None
-    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
-    bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    bad_words: BadWords | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     ignore_eos: bool | None = None
@@ -150,7 +182,7 @@ class GenerationBody(Body, ForeignConstraints):
     return_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)
     truncation_side: Literal["left", "right"] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT), Unicode] | None = None
+    cache_salt: Salt | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     prediction: Prediction | None = None
     spec_decode: SpecDecode | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from server.schema.bounds import MAX_CALLS, MAX_MESSAGES, MAX_PARTS
 from server.schema.generation_body import TextPart
 from server.schema.json_values import is_nested_deeper
 
@@ -89,8 +90,12 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Role
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = (
+        None
+    )
+    tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = (
+        None
+    )
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -127,6 +132,7 @@ def _is_complete(message: Message) -> Message:
 
 
 Messages = Annotated[
-    list[Annotated[Message, AfterValidator(_is_complete)]], Field(min_length=1, fail_fast=True)
+    list[Annotated[Message, AfterValidator(_is_complete)]],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
 ]
 """At least one message."""

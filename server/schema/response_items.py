@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from server.schema.bounds import MAX_PARTS
 from server.text import clip
 
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
@@ -15,9 +16,6 @@ PART_TYPES = ("input_text", "output_text", "refusal")
 
 MAX_ITEMS = 10_000
 """The most items of an input; each becomes a message or a part of one."""
-
-MAX_PARTS = 10_000
-"""The most parts of an item."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -15,18 +15,44 @@ from pydantic import AfterValidator, Field
 from engine_adapter.schema_keywords import MAX_ITEMS, num_items, relax
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Strict, UnicodeText
+from server.schema.base import Strict, check_unicode
+from server.schema.bounds import (
+    MAX_GRAMMAR_CHARS,
+    MAX_REGEX_CHARS,
+    MAX_SCHEMA_CHARS,
+    MAX_TEXTS,
+    MAX_TEXTS_CHARS,
+    check_schema,
+)
 from server.text import clip, cut
 
 
-def _not_empty(text: str) -> str:
-    if not text.strip():
+def not_blank(text: str) -> str:
+    """The text itself. Raises `ValueError` for one that is blank, or not valid Unicode."""
+    if not check_unicode(text).strip():
         raise ValueError("must not be empty")
     return text
 
 
-Text = Annotated[UnicodeText, AfterValidator(_not_empty)]
-"""A text that is valid Unicode and not blank."""
+Regex = Annotated[str, Field(max_length=MAX_REGEX_CHARS), AfterValidator(not_blank)]
+"""A regular expression."""
+
+Grammar = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS), AfterValidator(not_blank)]
+"""A grammar in GBNF or Lark's syntax."""
+
+
+def _together(texts: list[str]) -> list[str]:
+    if sum(map(len, texts)) > MAX_TEXTS_CHARS:
+        raise ValueError(f"its texts can have {MAX_TEXTS_CHARS:,} characters together")
+    return texts
+
+
+Choice = Annotated[
+    list[Annotated[str, AfterValidator(not_blank)]],
+    Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True),
+    AfterValidator(_together),
+]
+"""The texts of which the answer is one."""
 
 
 class JsonSchemaFormat(Strict):
@@ -68,9 +94,9 @@ class StructuredOutputs(Strict):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
-    regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
-    grammar: Text | None = None
+    regex: Regex | None = None
+    choice: Choice | None = None
+    grammar: Grammar | None = None
 
 
 def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
@@ -136,9 +162,10 @@ def schema_constraint(
 def _json(schema: dict[str, Any] | str, param: str) -> tuple[str, dict[str, Any]]:
     """A schema as JSON text, and a copy of it as an object."""
     try:
-        value = json.loads(schema) if isinstance(schema, str) else schema
+        value = _parsed(schema, param) if isinstance(schema, str) else schema
         if not isinstance(value, dict):
             raise InvalidField(param, f"{param} must be a JSON object.")
+        check_schema(value, param)
         text = json.dumps(value, allow_nan=False)
         copy: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -148,6 +175,12 @@ def _json(schema: dict[str, Any] | str, param: str) -> tuple[str, dict[str, Any]
             param, f"{param}: the $ref {clip(ref)} leads to itself, so no text matches it."
         )
     return text, copy
+
+
+def _parsed(text: str, param: str) -> Any:
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise InvalidField(param, f"{param} can have {MAX_SCHEMA_CHARS:,} characters.")
+    return json.loads(text)
 
 
 def _circular_ref(schema: dict[str, Any]) -> str | None:

@@ -9,18 +9,15 @@ from pydantic import Discriminator, Field, Tag
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
-from server.schema.json_values import is_nested_deeper
+from server.schema.bounds import MAX_SCHEMA_CHARS, check_schema
 from server.schema.structured import schema_constraint
 from server.text import clip
 
 MAX_TOOLS = 128
 """OpenAI's limit."""
 
-MAX_SCHEMA_CHARS = 500_000
-"""The most characters of all schemas together: a grammar is made of them."""
-
 MAX_NESTING = 50
-"""The most levels of objects and lists in a schema."""
+"""The most levels of objects and lists in a tool's schema; the schema of a call adds some."""
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """OpenAI's limits of a tool's name."""
@@ -101,9 +98,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
         if parameters.get("type", "object") != "object":
             kind = clip(parameters["type"])
             raise InvalidField(param, f"{param}: its type must be 'object', not {kind}.")
-        if is_nested_deeper(parameters, MAX_NESTING):
-            message = f"{param} can have {MAX_NESTING} levels of objects and lists."
-            raise InvalidField(param, message)
+        check_schema(parameters, param, MAX_NESTING)
         size += len(_constraint(i, tool).value)
         if size > MAX_SCHEMA_CHARS:
             message = f"The parameters of all tools can have {MAX_SCHEMA_CHARS} characters of JSON."

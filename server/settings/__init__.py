@@ -226,6 +226,7 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
             primary=self.primary,
             tool_call_parser=self.tool_call_parser if self.enable_auto_tool_choice else None,
             reasoning_parser=self.reasoning_parser,
+            max_constraint_s=self.max_constraint_s,
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
             restart=RestartPolicy(
                 self.engine_restart_delay_s,

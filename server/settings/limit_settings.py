@@ -16,6 +16,11 @@ class LimitSettings(BaseModel):
     max_output_tokens: Count | None = Field(
         None, description="largest limit of output tokens that a request may set"
     )
+    max_constraint_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        2.0,
+        description="most seconds of CPU time to compile a request's schema, regex, choice or "
+        "grammar",
+    )
     strict_fields: bool = Field(
         False, description="refuse fields of request bodies that would be ignored"
     )

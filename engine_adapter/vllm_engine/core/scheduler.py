@@ -4,16 +4,20 @@ The plan of a step rides on its `SchedulerOutput` to every rank. The counts are 
 takes its own, so that their sum over all proposers is vLLM's count.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from engine_adapter.counts import StepKind
 from engine_adapter.policies.contract import RequestClass
 from engine_adapter.policies.planner import Planner
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.core.constrained import GrammarCompiler, failure_of
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
-from engine_adapter.vllm_engine.wire import SpecgateConfig, from_extra_args
+from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler
+from engine_adapter.vllm_engine.patches.log_filters import silence_rejected_tokens
+from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args
 
 
 class SchedulerHooks:
@@ -25,6 +29,7 @@ class SchedulerHooks:
 
     row_table: RowTable
     _step_size: tuple[int, int, int] | None = None
+    _failures: dict[str, str]
 
     def add_request(self, request: Any) -> None:
         """Gives the request a row with its spec method."""
@@ -62,6 +67,8 @@ class SchedulerHooks:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             self.row_table.attach_stats(client.outputs)
+            self._attach_failures(client.outputs)
+        self._failures.clear()
         return outputs
 
     def make_spec_decoding_stats(
@@ -89,8 +96,16 @@ class SchedulerHooks:
         return emitted, stopped
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if (failure := failure_of(request)) is not None:
+            self._failures[request.request_id] = failure
         _, ec_transfer_params = super()._free_request(request, *args, **kwargs)
         return self.row_table.free(request.request_id), ec_transfer_params
+
+    def _attach_failures(self, outputs: Iterable[Any]) -> None:
+        """Tells the gateway why constraints have ended their requests."""
+        for output in outputs if self._failures else ():
+            if (failure := self._failures.get(output.request_id)) is not None:
+                output.kv_transfer_params = {**(output.kv_transfer_params or {}), FAILURE: failure}
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's statistics, with the step's report in the field of a KV connector's.
@@ -113,6 +128,8 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
         patch_engine_core()
+        patch_grammar_compiler(GrammarCompiler())
+        silence_rejected_tokens()
         # vLLM pads a row that resumes, or whose prompt but one token is in the prefix cache, with
         # k placeholder drafts, and counts them. A dynamic schedule of k turns that off; a constant
         # one changes nothing else.
@@ -124,6 +141,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         config = SpecgateConfig.of(vllm_config)
         planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
         self.row_table = RowTable(planner, self.max_model_len)
+        self._failures = {}
 
 
 def request_class(params: Any) -> RequestClass:

@@ -29,14 +29,17 @@ from engine_adapter.types import (
 )
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, preflight
+from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
 from engine_adapter.vllm_engine.gateway.translation import (
+    ConstraintFailed,
     lora_request,
     sampling_params,
     to_delta,
+    to_failed_constraint,
     to_invalid_request,
     token_prompt,
 )
@@ -75,6 +78,7 @@ class VllmEngine:
         self._lora_registry = LoraRegistry(config.arguments)
         self._policies = PolicySettings(config.policies, config.primary)
         self._parsers = VllmParsers(config)
+        self._checker: ConstraintChecker | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -99,6 +103,12 @@ class VllmEngine:
             await asyncio.to_thread(self._parsers.load)
         on_progress(f"starting vLLM {self._version}: V1 model runner, async scheduling off")
         await self._supervisor.start(on_progress)
+        vocabulary = self._supervisor.child.vocabulary
+        if vocabulary is not None:
+            on_progress("starting the check of constraints")
+            checker = ConstraintChecker(vocabulary, self._config.max_constraint_s)
+            await checker.start()
+            self._checker = checker
 
     def _new_process(self) -> EngineProcess:
         specs = self._proposer_registry.specs
@@ -136,8 +146,11 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
+        constraint = request.sampling.structured_output
+        if constraint is not None and self._checker is not None:
+            await self._checker.check(constraint)
         process = self._supervisor.child
-        params = sampling_params(request)
+        params = sampling_params(request, is_checked=self._checker is not None)
         prompt = token_prompt(request)
         adapter = lora_request(request.lora_adapter)
         with self._lora_registry.used(request.lora_adapter):
@@ -158,6 +171,8 @@ class VllmEngine:
             except (Exception, asyncio.CancelledError) as error:
                 if process.is_death(error):
                     raise self._dead_error("This request is lost") from error
+                if isinstance(error, ConstraintFailed):
+                    raise to_failed_constraint(error, request) from error
                 if started or not _is_refusal(error, request):
                     raise
                 raise to_invalid_request(error, request) from error
@@ -234,6 +249,8 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
+        if self._checker is not None:
+            await self._checker.stop()
         await self._supervisor.stop()
 
     @contextmanager

@@ -1,6 +1,7 @@
 """One AsyncLLM and the engine process that it starts; only this file handles either of them."""
 
 import asyncio
+import copy
 import gc
 import multiprocessing
 import signal
@@ -15,9 +16,11 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments
+from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
+from engine_adapter.vllm_engine.grammars import BACKEND
 from engine_adapter.vllm_engine.load_progress import progress_pipe
-from engine_adapter.vllm_engine.patches.admission import patch_admission
+from engine_adapter.vllm_engine.patches.admission import patch_admission, patch_constraint_check
 from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
 
 _EXIT_TIMEOUT_S = 5.0
@@ -33,6 +36,10 @@ class EngineProcess:
         config: model, proposers and vLLM's arguments.
         capacity: the draft capacity.
         metrics: the engine's metrics; they outlive the process.
+
+    Attributes:
+        vocabulary: what `ConstraintChecker` needs, which then checks constraints instead of vLLM;
+            `None` if vLLM checks them, as it does with other backends.
     """
 
     def __init__(self, config: EngineConfig, capacity: int, metrics: VllmMetrics) -> None:
@@ -41,6 +48,7 @@ class EngineProcess:
         self._metrics = metrics
         self._llm: Any = None
         self._abandoned = threading.Event()
+        self.vocabulary: Vocabulary | None = None
 
     @property
     def alive(self) -> bool:
@@ -93,6 +101,9 @@ class EngineProcess:
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
                 patch_admission(self._llm)
+                self.vocabulary = _vocabulary(vllm_config, self._llm.input_processor.tokenizer)
+                if self.vocabulary is not None:
+                    patch_constraint_check(self._llm)
         except Exception as error:  # the engine process ended; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
@@ -198,6 +209,23 @@ class EngineProcess:
         await asyncio.to_thread(llm.shutdown)
         del llm, handler
         gc.collect()
+
+
+def _vocabulary(vllm_config: Any, tokenizer: Any) -> Vocabulary | None:
+    """See `EngineProcess.vocabulary`."""
+    config = vllm_config.structured_outputs_config
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if config.backend != BACKEND or fast is None:
+        return None
+    fast = copy.copy(fast)
+    fast.no_padding()
+    fast.no_truncation()
+    return Vocabulary(
+        tokenizer=fast.to_str(),
+        vocab_size=max(vllm_config.model_config.get_vocab_size(), len(tokenizer)),
+        eos_token_id=tokenizer.eos_token_id,
+        any_whitespace=not config.disable_any_whitespace,
+    )
 
 
 def _describe_end(statuses: list[int | None]) -> str:

@@ -1,8 +1,9 @@
 """Translates a request into vLLM's types, and vLLM's outputs and refusals into the seam's."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
+from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineDead, EngineError, InvalidRequest
 from engine_adapter.types import (
     Alternative,
     ConstraintKind,
@@ -14,13 +15,21 @@ from engine_adapter.types import (
     TokenLogprob,
 )
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.wire import decode_request, to_extra_args
+from engine_adapter.vllm_engine.grammars import BACKEND
+from engine_adapter.vllm_engine.wire import decode_failure, decode_request, to_extra_args
 
 _MAX_MESSAGE_CHARS = 200
 
 
-def sampling_params(request: GenerationRequest) -> Any:
+class ConstraintFailed(EngineError):
+    """The engine ended a request because of its constraint; the message has the reason."""
+
+
+def sampling_params(request: GenerationRequest, *, is_checked: bool = False) -> Any:
     """vLLM's `SamplingParams` of a request.
+
+    Args:
+        is_checked: `ConstraintChecker` checks its constraint, and vLLM does not.
 
     Raises:
         InvalidRequest: vLLM refuses a value.
@@ -45,7 +54,9 @@ def sampling_params(request: GenerationRequest) -> Any:
             logit_bias=dict(options.logit_bias) or None,
             allowed_token_ids=list(options.allowed_token_ids) or None,
             bad_words=list(options.bad_words) or None,
-            structured_outputs=_structured_outputs(options.structured_output),
+            structured_outputs=_structured_outputs(
+                options.structured_output, is_checked=is_checked
+            ),
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
             ignore_eos=options.ignore_eos,
@@ -73,8 +84,8 @@ def lora_request(adapter: LoraAdapter | None) -> Any:
     return compat.LoRARequest(f"{adapter.name}:{adapter.id}", adapter.id, adapter.path)
 
 
-def _structured_outputs(constraint: StructuredOutput | None) -> Any:
-    """vLLM's `StructuredOutputsParams`."""
+def _structured_outputs(constraint: StructuredOutput | None, *, is_checked: bool) -> Any:
+    """vLLM's `StructuredOutputsParams`. vLLM's check, if there is one, sets the backend itself."""
     if constraint is None:
         return None
     fields: dict[ConstraintKind, dict[str, Any]] = {
@@ -84,7 +95,10 @@ def _structured_outputs(constraint: StructuredOutput | None) -> Any:
         ConstraintKind.CHOICE: {"choice": list(constraint.choices)},
         ConstraintKind.GRAMMAR: {"grammar": constraint.value},
     }
-    return compat.StructuredOutputsParams(**fields[constraint.kind])
+    params = compat.StructuredOutputsParams(**fields[constraint.kind])
+    if is_checked:
+        params._backend = BACKEND
+    return params
 
 
 def to_invalid_request(error: BaseException, request: GenerationRequest) -> InvalidRequest:
@@ -95,15 +109,22 @@ def to_invalid_request(error: BaseException, request: GenerationRequest) -> Inva
     """
     param = getattr(error, "parameter", None)
     # The text of a `VLLMValidationError` repeats the whole value; its first argument does not.
-    message = _truncate(str(error.args[0] if error.args else error))
+    message = truncate(str(error.args[0] if error.args else error))
     constraint = request.sampling.structured_output
     if param is None and constraint is not None:
         return InvalidRequest(constraint.param, f"{constraint.param}: {message}")
     return InvalidRequest(param, message if param is None else f"{param}: {message}")
 
 
-def _truncate(message: str) -> str:
-    """At most `_MAX_MESSAGE_CHARS` of a message: vLLM repeats the whole pattern in it."""
+def to_failed_constraint(error: ConstraintFailed, request: GenerationRequest) -> InvalidRequest:
+    """The refusal of a request whose constraint has failed while its text was generated."""
+    constraint = request.sampling.structured_output
+    param = "structured_outputs" if constraint is None else constraint.param
+    return InvalidRequest(param, f"{param}: {truncate(str(error))}", CONSTRAINT_TOO_COMPLEX)
+
+
+def truncate(message: str) -> str:
+    """At most `_MAX_MESSAGE_CHARS` of a message: vLLM repeats the request's own text in it."""
     if len(message) <= _MAX_MESSAGE_CHARS:
         return message
     return message[: _MAX_MESSAGE_CHARS - 1] + "…"
@@ -114,7 +135,8 @@ def to_delta(output: Any) -> Delta:
 
     Raises:
         EngineDead: vLLM ended the request because it is stopping.
-        EngineError: vLLM ended the request with an error.
+        ConstraintFailed: the request's constraint could not be enforced to its end.
+        EngineError: vLLM ended the request with another error.
     """
     choice = output.outputs[0]
     return Delta(
@@ -122,19 +144,21 @@ def to_delta(output: Any) -> Delta:
         token_ids=tuple(choice.token_ids),
         logprobs=_logprobs(choice),
         prompt_logprobs=_prompt_logprobs(output),
-        finish_reason=_finish_reason(choice.finish_reason),
+        finish_reason=_finish_reason(choice.finish_reason, output.kv_transfer_params),
         stop_reason=choice.stop_reason,
         num_cached_tokens=output.num_cached_tokens or 0,
         spec=decode_request(output.kv_transfer_params),
     )
 
 
-def _finish_reason(reason: str | None) -> FinishReason | None:
+def _finish_reason(reason: str | None, attached: Mapping[str, Any] | None) -> FinishReason | None:
     if reason is None:
         return None
     if reason == "abort":
         raise EngineDead("the engine stopped before the request was finished")
     if reason == "error":
+        if (failure := decode_failure(attached)) is not None:
+            raise ConstraintFailed(failure)
         raise EngineError("the engine could not finish the request")
     return FinishReason.LENGTH if reason == "length" else FinishReason.STOP
 

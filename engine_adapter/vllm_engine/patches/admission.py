@@ -9,3 +9,11 @@ def patch_admission(llm: Any) -> None:
     Its front end reads this configuration only to refuse what vLLM's own verification cannot do.
     """
     llm.input_processor.speculative_config = None
+
+
+def patch_constraint_check(llm: Any) -> None:
+    """Lets an AsyncLLM admit constraints unchecked, because `ConstraintChecker` checks them.
+
+    Its own check compiles them in the one thread of all admissions, without a limit of time.
+    """
+    llm.input_processor.structured_outputs_config = None

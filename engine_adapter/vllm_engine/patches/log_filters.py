@@ -6,6 +6,12 @@ from engine_adapter.vllm_engine import compat
 
 _MIN_P_WARNING = "min_p and logit_bias parameters won't work with speculative decoding."
 
+_GRAMMAR_LINES = (
+    "Unexpected: grammar rejected tokens",
+    "Unexpected: grammar terminated or rejected draft",
+    "Failed to compile grammar",
+)
+
 
 def silence_min_p_warning() -> None:
     """Drops vLLM's warning that a runner that speculates ignores `min_p` and `logit_bias`.
@@ -23,6 +29,15 @@ def silence_engine_death() -> None:
     _add_once(compat.AsyncLLM.__module__, _EngineDeath())
 
 
+def silence_rejected_tokens() -> None:
+    """Drops vLLM's lines on a grammar that ends its request, which repeat tokens of its text.
+
+    The client gets the reason: see `core.constrained`.
+    """
+    for module in (compat.Scheduler.__module__, compat.StructuredOutputManager.__module__):
+        _add_once(module, _RejectedTokens())
+
+
 def _add_once(logger_name: str, silence: logging.Filter) -> None:
     logger = logging.getLogger(logger_name)
     if not any(isinstance(present, type(silence)) for present in logger.filters):
@@ -32,6 +47,11 @@ def _add_once(logger_name: str, silence: logging.Filter) -> None:
 class _MinPWarning(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return record.msg != _MIN_P_WARNING
+
+
+class _RejectedTokens(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(_GRAMMAR_LINES)
 
 
 class _EngineDeath(logging.Filter):

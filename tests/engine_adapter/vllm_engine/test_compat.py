@@ -142,6 +142,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "_input_fits_in_drafter",
         "_make_model_runner",
         "_raise_if_draft_tp_mismatch",
+        "check_error",
         "get_attn_backend",
         "get_kv_cache_spec",
         "propose_draft_token_ids",

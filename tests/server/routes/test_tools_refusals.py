@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.schema.tools import MAX_NESTING, MAX_SCHEMA_CHARS, MAX_TOOLS
+from server.schema.bounds import MAX_SCHEMA_CHARS
+from server.schema.tools import MAX_NESTING, MAX_TOOLS
 from tests.server.gateway import Gateway
 from tests.server.tool_bodies import NAMED, TOOLS, named, tool
 

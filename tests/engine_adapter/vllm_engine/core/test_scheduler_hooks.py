@@ -12,6 +12,7 @@ from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import (
     DraftReport,
+    decode_failure,
     decode_request,
     decode_step,
     to_extra_args,
@@ -93,6 +94,7 @@ def scheduler() -> Any:
 
     hooked = HookedToy()
     hooked.row_table = RowTable(planner(), CONTEXT)
+    hooked._failures = {}
     return hooked
 
 
@@ -105,6 +107,7 @@ def arriving(
     """A request as vLLM's scheduler gets it."""
     made = request()
     made.request_id = request_id
+    made.structured_output_request = None
     params = to_extra_args(SpecDecodeParams(method, streams_stats=streams_stats))
     made.sampling_params = SimpleNamespace(
         extra_args=params, stop=list(stop), temperature=0.0, structured_outputs=None
@@ -154,6 +157,32 @@ def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
 
 def test_a_request_that_was_never_added_is_freed_without_statistics(scheduler: Any) -> None:
     assert scheduler._free_request(arriving("unknown")) == (None, "ec")
+
+
+def failing(request_id: str, grammar: Any) -> Any:
+    """A request with a constraint whose matcher, or compilation, is `grammar`."""
+    made = arriving(request_id)
+    made.structured_output_request = SimpleNamespace(grammar=grammar)
+    return made
+
+
+@pytest.mark.parametrize(
+    "grammar", [SimpleNamespace(failure="too many items"), ValueError("too many items")]
+)
+def test_the_reason_of_a_failed_constraint_leaves_with_the_requests_last_output(
+    scheduler: Any, grammar: Any
+) -> None:
+    for made in (failing("r", grammar), failing("s", SimpleNamespace(failure=None))):
+        scheduler.add_request(made)
+        scheduler._free_request(made)
+    results = {"r": (0, 0), "s": (0, 0)}
+    sent = run_step(scheduler, scheduled({}, "r", "s"), results, None).outputs
+    assert [decode_failure(output.kv_transfer_params) for output in sent] == [
+        "too many items",
+        None,
+    ]
+    again = run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, None).outputs
+    assert decode_failure(again[0].kv_transfer_params) is None
 
 
 def test_the_runners_report_and_its_faults_leave_with_the_step(scheduler: Any) -> None:

@@ -1,0 +1,165 @@
+"""The matchers of constraints: each grammar is compiled once, and its masks are bounded in time.
+
+vLLM compiles the grammar of every sequence again, and lets a matcher that has failed end its text
+as if it were complete. Here equal grammars share one compilation, and a matcher that fails, or
+whose masks take too long, ends its request with the reason.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.grammars import matcher_limits
+
+MAX_COMPILED = 64
+"""The compiled grammars that are kept."""
+
+BURST_S = 1.0
+"""CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
+
+PER_CALL_S = 0.002
+"""CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """The CPU time that the matchers of one grammar have left, in seconds.
+
+    All sequences with the grammar share it, so that many choices of one request do not multiply it.
+    """
+
+    left_s: float = BURST_S
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the grammar has taken too long."""
+        return self.left_s <= 0
+
+    def spend(self, seconds: float) -> None:
+        """Counts a call of a matcher. What is spent stays spent."""
+        if not self.is_spent:
+            self.left_s = min(BURST_S, self.left_s + PER_CALL_S) - seconds
+
+
+class BoundedGrammar(compat.GuidanceGrammar):
+    """The matcher of one sequence.
+
+    Attributes:
+        failure: why it cannot be followed any longer; `None` while it can.
+    """
+
+    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, allowance: Allowance) -> None:
+        super().__init__(ll_matcher=matcher, ll_tokenizer=tokenizer, vocab_size=vocab_size)
+        self.failure: str | None = None
+        self._allowance = allowance
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Advances the matcher; `False` ends the request with an error."""
+        with self._watched():
+            accepted = self.failure is None and super().accept_tokens(request_id, tokens)
+        return bool(accepted) and self.failure is None
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The first drafts that the matcher accepts."""
+        if self.failure is not None:
+            return []
+        with self._watched():
+            return list(super().validate_tokens(tokens))
+
+    def fill_bitmask(self, bitmask: Any, idx: int) -> None:
+        """Writes the mask of the next token. After a failure any will do: it is not emitted."""
+        if self.failure is not None:
+            bitmask[idx].fill_(-1)
+            return
+        with self._watched():
+            super().fill_bitmask(bitmask, idx)
+
+    def check_error(self) -> None:
+        """Nothing: `failure` goes to the client instead of the log."""
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        self._allowance.spend(time.thread_time() - began)
+        if self.failure is None:
+            self.failure = self._fault()
+
+    def _fault(self) -> str | None:
+        if self._allowance.is_spent:
+            return "it takes too much time for each token; simplify it"
+        if self.ll_matcher.is_error():
+            return str(self.ll_matcher.get_error())
+        return None
+
+
+@dataclass(slots=True)
+class _Compiled:
+    """A grammar that is compiled once. Its matcher never advances; sequences get copies."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    matcher: Any = None
+    allowance: Allowance = field(default_factory=Allowance)
+
+
+class GrammarCompiler:
+    """Compiles grammars for vLLM, equal ones once. vLLM calls it from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
+
+    def compile(self, backend: Any, request_type: Any, grammar_spec: str) -> BoundedGrammar:
+        """The matcher of a new sequence; `backend` is vLLM's `GuidanceBackend`.
+
+        Raises `ValueError` for a grammar that cannot be enforced.
+        """
+        grammar = compat.serialize_guidance_grammar(
+            request_type,
+            grammar_spec,
+            backend.disable_any_whitespace,
+            backend.disable_additional_properties,
+        )
+        entry = self._entry(grammar)
+        with entry.lock:
+            if entry.matcher is None:
+                entry.matcher = new_matcher(backend.ll_tokenizer, grammar)
+            matcher = entry.matcher.deep_copy()
+        return BoundedGrammar(matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance)
+
+    def _entry(self, grammar: str) -> _Compiled:
+        with self._lock:
+            entry = self._kept.get(grammar)
+            if entry is None or entry.allowance.is_spent:
+                # One that was too slow may be tried again.
+                entry = self._kept[grammar] = _Compiled()
+            self._kept.move_to_end(grammar)
+            if len(self._kept) > MAX_COMPILED:
+                self._kept.popitem(last=False)
+            return entry
+
+
+def new_matcher(tokenizer: Any, grammar: str) -> Any:
+    """llguidance's matcher of a serialized grammar. Raises `ValueError` if it has a fault."""
+    import llguidance
+
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=matcher_limits())
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+def failure_of(request: Any) -> str | None:
+    """Why a constraint has ended vLLM's `Request`; `None` if it has not."""
+    constrained = request.structured_output_request
+    if constrained is None:
+        return None
+    grammar = constrained.grammar
+    if isinstance(grammar, Exception):
+        return str(grammar)
+    return getattr(grammar, "failure", None)

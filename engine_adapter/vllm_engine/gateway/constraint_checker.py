@@ -1,0 +1,158 @@
+"""Refuses constraints that cannot be enforced, or that take too much time or memory to compile.
+
+Each one is compiled in a process before the engine gets it. The process is killed if it takes too
+long, and if all clients that wait for it have left. vLLM's own check is left out: it runs in a
+thread that every admission waits for, and nothing can end it.
+"""
+
+import asyncio
+import hashlib
+import signal
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import structlog
+
+from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineError, InvalidRequest
+from engine_adapter.types import StructuredOutput
+from engine_adapter.vllm_engine.gateway.constraint_process import (
+    CompileLimits,
+    ConstraintProcess,
+    Vocabulary,
+)
+from engine_adapter.vllm_engine.gateway.translation import truncate
+
+log = structlog.get_logger(__name__)
+
+MEMORY_BYTES = 512 << 20
+"""The most memory that compiling one constraint takes, in bytes."""
+
+MAX_PROCESSES = 2
+"""Processes that compile. With a second one, a slow constraint does not hold up the others."""
+
+MAX_VERDICTS = 1024
+"""The verdicts that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a check; a `reason` refuses the constraint."""
+
+    reason: str | None = None
+    code: str | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    """A check that runs, and how many requests wait for it."""
+
+    task: asyncio.Task[Verdict]
+    waiters: int = 0
+
+
+class ConstraintChecker:
+    """Checks constraints. Lives on the event loop.
+
+    Args:
+        cpu_seconds: the most CPU time that compiling one constraint takes.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, cpu_seconds: float) -> None:
+        self._vocabulary = vocabulary
+        self._limits = CompileLimits(cpu_seconds, MEMORY_BYTES)
+        self._slots = asyncio.Semaphore(MAX_PROCESSES)
+        self._idle: list[ConstraintProcess] = []
+        self._jobs: dict[bytes, _Job] = {}
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    async def start(self) -> None:
+        """Starts the first process, so that no request waits for it. Raises `EngineStartError`."""
+        self._idle.append(await ConstraintProcess.start(self._vocabulary, self._limits))
+
+    async def check(self, constraint: StructuredOutput) -> None:
+        """Returns if the engine can enforce a constraint; equal ones are compiled once.
+
+        Raises:
+            InvalidRequest: it cannot, or only with too much time or memory.
+            EngineError: it could not be checked.
+        """
+        key = _key(constraint)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await self._shared(key, constraint)
+        else:
+            self._verdicts.move_to_end(key)
+        if verdict.reason is not None:
+            message = f"{constraint.param}: {truncate(verdict.reason)}"
+            raise InvalidRequest(constraint.param, message, verdict.code)
+
+    async def stop(self) -> None:
+        """Ends all processes, and the checks that run."""
+        tasks = [job.task for job in self._jobs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while self._idle:
+            await self._idle.pop().end()
+
+    async def _shared(self, key: bytes, constraint: StructuredOutput) -> Verdict:
+        """The verdict of the job that works on it already, or of a new one.
+
+        The last of those who wait for a job ends it when it leaves.
+        """
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job(asyncio.create_task(self._judge(key, constraint)))
+        job.waiters += 1
+        try:
+            return await asyncio.shield(job.task)
+        finally:
+            job.waiters -= 1
+            if not job.waiters:
+                # Nobody may join it from here on.
+                self._jobs.pop(key, None)
+                job.task.cancel()
+
+    async def _judge(self, key: bytes, constraint: StructuredOutput) -> Verdict:
+        async with self._slots:
+            if self._idle:
+                process = self._idle.pop()
+            else:
+                process = await ConstraintProcess.start(self._vocabulary, self._limits)
+            answer = await process.compile(constraint)
+            if answer is None:
+                verdict = self._of_ended(await process.end())
+            else:
+                verdict = Verdict(answer.reason)
+                if answer.retires:
+                    await process.end()
+                else:
+                    self._idle.append(process)
+        self._verdicts[key] = verdict
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    def _of_ended(self, status: int) -> Verdict:
+        """The verdict on a constraint that has ended its process with this status.
+
+        Raises `EngineError` if something else has ended it.
+        """
+        if status == -signal.SIGPROF:
+            much = f"{self._limits.cpu_seconds:g} s of CPU time"
+        elif status in (-signal.SIGABRT, -signal.SIGSEGV):
+            much = f"{self._limits.memory_bytes >> 20} MiB of memory"
+        else:
+            log.error("constraint_process_died", status=status)
+            raise EngineError(f"the process that checked a constraint ended with status {status}")
+        return Verdict(f"takes more than {much} to compile; simplify it.", CONSTRAINT_TOO_COMPLEX)
+
+
+def _key(constraint: StructuredOutput) -> bytes:
+    """Equal for constraints that compile to the same grammar."""
+    parts = hashlib.sha256(constraint.kind.value.encode())
+    for text in (constraint.value, *constraint.choices):
+        encoded = text.encode()
+        parts.update(len(encoded).to_bytes(8, "big"))
+        parts.update(encoded)
+    return parts.digest()

@@ -1,0 +1,134 @@
+"""The gateway's end of a process of `constraint_worker`."""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine_adapter.errors import EngineError, EngineStartError
+from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.vllm_engine.gateway.constraint_worker import encode_frame
+from engine_adapter.vllm_engine.grammars import choices_text
+
+START_TIMEOUT_S = 60.0
+"""How long a worker may take to read the tokenizer, in seconds."""
+
+MAX_WAIT_S = 60.0
+"""How long a worker may take on a machine that gives it no CPU, in seconds."""
+
+_WORKER = "engine_adapter.vllm_engine.gateway.constraint_worker"
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What llguidance needs to know of the engine.
+
+    Attributes:
+        tokenizer: a fast tokenizer, as the JSON of the library `tokenizers`.
+        any_whitespace: JSON may have white space between its tokens.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    eos_token_id: int | None
+    any_whitespace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CompileLimits:
+    """What compiling one constraint may take: CPU time in seconds, and memory in bytes."""
+
+    cpu_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker says of a constraint.
+
+    Attributes:
+        reason: why it cannot be enforced; `None` if it can be.
+        retires: the worker keeps so much memory that it should be replaced.
+    """
+
+    reason: str | None
+    retires: bool
+
+
+class ConstraintProcess:
+    """A worker that compiles one constraint at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, vocabulary: Vocabulary, limits: CompileLimits) -> "ConstraintProcess":
+        """A worker that is ready. Raises `EngineStartError`."""
+        paths = os.pathsep.join(path for path in sys.path if path)
+        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        process = cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", _WORKER),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={**kept, "PYTHONPATH": paths},
+                # Ctrl-C reaches the whole process group, and the gateway ends its workers itself.
+                start_new_session=True,
+            )
+        )
+        setup = {"vocabulary": asdict(vocabulary), **asdict(limits)}
+        ready = await process._exchange(setup, START_TIMEOUT_S)
+        if ready is None or ready["error"] is not None:
+            status = await process.end()
+            cause = f"exit status {status}" if ready is None else ready["error"]
+            raise EngineStartError(f"The process that checks constraints did not start: {cause}")
+        return process
+
+    async def compile(self, constraint: StructuredOutput) -> Answer | None:
+        """The worker's answer; `None` if the constraint has ended the worker.
+
+        Raises `EngineError` if there is none in time. A call that raises leaves no process.
+        """
+        is_choice = constraint.kind is ConstraintKind.CHOICE
+        value = choices_text(constraint.choices) if is_choice else constraint.value
+        answer = await self._exchange({"kind": constraint.kind.value, "value": value}, MAX_WAIT_S)
+        return answer and Answer(**answer)
+
+    async def end(self) -> int:
+        """Kills the process, if it has not ended. Returns its exit status."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):  # it may have ended a moment ago
+                self._process.kill()
+        return await self._process.wait()
+
+    async def _exchange(self, frame: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """Sends a message and waits for the answer; `None` if the process ended before it."""
+        try:
+            return await asyncio.wait_for(self._answer(frame), timeout_s)
+        except TimeoutError:
+            await self.end()
+            message = f"a constraint could not be checked within {timeout_s:g} s"
+            raise EngineError(message) from None
+        except BaseException:
+            await asyncio.shield(self.end())
+            raise
+
+    async def _answer(self, frame: dict[str, Any]) -> dict[str, Any] | None:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(encode_frame(frame))
+            await stdin.drain()
+            head = await stdout.readexactly(4)
+            answer: dict[str, Any] = json.loads(
+                await stdout.readexactly(int.from_bytes(head, "big"))
+            )
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        return answer

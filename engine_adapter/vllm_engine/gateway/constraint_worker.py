@@ -1,0 +1,104 @@
+"""The process that compiles constraints, so that one that takes too long can be given up.
+
+llguidance compiles in one call that nothing interrupts, and takes what memory it needs. Here the
+kernel ends such a call with its process: by a timer of CPU time, or because memory is refused.
+`constraint_checker` starts the process and talks to it. It imports neither torch nor vLLM.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from engine_adapter.types import ConstraintKind
+from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
+
+_NICENESS = 5
+"""The engine's steps go first where cores are short."""
+
+
+def main() -> None:
+    """Reads the tokenizer, then answers one constraint after another until its input ends."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    setup = read_frame(requests)
+    if setup is None:
+        return
+    os.nice(_NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        compiler = _Compiler(**setup["vocabulary"])
+    except Exception as error:
+        write_frame(answers, {"error": f"{type(error).__name__}: {error}"})
+        return
+    base = _address_space()
+    limit = base + setup["memory_bytes"]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    write_frame(answers, {"error": None})
+    while (request := read_frame(requests)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
+        reason = compiler.fault(ConstraintKind(request["kind"]), request["value"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # Memory that is not given back would count for the next constraint.
+        retires = _address_space() - base > setup["memory_bytes"] // 2
+        write_frame(answers, {"reason": reason, "retires": retires})
+
+
+class _Compiler:
+    def __init__(
+        self, tokenizer: str, vocab_size: int, eos_token_id: int | None, any_whitespace: bool
+    ) -> None:
+        import llguidance
+
+        self._matcher = llguidance.LLMatcher
+        self._tokenizer = llguidance.LLTokenizer(
+            tokenizer, n_vocab=vocab_size, eos_token=eos_token_id
+        )
+        self._any_whitespace = any_whitespace
+
+    def fault(self, kind: ConstraintKind, value: str) -> str | None:
+        """Why a constraint cannot be enforced, up to its first token; `None` if it can be."""
+        try:
+            grammar = serialized(kind, value, any_whitespace=self._any_whitespace)
+        except (ValueError, KeyError, TypeError) as error:
+            return f"Invalid grammar specification: {error}"
+        # Without a tokenizer first: then tokens that are no text cannot be named.
+        reason = self._matcher.validate_grammar(grammar, None, limits=matcher_limits())
+        if not reason:
+            matcher = self._matcher(self._tokenizer, grammar, log_level=0, limits=matcher_limits())
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            reason = matcher.get_error()
+        return f"Grammar error: {reason}" if reason else None
+
+
+def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
+    """The next message; `None` at the end of the stream."""
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    frame: dict[str, Any] = json.loads(stream.read(int.from_bytes(head, "big")))
+    return frame
+
+
+def write_frame(stream: BinaryIO, frame: dict[str, Any]) -> None:
+    """Sends a message."""
+    stream.write(encode_frame(frame))
+    stream.flush()
+
+
+def encode_frame(frame: dict[str, Any]) -> bytes:
+    """A message: its length in four bytes, then its JSON."""
+    body = json.dumps(frame).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+def _address_space() -> int:
+    """The process's address space, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

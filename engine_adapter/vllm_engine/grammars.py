@@ -1,0 +1,75 @@
+"""The grammars of llguidance that constraints become, and the limits of their matchers.
+
+Used where constraints are checked and where the engine compiles them, so that both see the same.
+"""
+
+import json
+from functools import cache
+from typing import Any
+
+from engine_adapter.types import ConstraintKind
+
+_FORMATS = {
+    ConstraintKind.REGEX: "regex",
+    ConstraintKind.CHOICE: "choice",
+    ConstraintKind.GRAMMAR: "grammar",
+}
+
+BACKEND = "guidance"
+"""The backend of vLLM's that these grammars are for."""
+
+
+def serialized(kind: ConstraintKind, value: str, *, any_whitespace: bool) -> str:
+    """The grammar of a constraint, as vLLM makes it; a test compares them.
+
+    Args:
+        value: as in `StructuredOutput`; for `CHOICE` the choices as JSON text.
+        any_whitespace: white space between the tokens of JSON is free.
+
+    Raises `ValueError` for a text that is no grammar.
+    """
+    import llguidance
+
+    if kind in _FORMATS:
+        return str(llguidance.grammar_from(_FORMATS[kind], value))  # type: ignore[arg-type]
+    schema = value if kind is ConstraintKind.JSON_SCHEMA else '{"type": "object"}'
+    return str(
+        llguidance.LLMatcher.grammar_from_json_schema(
+            schema, defaults={"whitespace_flexible": any_whitespace}
+        )
+    )
+
+
+def choices_text(choices: tuple[str, ...]) -> str:
+    """Choices as vLLM hands them to `serialized`."""
+    return json.dumps(list(choices))
+
+
+@cache
+def matcher_limits() -> Any:
+    """llguidance's `LLParserLimits`: the work of one mask, and what a matcher keeps in memory.
+
+    Their sum over a request is bounded by time: see `core.constrained`.
+    """
+    import llguidance
+
+    return llguidance.LLParserLimits(
+        max_items_in_row=MAX_ITEMS_IN_ROW,
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_max_items=STEP_MAX_ITEMS,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=False,
+    )
+
+
+MAX_ITEMS_IN_ROW = 2500
+"""Items of a parser at one place of the text: a list of choices takes one for each."""
+
+STEP_LEXER_FUEL = 200_000
+"""Work of a lexer for one mask; 14,000 take about a millisecond."""
+
+STEP_MAX_ITEMS = 50_000
+"""Items of a parser for one mask; 20,000 take about a millisecond."""
+
+MAX_LEXER_STATES = 50_000
+"""States that a lexer keeps, of 1 to 2 kB each."""

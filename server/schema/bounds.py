@@ -1,0 +1,86 @@
+"""How large the parts of a body may be that constrain the text, or that are lists.
+
+Each bound is checked before work that grows with the part. What one of them would cost in time all
+the same, such as a grammar that is small and slow, is bounded where it is compiled.
+"""
+
+from typing import Any
+
+from server.errors import InvalidField
+
+MAX_STOPS = 128
+"""Stop strings: each is searched for in every new piece of text."""
+
+MAX_STOP_CHARS = 1024
+"""Characters of a stop string: as many are held back from a stream."""
+
+MAX_STOP_TOKENS = 1024
+"""Entries of `stop_token_ids`."""
+
+MAX_BIASES = 1024
+"""Entries of `logit_bias`."""
+
+MAX_ALLOWED_TOKENS = 16_384
+"""Entries of `allowed_token_ids`."""
+
+MAX_BAD_WORDS = 128
+"""Entries of `bad_words`: vLLM's limit, after tokenization."""
+
+MAX_BAD_WORD_CHARS = 128
+"""Characters of an entry of `bad_words`: each is tokenized for each choice."""
+
+MAX_MESSAGES = 10_000
+"""Messages of a chat."""
+
+MAX_PARTS = 10_000
+"""Parts of the content of a message, of an item or of a prediction."""
+
+MAX_CALLS = 256
+"""Calls of one message in a history."""
+
+MAX_TEXTS = 2000
+"""Entries of a `choice`: each is a branch of the grammar."""
+
+MAX_TEXTS_CHARS = 200_000
+"""Characters of all entries of a `choice`."""
+
+MAX_REGEX_CHARS = 20_000
+"""Characters of a regular expression."""
+
+MAX_GRAMMAR_CHARS = 100_000
+"""Characters of a grammar."""
+
+MAX_SCHEMA_CHARS = 500_000
+"""Characters of a JSON schema, and of the schemas of all tools together."""
+
+MAX_SCHEMA_VALUES = 50_000
+"""Values of a JSON schema: objects, lists, texts, numbers."""
+
+MAX_NESTING = 64
+"""Levels of objects and lists in a JSON schema: vLLM's limit."""
+
+
+def check_schema(schema: Any, param: str, levels: int = MAX_NESTING) -> None:
+    """Raises `InvalidField` for a JSON schema that is too large or too deep.
+
+    It stops where the first bound is passed, so a larger schema does not take it longer.
+    """
+    chars = values = 0
+    level = [schema]
+    for _ in range(levels):
+        inner: list[Any] = []
+        for node in level:
+            children = list(node.values()) if isinstance(node, dict) else node
+            names = node if isinstance(node, dict) else ()
+            texts = [child for child in children if isinstance(child, str)]
+            values += len(children)
+            chars += sum(map(len, names)) + sum(map(len, texts))
+            if values > MAX_SCHEMA_VALUES:
+                raise InvalidField(param, f"{param} can have {MAX_SCHEMA_VALUES:,} values.")
+            if chars > MAX_SCHEMA_CHARS:
+                raise InvalidField(param, f"{param} can have {MAX_SCHEMA_CHARS:,} characters.")
+            inner.extend(child for child in children if isinstance(child, dict | list))
+        if not inner:
+            return
+        level = inner
+    raise InvalidField(param, f"{param} can have {levels} levels of objects and lists.")

@@ -1,0 +1,178 @@
+"""Matchers of constraints: shared compilation, failures, and the time that masks may take."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_adapter.types import ConstraintKind
+from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
+from server.settings import Settings
+from tests.server.hostile_bodies import AMBIGUOUS
+
+pytestmark = pytest.mark.needs_vllm
+
+CHOICE = '["yes", "no"]'
+
+
+@pytest.fixture(scope="module")
+def backend() -> Any:
+    """What compiling reads of vLLM's `GuidanceBackend`, on the demo's tokenizer."""
+    import llguidance.hf
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
+    return SimpleNamespace(
+        ll_tokenizer=llguidance.hf.from_tokenizer(tokenizer, len(tokenizer)),
+        vocab_size=len(tokenizer),
+        disable_any_whitespace=True,
+        disable_additional_properties=False,
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+    )
+
+
+def compiled(backend: Any, option: str, spec: str, compiler: Any = None) -> Any:
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
+
+    compiler = compiler or GrammarCompiler()
+    return compiler.compile(backend, StructuredOutputOptions[option], spec)
+
+
+def mask(backend: Any) -> Any:
+    import llguidance.torch
+
+    return llguidance.torch.allocate_token_bitmask(1, backend.ll_tokenizer.vocab_size)
+
+
+def test_a_text_is_followed_to_its_end(backend: Any) -> None:
+    grammar = compiled(backend, "CHOICE", CHOICE)
+    tokens = backend.encode("yes")
+    assert grammar.validate_tokens(backend.encode("yesno")) == tokens
+    bitmask = mask(backend)
+    grammar.fill_bitmask(bitmask, 0)
+    assert bitmask.count_nonzero() > 0
+    assert grammar.accept_tokens("r", tokens)
+    assert not grammar.is_terminated()
+    assert grammar.accept_tokens("r", [backend.ll_tokenizer.eos_token])
+    assert grammar.is_terminated()
+    assert grammar.failure is None
+    grammar.rollback(1)
+    assert not grammar.is_terminated()
+
+
+def test_equal_grammars_are_compiled_once_and_matched_apart(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.core import constrained
+
+    made: list[str] = []
+    original = constrained.new_matcher
+    monkeypatch.setattr(
+        constrained, "new_matcher", lambda *given: made.append(given[1]) or original(*given)
+    )
+    compiler = constrained.GrammarCompiler()
+    one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
+    assert one.accept_tokens("a", backend.encode("yes"))
+    assert other.accept_tokens("b", backend.encode("no"))
+    compiled(backend, "CHOICE", '["yes"]', compiler)
+    assert len(made) == 2
+
+
+def test_threads_that_ask_at_once_compile_once(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.core import constrained
+
+    made: list[str] = []
+    original = constrained.new_matcher
+    monkeypatch.setattr(
+        constrained, "new_matcher", lambda *given: made.append(given[1]) or original(*given)
+    )
+    compiler = constrained.GrammarCompiler()
+    threads = [
+        threading.Thread(target=compiled, args=(backend, "CHOICE", CHOICE, compiler))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_few_compilations_are_kept(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine_adapter.vllm_engine.core import constrained
+
+    monkeypatch.setattr(constrained, "MAX_COMPILED", 2)
+    compiler = constrained.GrammarCompiler()
+    for i in range(5):
+        compiled(backend, "REGEX", f"a{i}", compiler)
+    assert len(compiler._kept) == 2
+
+
+def test_a_grammar_with_a_fault_is_an_error_each_time(backend: Any) -> None:
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
+
+    compiler = GrammarCompiler()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unclosed group"):
+            compiled(backend, "REGEX", "(a", compiler)
+
+
+def test_an_ambiguous_grammar_fails_with_its_reason_and_does_not_end_its_text(
+    backend: Any,
+) -> None:
+    grammar = compiled(backend, "GRAMMAR", AMBIGUOUS)
+    bitmask = mask(backend)
+    for token in backend.encode("a b c d e f g h i j k l m n o p q r s t u v w x y z " * 20):
+        grammar.fill_bitmask(bitmask, 0)
+        if not grammar.accept_tokens("r", [token]):
+            break
+    assert grammar.failure is not None
+    assert not grammar.accept_tokens("r", [backend.ll_tokenizer.eos_token])
+    assert grammar.validate_tokens([token]) == []
+    grammar.fill_bitmask(bitmask, 0)
+
+
+def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.core import constrained
+
+    clock = iter(range(1000))
+    compiler = constrained.GrammarCompiler()
+    one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
+    monkeypatch.setattr(constrained.time, "thread_time", lambda: next(clock) * 0.3)
+    bitmask = mask(backend)
+    for _ in range(4):
+        assert one.failure is None
+        one.fill_bitmask(bitmask, 0)
+    assert one.failure is not None
+    assert "too much time" in one.failure
+    assert not one.accept_tokens("a", backend.encode("yes"))
+    assert not other.accept_tokens("b", backend.encode("yes"))
+    assert other.failure == one.failure
+    fresh = compiled(backend, "CHOICE", CHOICE, compiler)
+    assert fresh.accept_tokens("c", backend.encode("yes")), "it may be tried again"
+
+
+def test_time_is_given_back_by_quick_calls() -> None:
+    from engine_adapter.vllm_engine.core.constrained import BURST_S, PER_CALL_S, Allowance
+
+    allowance = Allowance()
+    for _ in range(10_000):
+        allowance.spend(PER_CALL_S * 0.9)
+    assert allowance.left_s == pytest.approx(BURST_S, rel=0.1)
+    for _ in range(10_000):
+        allowance.spend(PER_CALL_S * 1.5)
+    assert allowance.is_spent
+
+
+def test_limits_hold_where_constraints_are_checked_too() -> None:
+    import llguidance
+
+    grammar = serialized(ConstraintKind.REGEX, "a", any_whitespace=False)
+    assert not llguidance.LLMatcher.validate_grammar(grammar, None, limits=matcher_limits())

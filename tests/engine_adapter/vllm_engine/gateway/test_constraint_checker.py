@@ -1,0 +1,232 @@
+"""The check of constraints in real processes, on the demo's tokenizer."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineError, InvalidRequest
+from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.vllm_engine.gateway import constraint_checker
+from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
+from engine_adapter.vllm_engine.gateway.constraint_process import (
+    Answer,
+    CompileLimits,
+    ConstraintProcess,
+    Vocabulary,
+)
+from server.settings import Settings
+from tests.server.hostile_bodies import doubling_refs
+
+pytestmark = pytest.mark.needs_vllm  # llguidance comes with it
+
+TOKENIZER = (Path(Settings(engine="fake").model) / "tokenizer.json").read_text()
+VOCABULARY = Vocabulary(TOKENIZER, 4096, 0, any_whitespace=False)
+SLOW = StructuredOutput(ConstraintKind.JSON_SCHEMA, json.dumps(doubling_refs(26)), param="it")
+ENDLESS_S = 600.0
+
+
+def regex(pattern: str) -> StructuredOutput:
+    return StructuredOutput(ConstraintKind.REGEX, pattern, param="it")
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[ConstraintChecker]:
+    """A checker that gives a constraint a fifth of a second."""
+    made = ConstraintChecker(VOCABULARY, 0.2)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[ConstraintChecker]:
+    """A checker that would compile for minutes."""
+    made = ConstraintChecker(VOCABULARY, ENDLESS_S)
+    yield made
+    await made.stop()
+
+
+async def refused(checker: ConstraintChecker, constraint: StructuredOutput) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        await checker.check(constraint)
+    assert caught.value.param == "it"
+    assert len(str(caught.value)) < 300
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (ConstraintKind.JSON_OBJECT, ""),
+        (ConstraintKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"minimum": 5}}}'),
+        (ConstraintKind.REGEX, "[a-z]{1,20}é"),
+        (ConstraintKind.GRAMMAR, 'root ::= "a" root | "b"'),
+        (ConstraintKind.GRAMMAR, 'start: "a" start | "b"'),
+    ],
+)
+async def test_an_ordinary_constraint_passes(
+    checker: ConstraintChecker, kind: ConstraintKind, value: str
+) -> None:
+    await checker.check(StructuredOutput(kind, value))
+
+
+async def test_choices_pass(checker: ConstraintChecker) -> None:
+    choices = ("yes", 'no "or"\n', "vielleicht ü")
+    await checker.check(StructuredOutput(ConstraintKind.CHOICE, choices=choices))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (regex("(a"), "Grammar error: "),
+        (StructuredOutput(ConstraintKind.GRAMMAR, "none", param="it"), "Invalid grammar spec"),
+        (StructuredOutput(ConstraintKind.JSON_SCHEMA, '{"type": "a"}', param="it"), "type: a"),
+        (StructuredOutput(ConstraintKind.JSON_SCHEMA, '{"not": {}}', param="it"), "not"),
+    ],
+)
+async def test_one_that_is_wrong_is_refused_with_the_reason(
+    checker: ConstraintChecker, constraint: StructuredOutput, reason: str
+) -> None:
+    for _ in range(2):
+        error = await refused(checker, constraint)
+        assert str(error).startswith("it: ")
+        assert reason in str(error)
+        assert error.code is None
+
+
+async def test_one_that_takes_too_long_is_given_up_and_the_next_is_checked(
+    checker: ConstraintChecker,
+) -> None:
+    error = await refused(checker, SLOW)
+    assert error.code == CONSTRAINT_TOO_COMPLEX
+    assert "0.2 s of CPU time" in str(error)
+    await checker.check(regex("a+"))
+
+
+async def test_one_that_takes_too_much_memory_is_given_up(
+    patient: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patient, "_limits", CompileLimits(ENDLESS_S, 64 << 20))
+    schema = '{"type": "array", "minItems": 100000000}'
+    error = await refused(patient, StructuredOutput(ConstraintKind.JSON_SCHEMA, schema, param="it"))
+    assert error.code == CONSTRAINT_TOO_COMPLEX
+    assert "64 MiB of memory" in str(error)
+    await patient.check(regex("a"))
+
+
+async def test_equal_constraints_are_compiled_once(
+    checker: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[StructuredOutput] = []
+    original = ConstraintProcess.compile
+
+    async def compile(self: ConstraintProcess, constraint: StructuredOutput) -> Answer | None:
+        compiled.append(constraint)
+        return await original(self, constraint)
+
+    monkeypatch.setattr(ConstraintProcess, "compile", compile)
+    await asyncio.gather(*(checker.check(regex("a|b")) for _ in range(50)))
+    await checker.check(regex("a|b"))
+    assert compiled == [regex("a|b")]
+    await checker.check(regex("a|c"))
+    assert len(compiled) == 2
+
+
+async def test_constraints_that_read_alike_are_not_equal(checker: ConstraintChecker) -> None:
+    await checker.check(StructuredOutput(ConstraintKind.CHOICE, choices=("a", "b(")))
+    await refused(checker, regex("ab("))
+    await checker.check(StructuredOutput(ConstraintKind.CHOICE, choices=("ab(",), param="it"))
+
+
+async def test_a_client_that_leaves_ends_the_process_unless_another_waits(
+    patient: ConstraintChecker,
+) -> None:
+    await patient.start()
+    process = patient._idle[0]._process
+    first = asyncio.create_task(patient.check(SLOW))
+    second = asyncio.create_task(patient.check(SLOW))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.wait([first])
+    assert process.returncode is None, "the second one still waits"
+    second.cancel()
+    await asyncio.wait([second])
+    assert await asyncio.wait_for(process.wait(), 10) == -9
+    await patient.check(regex("a"))
+
+
+async def test_one_that_comes_while_another_is_given_up_is_checked_anew(
+    patient: ConstraintChecker,
+) -> None:
+    first = asyncio.create_task(patient.check(SLOW))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(patient.check(SLOW))
+    done, _ = await asyncio.wait([second], timeout=0.2)
+    assert not done, "it must not inherit the end of the first"
+    second.cancel()
+    await asyncio.wait([second])
+
+
+async def test_a_slow_constraint_does_not_hold_up_the_others(patient: ConstraintChecker) -> None:
+    slow = asyncio.create_task(patient.check(SLOW))
+    await asyncio.sleep(0.05)
+    for i in range(5):
+        await patient.check(regex(f"a{i}"))
+    assert not slow.done()
+    slow.cancel()
+    await asyncio.wait([slow])
+
+
+async def test_old_verdicts_are_forgotten(
+    checker: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraint_checker, "MAX_VERDICTS", 3)
+    for i in range(6):
+        await checker.check(regex(f"a{i}"))
+    assert len(checker._verdicts) == 3
+
+
+async def test_a_process_that_something_else_ends_is_an_error_and_is_replaced(
+    patient: ConstraintChecker,
+) -> None:
+    await patient.start()
+    process = patient._idle[0]._process
+    slow = asyncio.create_task(patient.check(SLOW))
+    await asyncio.sleep(0.05)
+    process.terminate()
+    with pytest.raises(EngineError, match="status -15"):
+        await slow
+    await patient.check(regex("a"))
+
+
+async def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_start() -> None:
+    made = ConstraintChecker(Vocabulary("{}", 4096, 0, any_whitespace=False), 1.0)
+    with pytest.raises(EngineError, match="did not start"):
+        await made.start()
+
+
+@pytest.mark.parametrize("any_whitespace", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (ConstraintKind.JSON_OBJECT, ""),
+        (ConstraintKind.JSON_SCHEMA, '{"type": "object"}'),
+        (ConstraintKind.REGEX, "a+"),
+        (ConstraintKind.CHOICE, '["a", "b"]'),
+        (ConstraintKind.GRAMMAR, 'root ::= "a"'),
+    ],
+)
+def test_the_grammar_is_vllms(kind: ConstraintKind, value: str, any_whitespace: bool) -> None:
+    from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+
+    from engine_adapter.vllm_engine.grammars import serialized
+
+    names = {ConstraintKind.JSON_SCHEMA: StructuredOutputOptions.JSON}
+    option = names.get(kind) or StructuredOutputOptions[kind.name]
+    vllms = serialize_guidance_grammar(option, value, disable_any_whitespace=not any_whitespace)
+    assert serialized(kind, value, any_whitespace=any_whitespace) == vllms
