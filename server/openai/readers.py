@@ -96,10 +96,10 @@ class AnswerOrCallsReader(MessageReader):
                 self._text += piece.text
             else:
                 shown.append(piece)
-        self._choose(ends=delta.finish_reason is not None)
-        if self._chosen is self._calls:
+        chosen = self._chosen = self._choice(ends=delta.finish_reason is not None)
+        if chosen is self._calls:
             shown += self._waiting
-        elif self._chosen is not None and self._text:
+        elif chosen is self._answer and self._text:
             shown.append(TextPiece(self._text))
         return shown
 
@@ -107,7 +107,7 @@ class AnswerOrCallsReader(MessageReader):
         """The answer, or the calls."""
         message = self._answer.whole(everything)
         self._text = message.text
-        self._choose(ends=True)
+        self._chosen = self._choice(ends=True)
         return self._calls.whole(everything) if self._chosen is self._calls else message
 
     def finish_reason(self, reason: FinishReason) -> str:
@@ -119,11 +119,13 @@ class AnswerOrCallsReader(MessageReader):
         """As the reader of what it is counts them."""
         return (self._chosen or self._answer).num_reasoning_tokens
 
-    def _choose(self, *, ends: bool) -> None:
+    def _choice(self, *, ends: bool) -> MessageReader | None:
+        """The reader of what the text is; `None` while its beginning does not tell."""
         if self._text.startswith(self._begins):
-            self._chosen = self._calls
-        elif ends or not any(begin.startswith(self._text) for begin in self._begins):
-            self._chosen = self._answer
+            return self._calls
+        if not ends and any(begin.startswith(self._text) for begin in self._begins):
+            return None
+        return self._answer
 
 
 class ForcedReader(MessageReader):

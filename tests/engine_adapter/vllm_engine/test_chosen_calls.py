@@ -82,8 +82,8 @@ async def test_an_answer_or_calls_are_those_of_plain_decoding(
     begin = "{" if chooses == "the answer" else "<tool_call>"
     accepted = dict.fromkeys(CHOICES, 0)
     for prompt in prompts[:2]:
-        for options in ({}, {"temperature": 1.0, "seed": 4}):
-            options = {**options, "logit_bias": toward(begin), "max_tokens": 64}
+        for sampling in ({}, {"temperature": 1.0, "seed": 4}):
+            options: dict[str, Any] = {**sampling, "logit_bias": toward(begin), "max_tokens": 64}
             results = await of_every(live, prompt, held.constraint, **options)
             plain = results["none"]
             for name, result in results.items():
