@@ -99,7 +99,7 @@ class ServerLauncher:
         fails because it looks for the metadata of a distribution called vllm.
         """
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
-        command += ["--no-async-scheduling", "--disable-uvicorn-access-log", *_shared_flags()]
+        command += ["--no-async-scheduling", "--disable-uvicorn-access-log", *shared_flags()]
         if spec is not None:
             command += ["--speculative-config", json.dumps(speculative_config(spec))]
         async with self._running("stock", command, "/health", sends_proposer=False) as system:
@@ -111,7 +111,7 @@ class ServerLauncher:
     ) -> AsyncIterator[System]:
         """See `SystemLauncher.specgate`."""
         command = [sys.executable, "-m", "server.cli", "serve", target, "--no-access-log"]
-        command += ["--engine", self.engine, "--spec-method", "none", *_shared_flags()]
+        command += ["--engine", self.engine, "--spec-method", "none", *shared_flags()]
         for spec in specs:
             command += ["--proposer", json.dumps(proposer_fields(spec))]
         async with self._running(name, command, "/ready", sends_proposer=True) as system:
@@ -122,18 +122,19 @@ class ServerLauncher:
         self, name: str, command: Sequence[str], health: str, *, sends_proposer: bool
     ) -> AsyncIterator[System]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _Process(name, command, self.folder / f"{name}.log") as process:
+        with ServerGroup(name, command, self.folder / f"{name}.log") as process:
             await process.wait_until_answering(health)
             await process.check_idle()
             yield HttpSystem(name, process.port, NAME, sends_proposer=sends_proposer)
 
 
-def _shared_flags() -> list[str]:
+def shared_flags() -> list[str]:
+    """The flags of every server."""
     words = [word for name, value in ARGUMENTS.items() for word in (f"--{name}", value)]
     return ["--served-model-name", NAME, "--host", "127.0.0.1", "--enforce-eager", *words]
 
 
-class _Process:
+class ServerGroup:
     """A server's process group, which ends when the context is left."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
@@ -149,7 +150,7 @@ class _Process:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> "_Process":
+    def __enter__(self) -> "ServerGroup":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,11 +179,11 @@ class _Process:
                 raise RuntimeError(f"{self._name} is idle but uses {share:.0%} of a core")
 
     async def _busy_share(self) -> float:
-        before = self._cpu_s()
+        before = self.cpu_s()
         await asyncio.sleep(IDLE_S)
-        return (self._cpu_s() - before) / IDLE_S
+        return (self.cpu_s() - before) / IDLE_S
 
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
         """CPU seconds that the server and its child processes have used so far."""
         seconds = 0.0
         with suppress(psutil.NoSuchProcess):
@@ -191,6 +192,19 @@ class _Process:
                 times = process.cpu_times()
                 seconds += times.user + times.system
         return seconds
+
+    def thread_cpu_s(self) -> float:
+        """CPU seconds of the server's living threads, to the nanosecond; no child processes."""
+        threads = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text("utf-8").split()[0]) for thread in threads) / 1e9
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends the server a signal."""
+        self._process.send_signal(number)
+
+    def rss_bytes(self) -> int:
+        """The server's resident memory, without its child processes."""
+        return int(psutil.Process(self._process.pid).memory_info().rss)
 
 
 async def _answers(client: httpx.AsyncClient, url: str) -> bool:

@@ -44,6 +44,20 @@ class RestartPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class HangPolicy:
+    """When a live engine process that does not answer counts as dead.
+
+    Attributes:
+        idle_s: seconds without an answer from a process that uses no CPU time; 0 is never.
+        busy_s: seconds without an answer, although it uses CPU time: a step may be that long;
+            0 is never.
+    """
+
+    idle_s: float = 30.0
+    busy_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The settings of an engine; `server.settings` makes one.
 
@@ -56,6 +70,7 @@ class EngineConfig:
         arguments: the engine arguments that are set, by vLLM's field names.
         log_level: of the engine process.
         restart: when a dead process is replaced; the fake engine has none.
+        hang: when a live process counts as dead; the fake engine uses `idle_s`.
         lora_modules: the LoRA adapters at start, name -> path; needs `enable_lora`.
         policies: policy -> its parameters, where they are not the defaults.
         primary: the proposer that a policy's parameters may leave out, if one is configured.
@@ -71,6 +86,7 @@ class EngineConfig:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     log_level: str = "WARNING"
     restart: RestartPolicy = RestartPolicy()
+    hang: HangPolicy = HangPolicy()
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     primary: str | None = None

@@ -33,7 +33,7 @@ def create_engine(
 
         return VllmEngine(config, registry, observer)
     if name == "fake":
-        from engine_adapter.fake.engine import FakeEngine
+        from engine_adapter.fake.replay import create_fake_engine
 
-        return FakeEngine(config, registry, observer)
+        return create_fake_engine(config, registry, observer)
     raise ValueError(f"unknown engine {name!r}; the engines are {', '.join(ENGINES)}")

@@ -279,11 +279,10 @@ class EngineInfo:
     """A started engine, as the gateway sees it.
 
     Attributes:
-        engine: `vllm` or `fake`.
-        version: the version of the engine's library, as `/version` shows it.
-        model: the target's path or id.
-        tokenizer: path or id of the tokenizer, for transformers.
+        engine, version: `vllm` or `fake`, and the version of its library.
+        model, tokenizer: their paths or ids; the tokenizer's is for transformers.
         max_model_len: the context length in tokens, of prompt and output together.
+        max_num_seqs: the most sequences in one step.
         vocab_size: token ids are in [0, vocab_size).
         max_logprobs: the most alternatives per token.
         max_speculative_tokens: the draft capacity: the upper limit of every k.
@@ -294,6 +293,7 @@ class EngineInfo:
     model: str
     tokenizer: str
     max_model_len: int
+    max_num_seqs: int
     vocab_size: int
     max_logprobs: int
     max_speculative_tokens: int

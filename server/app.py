@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
+from starlette.types import Receive, Scope, Send
 
 from engine_adapter.interface import Engine
 from server import __version__
@@ -13,8 +14,10 @@ from server.contract.document import document
 from server.control.audit import Audit
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
+from server.http.body_limit import BodyLimit
 from server.http.cors import Cors
-from server.http.middleware import AccessLog, BodyLimit, ErrorBoundary, RequestId
+from server.http.event_stream import DIRECT_SEND
+from server.http.middleware import AccessLog, ErrorBoundary, RequestId
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
     admin,
@@ -50,6 +53,14 @@ ROUTERS = (
 """The routers of all routes but the console's."""
 
 
+class _Application(FastAPI):
+    """FastAPI, with the server's own `send` in the scope for `EventStream`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await super().__call__(scope, receive, send)
+
+
 def create_app(
     settings: Settings,
     engine: Engine,
@@ -63,18 +74,19 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
-    app = FastAPI(
+    state = AppState(settings, engine, metrics, registry, audit or Audit())
+    app = _Application(
         title="Specgate",
         version=__version__,
         lifespan=lifespan,
-        middleware=_middleware(settings, metrics, has_console),
+        middleware=_middleware(state, has_console),
         openapi_url=None,  # a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.openapi = partial(document, app)  # type: ignore[method-assign]
-    app.state.specgate = AppState(settings, engine, metrics, registry, audit or Audit())
+    app.state.specgate = state
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:
@@ -82,19 +94,19 @@ def create_app(
     return app
 
 
-def _middleware(settings: Settings, metrics: Metrics, has_console: bool) -> list[Middleware]:
+def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
     """From the outside in.
 
     A refusal by an inner one is logged and counted, has a request id, and can be read by a page of
     an allowed origin. A preflight has no key, so it is answered before keys are checked. The body
     of an unauthenticated request is never read.
     """
-    origins = settings.allowed_origins
+    settings, origins = state.settings, state.settings.allowed_origins
     return [
         Middleware(RequestId),
-        Middleware(AccessLog, metrics=metrics),
+        Middleware(AccessLog, metrics=state.metrics),
         *([Middleware(Cors, origins=origins)] if origins else []),
         Middleware(ErrorBoundary),
         Middleware(AuthMiddleware, settings=settings, has_console=has_console),
-        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        Middleware(BodyLimit, settings=settings, reading=state.reading),
     ]

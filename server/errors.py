@@ -3,8 +3,10 @@
 ApiError                    a status and the four fields of OpenAI's error body
 ├── InvalidField            400: a field of the request; `param` is its dotted path
 ├── NotFound                404
+├── TooManyRequests, ...     429 and others: a limit ends a request; see `server.limit_errors`
 ├── Unavailable             503, with Retry-After where a retry can help
-│   └── Stopping            the server is stopping
+│   ├── Stopping            the server is stopping
+│   └── DrainAborted        a drain ended the request
 └── ClientDisconnected      499: the client is gone; for the log and the metrics
 
 Every error of every route has the body `{"error": {"message", "type", "param", "code"}}`,
@@ -12,6 +14,7 @@ Every error of every route has the body `{"error": {"message", "type", "param", 
 the input.
 """
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -95,6 +98,14 @@ class Stopping(Unavailable):
         super().__init__(message, "stopping")
 
 
+class DrainAborted(Unavailable):
+    """503: a drain ended the request, because it ran longer than the drain waits."""
+
+    def __init__(self) -> None:
+        message = "A switch of the spec method ended this request, because it ran too long."
+        super().__init__(message, "drain_aborted", 1)
+
+
 class ClientDisconnected(ApiError):
     """499, as in nginx: the client closed the connection before its response was ready."""
 
@@ -145,6 +156,12 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(500, message, type="server_error", code="internal_error")
 
 
+def cancellation_error(cancelled: asyncio.CancelledError) -> ApiError:
+    """Why the server cancelled a request's task: `task.cancel(msg=error)`, or the server stops."""
+    reason = cancelled.args[0] if cancelled.args else None
+    return reason if isinstance(reason, ApiError) else Stopping()
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Turns every expected exception into a response in OpenAI's format.
 
@@ -179,14 +196,22 @@ def _explain(request: Request, error: ApiError) -> None:
 
 
 def _http_error(error: HTTPException) -> ApiError:
-    """Starlette's own errors: unknown path, wrong method, and a body that is too large."""
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    """Starlette's own errors: unknown path, wrong method, and a body that a limit refuses."""
+    codes = {
+        404: "not_found",
+        405: "method_not_allowed",
+        408: "slow_client",
+        413: "request_too_large",
+        499: "client_disconnected",
+        503: "too_many_bodies",
+    }
     message = str(error.detail) or HTTPStatus(error.status_code).phrase
     code = codes.get(error.status_code)
     if error.status_code == 400:
         # FastAPI raises it for a body that is not JSON.
         code, message = "invalid_json", "The body is not valid JSON."
-    return ApiError(error.status_code, message, code=code, headers=error.headers)
+    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
+    return ApiError(error.status_code, message, type=kind, code=code, headers=error.headers)
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from engine_adapter.errors import EngineError
 from engine_adapter.types import EngineInfo
+from server.control.admission_limits import new_admission
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -23,6 +24,7 @@ from server.control.router import Router
 from server.control.switcher import Switcher
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
+from server.settings import Settings
 from server.state import AppState, Runtime
 
 log = structlog.get_logger(__name__)
@@ -55,6 +57,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        state.leaving = True
         state.stopping.set()
         if state.runtime is not None:
             state.runtime.switcher.stop()
@@ -80,9 +83,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
         state.start_ended.set()
 
 
-async def _create_runtime(state: AppState) -> Runtime:
-    settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
-    info = engine.info
+async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
     renderer = await asyncio.to_thread(
         Renderer.load,
         info.tokenizer,
@@ -93,11 +94,21 @@ async def _create_runtime(state: AppState) -> Runtime:
     )
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
+    return renderer
+
+
+async def _create_runtime(state: AppState) -> Runtime:
+    settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
+    info = engine.info
+    renderer = await _load_renderer(settings, info)
 
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
-    switcher = Switcher(engine, loaded_proposers, metrics, settings.spec_method, audit)
+    admission = new_admission(settings, info, metrics.admission)
+    switcher = Switcher(
+        engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
+    )
     router = Router(settings.rules(), loaded_proposers, metrics)
     return Runtime(
         settings=settings,
@@ -106,6 +117,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         audit=audit,
         info=info,
         renderer=renderer,
+        admission=admission,
         switcher=switcher,
         router=router,
         loaded_proposers=loaded_proposers,

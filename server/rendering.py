@@ -8,9 +8,9 @@ import asyncio
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -20,19 +20,11 @@ from server.text import cut, is_unicode
 LONG_TEXT_CHARS = 8_192
 """Longer text is tokenized in a thread, because it would delay every stream by milliseconds."""
 
+LONG_CHAT_MESSAGES = 64
+"""Longer chats are rendered in a thread, for the same reason."""
 
-@dataclass(frozen=True, slots=True)
-class TextLimit:
-    """How much text is tokenized: more than the longest tokens of a context have is not.
-
-    Attributes:
-        tokens: the most tokens that can be used.
-        keeps: the end of a longer text that is tokenized all the same, because its tokens are
-            truncated afterwards; `None` refuses a longer text.
-    """
-
-    tokens: int
-    keeps: Literal["start", "end"] | None = None
+LONG_LIST_TOKENS = 4_096
+"""More token ids become text in a thread, for the same reason."""
 
 
 class Renderer:
@@ -41,7 +33,6 @@ class Renderer:
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         # Parameters of `apply_chat_template` cannot be variables of the template.
         taken = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset({"messages", *taken})
@@ -66,7 +57,14 @@ class Renderer:
         loaded = AutoTokenizer.from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-        return cls(loaded, template)
+        made = cls(loaded, template)
+        _ = made.longest_token
+        return made
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The characters of the longest token: no token stands for more of a text."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     @property
     def has_chat_template(self) -> bool:
@@ -79,33 +77,24 @@ class Renderer:
         *,
         add_special_tokens: bool = True,
         param: str = "prompt",
-        limit: TextLimit | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a text. Raises as `encode_all`."""
-        (token_ids,) = await self.encode_all(
-            (text,), add_special_tokens=add_special_tokens, param=param, limit=limit
-        )
-        return token_ids
+        """The token ids of a text.
 
-    async def encode_all(
-        self,
-        texts: Sequence[str],
-        *,
-        add_special_tokens: bool,
-        param: str,
-        limit: TextLimit | None,
-    ) -> list[tuple[int, ...]]:
-        """The token ids of each text; the limit is of each one.
-
-        Raises `InvalidField`, naming `param`, for a lone surrogate and for text above the limit.
+        Raises `InvalidField`, naming `param`, for a lone surrogate, and for a text that must have
+        more than `max_tokens`: tokenizing it would only take time and memory.
         """
-        if limit is not None:
-            texts = [self._within(text, limit, param) for text in texts]
-        if not all(map(is_unicode, texts)):
+        if not is_unicode(text):
             raise InvalidField(param, f"{param} contains a lone surrogate.")
-        if sum(map(len, texts)) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._encode, texts, add_special_tokens)
-        return self._encode(texts, add_special_tokens)
+        if max_tokens is not None and len(text) > max_tokens * self.longest_token:
+            message = (
+                f"This model's maximum context length is {max_tokens} tokens, and {param} has "
+                f"{len(text)} characters, which cannot be so few tokens."
+            )
+            raise InvalidField(param, message, "context_length_exceeded")
+        if len(text) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return self._encode(text, add_special_tokens)
 
     async def encode_chat(
         self,
@@ -116,16 +105,17 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-        limit: TextLimit | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
         format. Raises `InvalidField` if the model has no template, the template rejects the
-        messages, or their text is above the limit.
+        messages, or the chat is much longer than `max_tokens`: see `encode`.
         """
         self._check_variables(variables or {})
-        text = self._render(
+        render = partial(
+            self._render,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -133,37 +123,41 @@ class Renderer:
             tools=list(tools) or None,
             **(variables or {}),
         )
+        is_long = len(messages) > LONG_CHAT_MESSAGES
+        text = await asyncio.to_thread(render) if is_long else render()
         return await self.encode(
-            text, add_special_tokens=add_special_tokens, param="messages", limit=limit
+            text,
+            add_special_tokens=add_special_tokens,
+            param="messages",
+            max_tokens=max_tokens,
         )
+
+    async def decode_long(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, of which there may be many."""
+        if len(token_ids) > LONG_LIST_TOKENS:
+            return await asyncio.to_thread(self.decode, token_ids)
+        return self.decode(token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+    async def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as it is written in the vocabulary."""
-        return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
+        if len(token_ids) > LONG_LIST_TOKENS:
+            return await asyncio.to_thread(self._tokens, token_ids)
+        return self._tokens(token_ids)
 
     def mentions(self, *names: str) -> bool:
         """Whether the chat template has one of these names, of variables."""
         template = self._chat_template or str(self._tokenizer.chat_template or "")
         return any(re.search(rf"\b{re.escape(name)}\b", template) for name in names)
 
-    def _within(self, text: str, limit: TextLimit, param: str) -> str:
-        """The part of a text that is tokenized. Raises `InvalidField` for one above the limit."""
-        most = limit.tokens * self._longest_token
-        if limit.keeps is None and len(text) > most:
-            message = (
-                f"This model's maximum context length is {limit.tokens} tokens; {param} has "
-                f"{len(text)} characters, and the context has room for {most} at most."
-            )
-            raise InvalidField(param, message, "context_length_exceeded")
-        # The cut may change tokens beside it, so it is far from those that are kept.
-        return text[: 2 * most] if limit.keeps == "start" else text[-2 * most :]
+    def _tokens(self, token_ids: Sequence[int]) -> list[str]:
+        return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
-    def _encode(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
-        return [tuple(self._tokenizer.encode(text, add_special_tokens=special)) for text in texts]
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         for name in variables:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.errors import EngineNotReady
 from engine_adapter.interface import Engine
 from engine_adapter.types import EngineInfo
+from server.control.admission import Admission
 from server.control.audit import Audit
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
@@ -42,6 +43,7 @@ class Runtime:
     audit: Audit
     info: EngineInfo
     renderer: Renderer
+    admission: Admission
     switcher: Switcher
     router: Router
     loaded_proposers: Callable[[], LoadedProposers]
@@ -61,7 +63,9 @@ class AppState:
         runtime: `None` until the engine has started.
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
+        leaving: the server was told to stop. It may accept requests for a while.
         stopping: set when the server stops.
+        reading: the tasks of the requests whose body has not arrived in full.
     """
 
     settings: Settings
@@ -72,12 +76,14 @@ class AppState:
     runtime: Runtime | None = None
     startup_error: Exception | None = None
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    reading: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def ready(self) -> bool:
-        """Whether a new request would be served now."""
-        return self.engine_up and not self.stopping.is_set()
+        """Whether clients should send their requests here."""
+        return self.engine_up and not self.leaving
 
     @property
     def engine_up(self) -> bool:

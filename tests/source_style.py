@@ -62,6 +62,53 @@ def long_functions(root: Path) -> list[str]:
     ]
 
 
+def wall_clock_durations(root: Path) -> list[str]:
+    """Calculations with, and comparisons of, the time of day: it jumps when the clock is set.
+
+    It is known as what `time.time`, `time.time_ns` or `datetime.now` return, and as a local name
+    of that.
+    """
+    return [
+        f"{module}:{line} calculates with the time of day"
+        for module, path in sources(root)
+        if _WALL_CLOCK.search(path.read_text())
+        for scope in ast.walk(parse(path))
+        if isinstance(scope, FunctionNode)
+        for line in _calculations(scope)
+    ]
+
+
+_WALL_CLOCK = re.compile(r"\btime\.time|\bfrom time import|datetime\.now")
+
+
+def _calculations(scope: FunctionNode) -> Iterator[int]:
+    """The lines of a function that calculate with the time of day."""
+    names = {name for node in ast.walk(scope) for name in _names_of_now(node)}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.BinOp | ast.Compare):
+            operands = list(ast.iter_child_nodes(node))
+            named = {operand.id for operand in operands if isinstance(operand, ast.Name)}
+            if names & named or any(map(_is_now, operands)):
+                yield node.lineno
+
+
+def _names_of_now(node: ast.AST) -> Iterator[str]:
+    """The names that an assignment gives to the time of day."""
+    if isinstance(node, ast.Assign):
+        target, value = node.targets[0], node.value
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=True))
+        yield from (t.id for t, v in pairs if isinstance(t, ast.Name) and _is_now(v))
+
+
+def _is_now(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    return called in {"time.time", "time.time_ns", "time", "datetime.now", "datetime.datetime.now"}
+
+
 def _gives_reason(node: ast.Module | FunctionNode) -> bool:
     """A sentence of the docstring begins with "Long because"."""
     return bool(re.search(r"(?:^|[.:]\s+|\n\s*)Long because \w", ast.get_docstring(node) or ""))

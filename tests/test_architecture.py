@@ -38,7 +38,7 @@ RULES: list[tuple[Check, str]] = [
     ),
     (
         architecture.schema_imports_control,
-        "A body class needs no gate and no switcher: move the constant to server/control/types.py",
+        "A body class needs no slots and no switcher: move the constant to server/control/types.py",
     ),
     (
         architecture.routes_import_too_much,
@@ -59,6 +59,10 @@ RULES: list[tuple[Check, str]] = [
     (architecture.cycles, "Move what both need into a module below them"),
     (source_style.vague_names, "Name the file after its concern"),
     (source_style.missing_docstrings, "Say in a docstring what it is for"),
+    (
+        source_style.wall_clock_durations,
+        "Measure with time.monotonic or time.perf_counter; time.time is for timestamps",
+    ),
     (
         source_style.long_files,
         'Split it by concern, or begin a sentence of its docstring with "Long because"',
@@ -106,6 +110,16 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
     (
+        source_style.wall_clock_durations,
+        {"server/a.py": "def f(x):\n    return time.time() - x"},
+        "server.a:2 calculates with the time of day",
+    ),
+    (
+        source_style.wall_clock_durations,
+        {"server/a.py": "def f(x):\n    a, b = time.time(), 0\n    while a < x: pass"},
+        "server.a:3 calculates with the time of day",
+    ),
+    (
         architecture.engine_imports_server,
         {"engine_adapter/a.py": "def f():\n    from server.app import x"},
         "engine_adapter.a:2 imports server.app.x",
@@ -152,10 +166,10 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
     (
         architecture.schema_imports_control,
         {
-            "server/schema/a.py": "from server.control.gate import Gate",
+            "server/schema/a.py": "from server.control.slots import Slots",
             "server/schema/b.py": "from server.control.types import DRAIN_TIMEOUT_S",
         },
-        "server.schema.a:1 imports server.control.gate.Gate",
+        "server.schema.a:1 imports server.control.slots.Slots",
     ),
     (
         architecture.routes_import_too_much,

@@ -12,12 +12,14 @@ from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
+    EngineError,
     EngineNotReady,
     EngineStartError,
     InvalidRequest,
 )
 from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
+from engine_adapter.fake.lifetime import Lifetime
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import read_options
 from engine_adapter.fake.parsing import FakeParsing, checked, parsing
@@ -63,12 +65,14 @@ class FakeEngine:
         self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
         self._batch = Batch(self._options)
         self._planning = StepPlanning(config, self._capacity)
-        self._stepper = Stepper(self._batch, self._planning, self._options, self._metrics, observer)
-        self._loop_task: asyncio.Task[None] | None = None
+        self._stepper = Stepper(
+            self._batch, self._planning, self._options, self._metrics, observer, config.hang
+        )
+        self._lifetime = Lifetime(
+            self._stepper.run, self._end_all, observer.on_restart, self._options.fake_restart_s
+        )
         self._info: EngineInfo | None = None
         self._vocabulary: Vocabulary | None = None
-        self._failure: EngineDead | None = None
-        self._stopped = False
         self._last_running_switch = NO_SWITCH
         self._seeds = itertools.count()
 
@@ -82,7 +86,7 @@ class FakeEngine:
     @property
     def failure(self) -> EngineDead | None:
         """See `Engine.failure`."""
-        return self._failure
+        return self._lifetime.failure
 
     @property
     def num_running(self) -> int:
@@ -109,7 +113,7 @@ class FakeEngine:
             with self._lora_registry.loading(name, path):
                 on_progress(f"Loading adapter {name}")
         self._info = describe(self._config, self._options, vocabulary, self._capacity)
-        self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
+        self._lifetime.begin()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
@@ -133,9 +137,15 @@ class FakeEngine:
     async def switch(self, switch: Switch, *, running: bool) -> None:
         """See `Engine.switch`."""
         self._begin_call("switch")
+        if self._options.fake_fail_switch:
+            raise EngineError(self._options.fake_fail_switch)
         check_method(switch.spec_method, self._proposer_registry.specs, self._capacity)
         if not running:
             return
+        if self._stepper.hangs:
+            # A real one waits for the end of the step too.
+            await self._lifetime.ended.wait()
+            self._begin_call("switch")
         self._last_running_switch = switch
         for sequence in self._batch.live():
             if not sequence.request.spec_decode.pinned:
@@ -206,36 +216,21 @@ class FakeEngine:
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        self._stopped = True
-        task, self._loop_task = self._loop_task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-        self._end_all(EngineDead("The engine was stopped."))
+        await self._lifetime.stop()
 
     def die(self, reason: str = "killed", retry_after_s: float | None = None) -> None:
         """Kills the engine, as a crash of its process would.
 
         Args:
             reason: the cause, for `failure`.
-            retry_after_s: seconds until `revive` is expected; `None` announces no replacement.
+            retry_after_s: seconds until `revive` is expected; `None` announces no replacement,
+                or that of `fake_restart_s`.
         """
-        if self._failure is None:
-            self._failure = EngineDead(f"The engine died: {reason}.", retry_after_s)
-            self._end_all(self._failure)
-        if self._loop_task is not None:
-            self._loop_task.cancel()
+        self._lifetime.die(reason, retry_after_s)
 
     def revive(self) -> None:
         """Serves again after `die`, as a new process would."""
-        self._failure = None
-        self._loop_task = asyncio.create_task(self._run(), name="fake-engine")
-
-    async def _run(self) -> None:
-        try:
-            await self._stepper.run()
-        except Exception as error:
-            self.die(str(error))
+        self._lifetime.begin()
 
     def _inject_fault(self, call: str) -> None:
         """Dies if `fake_die_at_call` names the call. Raises `EngineNotReady`."""
@@ -247,9 +242,9 @@ class FakeEngine:
     def _begin_call(self, call: str) -> None:
         """Raises `EngineDead` if the engine cannot serve the call, and `EngineNotReady`."""
         self._inject_fault(call)
-        if self._failure is not None:
-            raise EngineDead(str(self._failure), self._failure.retry_after_s)
-        if self._stopped:
+        if failure := self._lifetime.failure:
+            raise failure
+        if self._lifetime.stopped:
             raise EngineDead("The engine was stopped.")
 
     def _admit(self, request: GenerationRequest) -> FakeSequence:

@@ -34,13 +34,20 @@ class FakeOptions:
             it were: one number for all proposers, or a mapping from names; 0.7 for other names.
         fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
         fake_answers: a part of a prompt -> the whole text that answers prompts with that part.
+        fake_replay: every request gets the same deltas, made once, as `ReplayEngine` says: a delta
+            then costs the engine nothing, and the gateway alone can be measured.
         fake_start_s: seconds of the start.
         fake_fail_start: if not empty, the start fails with this message.
         fake_load_s: seconds of loading a proposer.
         fake_fail_load: if not empty, a proposer's weights are refused with this message.
-        fake_die_after_steps: the engine dies after this many steps; 0 is never.
-        fake_die_at_call: the engine dies in the next call of this name, one of `CALLS`.
-        fake_hang_after_steps: the engine hangs after this many steps; 0 is never.
+        fake_slow_step_every: every step of which this is a divisor is slow; 0 is none.
+        fake_slow_step_ms: milliseconds added to a slow step.
+        fake_die_after_steps: the engine dies after this many steps of each life; 0 is never.
+        fake_die_at_call: the engine dies in each call of this name, one of `CALLS`.
+        fake_hang_after_steps: the engine hangs after this many steps of each life; 0 is never. It
+            dies of it after `HangPolicy.idle_s`.
+        fake_restart_s: seconds after its death until the engine serves again; 0 is never.
+        fake_fail_switch: if not empty, every switch fails with this message.
         fake_fail_prompt: only sequences whose prompt contains this text fail.
         fake_hang_prompt: only sequences whose prompt contains this text stop emitting.
         fake_trouble_after_tokens: tokens that such a sequence emits before its fault.
@@ -59,13 +66,18 @@ class FakeOptions:
     fake_acceptance: float | Mapping[str, float] = field(default_factory=dict)
     fake_length: int = 128
     fake_answers: Mapping[str, str] = field(default_factory=dict)
+    fake_replay: bool = False
     fake_start_s: float = 0.0
     fake_fail_start: str = ""
     fake_load_s: float = 0.0
     fake_fail_load: str = ""
+    fake_slow_step_every: int = 0
+    fake_slow_step_ms: float = 0.0
     fake_die_after_steps: int = 0
     fake_die_at_call: str = ""
     fake_hang_after_steps: int = 0
+    fake_restart_s: float = 0.0
+    fake_fail_switch: str = ""
     fake_fail_prompt: str = ""
     fake_hang_prompt: str = ""
     fake_trouble_after_tokens: int = 1
@@ -100,10 +112,14 @@ def _check_type(name: str, value: Any) -> None:
     elif name == "fake_answers":
         if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
             raise EngineConfigError(_SETTING, f"{name}: must map texts to texts, got {value!r}")
+    elif name == "fake_replay":
+        if not isinstance(value, bool):
+            raise EngineConfigError(_SETTING, f"{name}: must be true or false, got {value!r}")
     elif name in (
         "fake_fail_start",
         "fake_fail_load",
         "fake_die_at_call",
+        "fake_fail_switch",
         "fake_fail_prompt",
         "fake_hang_prompt",
         "scheduling_policy",

@@ -9,6 +9,8 @@ from engine_adapter.fake.tokens import draw
 
 _UNSUPPORTED = ("pattern", "not", "if", "contains", "allOf", "oneOf", "multipleOf", "prefixItems")
 _MAX_DEPTH = 32
+_MAX_LENGTH = 100_000
+_MAX_VALUES = 10_000
 _OPTIONAL_DEPTH = 4
 """Below this depth optional properties are left out, so that recursive schemas end."""
 
@@ -42,6 +44,7 @@ class _Writer:
         self._key = key
         self._param = param
         self._draws = 0
+        self._values = 0
 
     def value(self) -> Any:
         return self._of(self._root, 0)
@@ -54,6 +57,9 @@ class _Writer:
     def _of(self, schema: Any, depth: int) -> Any:
         if depth > _MAX_DEPTH:
             raise self._refusal("a schema of this depth")
+        self._values += 1
+        if self._values > _MAX_VALUES:
+            raise self._refusal(f"a text of more than {_MAX_VALUES} values")
         if not isinstance(schema, Mapping):
             return None
         for keyword in _UNSUPPORTED:
@@ -103,6 +109,8 @@ class _Writer:
             return _FORMATS[form]
         text = _WORDS[self._draw(len(_WORDS))]
         least, most = schema.get("minLength", 0), schema.get("maxLength")
+        if least > _MAX_LENGTH:
+            raise self._refusal(f"a minLength above {_MAX_LENGTH}")
         return text.ljust(least, "x")[:most]
 
     def _number(self, schema: Mapping[str, Any]) -> int:
@@ -121,4 +129,4 @@ class _Writer:
         return node
 
     def _refusal(self, what: str) -> InvalidRequest:
-        return InvalidRequest(self._param, f"the fake engine does not support {what}")
+        return InvalidRequest(self._param, f"the fake engine does not support {what[:200]}")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from engine_adapter.config import HangPolicy
 from engine_adapter.counts import ProposerCounts, StepKind, StepReport
 from engine_adapter.errors import EngineDead, EngineError
 from engine_adapter.fake.batch import Batch
@@ -20,6 +21,7 @@ class Stepper:
 
     Attributes:
         draft_ms: proposer -> milliseconds per drafted token, for those that have drafted.
+        hangs: the current step does not end.
     """
 
     def __init__(
@@ -29,14 +31,17 @@ class Stepper:
         options: FakeOptions,
         metrics: FakeMetrics,
         observer: EngineObserver,
+        hang: HangPolicy,
     ) -> None:
-        """Starts nothing; `run` does."""
+        """Starts nothing; `run` does. An injected hang lasts as long as `hang` allows."""
         self.draft_ms: dict[str, float] = {}
+        self.hangs = False
         self._batch = batch
         self._planning = planning
         self._options = options
         self._metrics = metrics
         self._observer = observer
+        self._hang = hang
         self._work = asyncio.Event()
         self._steps = 0
 
@@ -50,8 +55,9 @@ class Stepper:
         self._metrics.set_load(len(batch.running), batch.num_waiting, batch.kv_usage)
 
     async def run(self) -> None:
-        """Steps without end. Raises `EngineDead` when `fake_die_after_steps` injects a crash."""
+        """Steps without end. Raises `EngineDead` when an option injects a crash or a hang."""
         clock = asyncio.get_running_loop().time
+        self._steps, self.hangs = 0, False
         while True:
             await self._work.wait()
             began_s = clock()
@@ -71,7 +77,11 @@ class Stepper:
         if options.fake_die_after_steps and self._steps >= options.fake_die_after_steps:
             raise EngineDead(f"fake_die_after_steps ended it after {self._steps} steps")
         if options.fake_hang_after_steps and self._steps >= options.fake_hang_after_steps:
-            await asyncio.Event().wait()
+            self.hangs = True
+            if not self._hang.idle_s:
+                await asyncio.Event().wait()
+            await asyncio.sleep(self._hang.idle_s)
+            raise EngineDead(f"did not answer for {self._hang.idle_s:g} s")
 
     def _plan(self) -> list[Row]:
         running = [s for s in self._batch.running if not self._has_fault(s, InjectedFault.HANG)]
@@ -89,8 +99,10 @@ class Stepper:
             for row in rows
             if not row.sequence.prefilled
         )
+        slow = options.fake_slow_step_every and not (self._steps + 1) % options.fake_slow_step_every
         milliseconds = (
             options.fake_step_ms
+            + (options.fake_slow_step_ms if slow else 0.0)
             + options.fake_prefill_token_ms * prefilled
             + options.fake_verify_token_ms * sum(row.drafted for row in rows)
             + options.fake_draft_token_ms * _longest(rows)

@@ -80,6 +80,7 @@ def describe(
         model=config.model,
         tokenizer=config.model,
         max_model_len=context or _DEFAULT_CONTEXT,
+        max_num_seqs=options.max_num_seqs,
         vocab_size=vocabulary.size,
         max_logprobs=options.max_logprobs,
         max_speculative_tokens=capacity,

@@ -3,7 +3,8 @@
 Read in vLLM 0.32.0; docs/upgrading-vllm.md says how another release is taken in. A version outside
 `SUPPORTED`, in which an internal may be gone or mean something else, is refused. Names are imported
 on first use: the gateway's process and the engine's need different ones, and each costs seconds.
-Long because these lists are one table: what depends on vLLM is read in one place.
+
+Long because it has everything that a new release can break, and is read from top to bottom then.
 """
 
 from importlib import import_module, metadata
@@ -20,6 +21,10 @@ NAMES = {
     "AsyncLLM": "vllm.v1.engine.async_llm",
     "EngineDeadError": "vllm.v1.engine.exceptions",
     "EngineGenerateError": "vllm.v1.engine.exceptions",
+    "EngineCoreClient": "vllm.v1.engine.core_client",
+    "EngineCoreOutput": "vllm.v1.engine",
+    "EngineCoreOutputs": "vllm.v1.engine",
+    "FinishReason": "vllm.v1.engine",
     "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",
@@ -40,6 +45,7 @@ NAMES = {
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",
+    "dump_input": "vllm.logging_utils.dump_input:",
     "Scheduler": "vllm.v1.core.sched.scheduler",
     # Constraints: their compilation and their matchers.
     "GuidanceBackend": "vllm.v1.structured_output.backend_guidance",
@@ -98,6 +104,7 @@ _RUNNER_HOOKS = (
     "_sample",
     "_get_spec_decode_draft_probs",
     "_bookkeeping_sync",
+    "_get_prompt_logprobs_dict",
     "_input_fits_in_drafter",
     "propose_draft_token_ids",
     "_copy_draft_token_ids_to_cpu",
@@ -147,6 +154,9 @@ _RUNNER_ATTRIBUTES = (
     "query_start_loc",
     "discard_request_mask",
     "_draft_token_ids",
+    "lora_config",
+    "num_prompt_logprobs",
+    "_set_active_loras",
 )
 
 _DRAFT_ATTRIBUTES = (
@@ -224,6 +234,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "finished_req_ids",
         "kv_cache_block_copies",
     ),
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": (
+        "num_computed_tokens",
+        "prompt_token_ids",
+    ),
     "vllm.v1.core.sched.output:NewRequestData": ("block_ids", "num_computed_tokens"),
     "vllm.v1.core.sched.output:CachedRequestData": (
         "req_ids",
@@ -247,9 +261,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "block_table",
         "generators",
         "logitsprocs",
+        "make_lora_inputs",
         "num_computed_tokens_cpu",
         "num_prompt_tokens",
         "num_tokens_no_spec",
+        "request_lora_mapping",
         "temperature_cpu",
         "token_ids_cpu",
         "top_k_cpu",
@@ -263,6 +279,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "draft_token_ids",
         "logits_indices",
     ),
+    "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP",),
     "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor": ("min_p", "min_p_count"),
     "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor": (
@@ -287,6 +304,7 @@ PATCHES = {
     "admission.patch_constraint_check": "AsyncLLM.input_processor.structured_outputs_config",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
+    "fatal_dump.patch_fatal_dump": "dump_input.prepare_object_to_dump",
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
     "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",
     "log_filters.silence_rejected_tokens": "the loggers of Scheduler and StructuredOutputManager",

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,21 +62,29 @@ class EngineGone(Exception):
     """The engine is dead and is not replaced; the message is the server's."""
 
 
-def _without_keys(settings: Settings) -> Settings:
-    """The settings of an application without a port, where keys and the access log have no use.
+def _without_clients(settings: Settings, concurrency: int) -> Settings:
+    """The settings of an application without a port: keys and the access log have no use.
 
-    A rule for the name of an API key matches nothing then, and is left out.
+    A rule for the name of an API key matches nothing then, and is left out. No limit ends a
+    request: the batch itself bounds how many there are.
     """
     rules = tuple(dict(rule.given) for rule in settings.rules() if rule.match.api_key is None)
     closed = {"api_key": (), "named_api_key": {}, "admin_key": (), "access_log": False}
-    return settings.model_copy(update={**closed, "routing_rules": rules})
+    timeouts = {"queue_timeout_s": 0.0, "first_token_timeout_s": 0.0, "request_timeout_s": 0.0}
+    unlimited = {
+        "max_queued_requests": concurrency,
+        "max_queued_prompt_tokens": sys.maxsize,
+        "max_key_requests": None,
+        "max_key_requests_per_minute": None,
+    }
+    return settings.model_copy(update={**closed, **timeouts, **unlimited, "routing_rules": rules})
 
 
 def batch(argv: Sequence[str]) -> int:
     """Answers every request of a file that has no answer yet. Returns the exit status."""
     options, rest = _parse(argv)
     try:
-        settings = _without_keys(load_settings(rest, os.environ))
+        settings = _without_clients(load_settings(rest, os.environ), options.concurrency)
     except SettingsError as error:
         for line in error.lines:
             print_error(line)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import socket
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,6 +12,7 @@ import structlog
 from server.commands import BAD_SETTING, print_error
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
+from server.http import descriptors
 from server.settings import Settings
 from server.settings.sources import SettingsError, load_settings, unknown_variables
 from server.telemetry.logs import configure_logs
@@ -25,6 +27,7 @@ def serve(argv: Sequence[str]) -> int:
     """Serves until a signal. Returns the process's exit status."""
     try:
         settings = load_settings(argv, os.environ)
+        max_connections = connection_limit(settings, descriptors.raise_limit())
         audit = open_audit(settings)
         listener = bind(settings.host, settings.port)
     except SettingsError as error:
@@ -40,7 +43,19 @@ def serve(argv: Sequence[str]) -> int:
         # Imports transformers, which takes seconds: an invalid setting must be reported before.
         from server.commands.server_process import ServerProcess
 
-        return ServerProcess(settings, listener, display, audit).run()
+        return ServerProcess(settings, listener, display, audit, max_connections).run()
+
+
+def connection_limit(settings: Settings, limit: int) -> int:
+    """The most open connections under a limit of descriptors. Raises `SettingsError`."""
+    wanted = settings.max_connections
+    if wanted is None:
+        return descriptors.default_connections(limit)
+    needed = wanted + descriptors.SPARE
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        message = f"{wanted} need {needed} file descriptors; this process may have {limit}"
+        raise SettingsError(f"--max-connections: {message} (see ulimit -n)")
+    return wanted
 
 
 def open_audit(settings: Settings) -> Audit:

@@ -1,8 +1,10 @@
 """One run of the server: engine, application, terminal, signals and exit status."""
 
-import signal
+import asyncio
+import gc
 import socket
-from types import FrameType
+from functools import partial
+from typing import cast
 
 import structlog
 import uvicorn
@@ -14,52 +16,36 @@ from engine_adapter.factory import create_engine
 from engine_adapter.types import EngineInfo
 from server.app import create_app
 from server.commands import BAD_SETTING, FAILED, print_error
+from server.commands.http_server import HttpServer
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
+from server.http.connection import Connection
+from server.http.connections import Connections
 from server.lifespan import StartupCallbacks
 from server.settings import Settings, flag
-from server.state import AppState
 from server.telemetry.metrics import Metrics
 
-HTTP_KEEP_ALIVE_S = 65
-"""Seconds that an idle connection stays open. It is longer than load balancers keep theirs, so that
-no request is sent into a connection that is being closed."""
-
 log = structlog.get_logger(__name__)
-
-
-class _UvicornServer(uvicorn.Server):
-    """Uvicorn's server, which also abandons a drain and logs the signal when it stops."""
-
-    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
-        super().__init__(config)
-        self._state = state
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Abandons a drain first, so that held requests have the same time to finish as others."""
-        runtime = self._state.runtime
-        if runtime is not None:
-            runtime.switcher.stop()
-        await super().shutdown(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to stop; a second Ctrl-C does not wait for requests."""
-        log.info("stopping", signal=signal.Signals(sig).name)
-        super().handle_exit(sig, frame)
 
 
 class ServerProcess:
     """One run of the server, from loading the engine to the exit status."""
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, display: StartupDisplay, audit: Audit
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        display: StartupDisplay,
+        audit: Audit,
+        max_connections: int,
     ) -> None:
         self._settings = settings
+        self._max_connections = max_connections
         self._audit = audit
         self._listener = listener
         self._display = display
         self._status = 0
-        self._server: _UvicornServer | None = None
+        self._server: HttpServer | None = None
 
     def run(self) -> int:
         """Serves until a signal, or until the start has failed."""
@@ -76,19 +62,21 @@ class ServerProcess:
             return self._status
         callbacks = StartupCallbacks(self._display.stage, self._ready, self._failed)
         app = create_app(settings, engine, metrics, registry, callbacks, self._audit)
-        self._server = _UvicornServer(self._config(app), app.state.specgate)
-        _ignore_repeated_signals()
+        connections = Connections(settings, self._max_connections, metrics.connections)
+        config = self._config(app, connections)
+        self._server = HttpServer(config, app.state.specgate, _reload)
         try:
             self._server.run(sockets=[self._listener])
         finally:
             self._display.close()
         return self._status
 
-    def _config(self, app: FastAPI) -> uvicorn.Config:
+    def _config(self, app: FastAPI, connections: Connections) -> uvicorn.Config:
         return uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            # uvicorn calls it as it would call the class.
+            http=cast(type[asyncio.Protocol], partial(Connection, connections)),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -96,11 +84,13 @@ class ServerProcess:
             # The peer's address is used for authorization, so no header may change it.
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=HTTP_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=self._settings.shutdown_timeout_s,
+            timeout_keep_alive=self._settings.idle_timeout_s,
         )
 
     def _ready(self, info: EngineInfo) -> None:
+        # What exists now stays: the collector need not stop every request to look at it again.
+        gc.collect()
+        gc.freeze()
         self._display.ready(info, self._listener.getsockname()[1])
 
     def _failed(self, error: Exception) -> None:
@@ -108,6 +98,11 @@ class ServerProcess:
         self._status = print_start_error(error)
         if self._server is not None:
             self._server.should_exit = True
+
+
+def _reload() -> None:
+    """SIGHUP: there is nothing to read again."""
+    log.info("nothing_to_reload", signal="SIGHUP")
 
 
 def print_start_error(error: Exception) -> int:
@@ -122,9 +117,3 @@ def print_start_error(error: Exception) -> int:
         log.error("unexpected_error", exc_info=error)
     print_error(f"the engine could not be started: {str(error) or repr(error)}")
     return FAILED
-
-
-def _ignore_repeated_signals() -> None:
-    """Ignores the signal that uvicorn raises again after it has stopped."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)

@@ -1,6 +1,7 @@
 """The terminal output of a start: the stages of loading, then how to use the server."""
 
 import json
+import os
 import sys
 import time
 
@@ -41,7 +42,7 @@ class StartupDisplay:
             log.info("loading", stage=text, elapsed_s=round(self.elapsed_s, 1))
             return
         self.close()
-        self._console.print(f"[{self.elapsed_s:6.1f} s] {text}", markup=False)
+        self._print(f"[{self.elapsed_s:6.1f} s] {text}")
         if self._console.is_terminal:
             self._live = Live(console=self._console, transient=True, get_renderable=self._waiting)
             self._live.start()
@@ -59,10 +60,9 @@ class StartupDisplay:
         if self._settings.console and pages.installed():
             self._print(f"console: {url}{pages.PATH}")
         self._print("")
-        self._console.print(_proposers(info, self._settings))
+        self._print(_proposers(info, self._settings))
         self._print(f"\nComplete:\n{_completion(url, self._settings)}")
         self._print(f"\nSwitch:\n{_switch(url, info, self._settings)}\n")
-        sys.stdout.flush()
 
     def close(self) -> None:
         """Removes the spinner. Safe to call twice."""
@@ -70,8 +70,16 @@ class StartupDisplay:
             self._live.stop()
             self._live = None
 
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False)
+    def _print(self, what: str | Table) -> None:
+        """Prints, unless it cannot: a full disk must not end the server."""
+        try:
+            self._console.print(what, markup=False)
+            sys.stdout.flush()
+        except OSError as error:
+            log.warning("output_failed", error=str(error))
+            # What is still buffered would fail again, at the latest when the process ends.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def _waiting(self) -> Spinner:
         return Spinner("dots", f"{self.elapsed_s:.0f} s")

@@ -9,7 +9,7 @@ import httpx
 
 from server.commands import FAILED, print_error
 from server.commands.admin_client import AdminClient, AdminClientError, Parser, shown
-from server.control.types import DRAIN_TIMEOUT_S, SwitchMode
+from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 
 
 def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) -> int:
@@ -51,6 +51,12 @@ def _parser() -> Parser:
         metavar="S",
         help=f"seconds that a drain may wait (default: {DRAIN_TIMEOUT_S:g})",
     )
+    parser.add_argument(
+        "--on-timeout",
+        choices=[choice.value for choice in OnTimeout],
+        help="requests that have not ended then: fail the drain, move to the new method, or abort "
+        "with an error (default: fail)",
+    )
     parser.add_argument("--reason", metavar="TEXT", help="kept in the server's audit")
     parser.add_connection()
     return parser
@@ -63,16 +69,18 @@ def _body(options: argparse.Namespace) -> dict[str, Any]:
         "mode": options.mode,
         "num_speculative_tokens": options.k,
         "timeout_s": options.timeout,
+        "on_timeout": options.on_timeout,
         "reason": options.reason,
     }
     return {name: value for name, value in body.items() if value is not None}
 
 
 def _sentence(answer: dict[str, Any]) -> str:
+    aborted = f"{answer['aborted']} aborted, " if answer["aborted"] else ""
     return (
         f"{shown(answer['previous'])} -> {shown(answer['active'])}: {answer['mode']}, "
         f"generation {answer['generation']}, {answer['in_flight']} in flight, "
-        f"{answer['waited_ms']:.1f} ms"
+        f"{aborted}{answer['waited_ms']:.1f} ms"
     )
 
 

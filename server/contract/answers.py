@@ -2,7 +2,7 @@
 
 A model of `server.schema.answers` and its siblings describes a body; the body itself is made
 without it. A route declares what only it knows. `server.contract.document` adds what follows from
-its body, its dependencies and its path: 400, 401, 403, 413, 500 and 503.
+its body, its dependencies and its path: 400, 401, 403, 408, 413, 500 and 503.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,12 @@ Answers = dict[int | str, dict[str, Any]]
 EVENT_STREAM = "text/event-stream"
 SCHEMAS = "#/components/schemas/{model}"
 GENERATION_HEADERS = (SPEC_METHOD, IGNORED_FIELDS, UNENFORCED_KEYWORDS)
+LIMIT_ERRORS = {
+    429: "server_overloaded, concurrency_limit_exceeded, rate_limit_exceeded",
+    503: "queue_timeout, drain_aborted",
+    504: "first_token_timeout, request_timeout",
+}
+"""The errors with which a limit ends a request that generates."""
 ERROR = "ErrorResponse"
 """The name of the schema that every error has."""
 

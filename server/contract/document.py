@@ -25,6 +25,7 @@ DESCRIPTION = """\
 OpenAI's API for one model, on an engine with several speculative-decoding proposers.
 
 Every error of every route is an `ErrorResponse`. A field may be null where that means "not set".
+The limits of a connection refuse with one too: 400, 408, 414, 431 and 503, without a request id.
 Keys apply only if the server has some: without API keys every route but the admin routes is open,
 and without an admin key these answer the server's own machine only. docs/api.md has the details.
 """
@@ -48,6 +49,7 @@ _SECURITY = {
     ADMIN_KEY: {"type": "http", "scheme": "bearer", "description": "a key of `--admin-key`"},
 }
 _BAD_BODY = "The body is not valid; `param` names the field, `code` may be null."
+_RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _NOT_OURS = ("HTTPValidationError", "ValidationError")
 
 
@@ -118,7 +120,9 @@ def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
         yield HTTPStatus.FORBIDDEN, code_list("admin_disabled")
     if route.body_field is not None:
         yield HTTPStatus.BAD_REQUEST, _BAD_BODY
+        yield HTTPStatus.REQUEST_TIMEOUT, code_list("slow_client")
         yield HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code_list("request_too_large")
+        yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("too_many_bodies")
     yield HTTPStatus.INTERNAL_SERVER_ERROR, code_list("internal_error")
     needed = {dependency.call for dependency in route.dependant.dependencies}
     if get_ready_runtime in needed:
@@ -128,7 +132,7 @@ def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
 
 
 def _describe_error(status: int, response: dict[str, Any]) -> None:
-    retries = (RETRY_AFTER,) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()
+    retries = (RETRY_AFTER,) if status in _RETRYABLE else ()
     reference = {"$ref": SCHEMAS.format(model=ERROR)}
     response["headers"] = header_references(retries)
     response["content"] = {"application/json": {"schema": reference}}

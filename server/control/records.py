@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from engine_adapter.types import SpecMethod
-from server.control.types import LoadOutcome, PolicyOutcome, SwitchMode, SwitchOutcome
+from server.control.types import LoadOutcome, OnTimeout, PolicyOutcome, SwitchMode, SwitchOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class SwitchResult:
     in_flight: Annotated[
         int, Field(description="requests admitted and unfinished when it took effect")
     ]
+    aborted: Annotated[int, Field(description="requests that its drain ended")]
     waited_ms: float
 
 
@@ -58,6 +59,7 @@ class Drain:
     held: Annotated[int, Field(description="requests that wait for it")]
     waited_ms: float
     timeout_s: float
+    on_timeout: OnTimeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class SwitchRecord(AdminRecord):
     outcome: SwitchOutcome
     error: str | None
     in_flight: Annotated[int, Field(description="requests admitted and unfinished when it ended")]
+    aborted: Annotated[int, Field(description="requests that its drain ended")]
     took_ms: float
 
 

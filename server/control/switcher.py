@@ -10,36 +10,32 @@ method. A switch's number is `epoch` in the code and `generation` in the API.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from engine_adapter.errors import EngineDead
 from engine_adapter.interface import Engine
 from engine_adapter.types import SpecMethod, Switch
+from server.control.attempt import Attempt
 from server.control.audit import Audit
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
-from server.control.gate import Gate, InFlight
+from server.control.in_flight import InFlight
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
 from server.control.selection import ActiveMethod, resolve
-from server.control.types import DRAIN_TIMEOUT_S, SERVER, Caller, SwitchMode, SwitchOutcome
+from server.control.slots import Slots
+from server.control.types import (
+    DRAIN_TIMEOUT_S,
+    SERVER,
+    Caller,
+    OnTimeout,
+    SwitchMode,
+    SwitchOutcome,
+)
+from server.errors import DrainAborted
 from server.telemetry.metrics import Metrics
 
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A requested switch: `when` in Unix seconds, `begun` in seconds of the performance counter."""
-
-    caller: Caller
-    method: SpecMethod
-    previous: SpecMethod
-    mode: SwitchMode
-    timeout_s: float
-    reason: str | None
-    when: float
-    begun: float
-
-    @property
-    def took_ms(self) -> float:
-        return round((time.perf_counter() - self.begun) * 1e3, 3)
+ABORT_S = 5.0
+"""How long a drain waits for the end of the requests that it has aborted, in seconds."""
 
 
 class Switcher:
@@ -48,9 +44,9 @@ class Switcher:
     Args:
         loaded_proposers: returns the proposers that are loaded at the time of the call.
         initial: the method at start, under any name that a switch accepts.
+        slots: what every request waits for; a drain closes them to requests that have not begun.
 
     Attributes:
-        gate: a request passes it before it is admitted.
         in_flight: the admitted requests that have not ended.
 
     Raises:
@@ -64,17 +60,18 @@ class Switcher:
         metrics: Metrics,
         initial: str,
         audit: Audit,
+        slots: Slots,
     ) -> None:
         method = resolve(
             MethodRequest(initial, None, True, proposer_param="spec_method"), loaded_proposers()
         )
-        self.gate = Gate()
         self.in_flight = InFlight()
+        self._slots = slots
         self._engine = engine
         self._loaded_proposers = loaded_proposers
         self._metrics = metrics
         self._audit = audit
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._swapping: asyncio.Task[SwitchResult] | None = None
         self._deadline: asyncio.Timeout | None = None
         self._stopping = False
@@ -91,8 +88,8 @@ class Switcher:
 
     @property
     def busy(self) -> bool:
-        """Whether a switch runs, or requests that it held are not admitted yet."""
-        return self._attempt is not None or self.gate.must_wait
+        """Whether a switch runs."""
+        return self._attempt is not None
 
     @property
     def drain(self) -> Drain | None:
@@ -102,9 +99,10 @@ class Switcher:
             return None
         return Drain(
             SpecMethodBody.of(attempt.method),
-            self.gate.num_waiting,
+            self._slots.num_queued,
             attempt.took_ms,
             attempt.timeout_s,
+            attempt.on_timeout,
         )
 
     async def switch(
@@ -114,9 +112,12 @@ class Switcher:
         reason: str | None = None,
         *,
         timeout_s: float = DRAIN_TIMEOUT_S,
+        on_timeout: OnTimeout = OnTimeout.FAIL,
         caller: Caller = SERVER,
     ) -> SwitchResult:
         """Makes the requested method the active one.
+
+        `timeout_s` and `on_timeout` are a drain's.
 
         Cancelling the caller abandons a drain that still waits. It does not stop a swap that has
         begun: engine and gateway would disagree.
@@ -127,13 +128,13 @@ class Switcher:
             DrainTimeout, DrainStopped: requests did not end in time; nothing changed.
             EngineError: the engine failed; the old method stays active.
         """
-        attempt = self._prepare(request, mode, timeout_s, reason, caller)
+        attempt = self._prepare(request, mode, timeout_s, on_timeout, reason, caller)
         try:
-            await self._fence(attempt)
+            attempt = await self._fence(attempt)
         except BaseException as error:
             timed_out = isinstance(error, DrainTimeout)
             outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
-            self._release(attempt, outcome, error)
+            self._release(self._attempt or attempt, outcome, error)
             raise
         self._swapping = asyncio.create_task(self._swap(attempt))
         return await asyncio.shield(self._swapping)
@@ -149,75 +150,108 @@ class Switcher:
         request: MethodRequest,
         mode: str,
         timeout_s: float,
+        on_timeout: OnTimeout,
         reason: str | None,
         caller: Caller,
-    ) -> _Attempt:
+    ) -> Attempt:
         try:
             switch_mode = SwitchMode(mode)
         except ValueError:
             known = ", ".join(SwitchMode)
             raise SelectionError(f"mode must be one of {known}", "mode", "unknown_mode") from None
-        loaded = self._loaded_proposers()
-        method = resolve(request, loaded)
-        previous = self._active.spec_method
-        begun = time.perf_counter()
-        attempt = _Attempt(
-            caller, method, previous, switch_mode, timeout_s, reason, time.time(), begun
+        method = resolve(request, self._loaded_proposers())
+        attempt = Attempt(
+            caller,
+            method,
+            self._active.spec_method,
+            switch_mode,
+            timeout_s,
+            on_timeout,
+            reason,
+            when=time.time(),
+            begun=time.perf_counter(),
+            moves=switch_mode == SwitchMode.IMMEDIATE,
         )
-        if self._attempt is not None:
-            refusal = SwitchInProgress()
-            self._record(attempt, SwitchOutcome.REFUSED, refusal)
+        refusal = self._refusal(method)
+        if refusal is not None:
+            died = isinstance(refusal, EngineDead)
+            self._record(attempt, SwitchOutcome.FAILED if died else SwitchOutcome.REFUSED, refusal)
             raise refusal
-        if method.proposer in loaded.quarantined:
-            quarantined = ProposerQuarantined(method.proposer)
-            self._record(attempt, SwitchOutcome.REFUSED, quarantined)
-            raise quarantined
-        if failure := self._engine.failure:
-            self._record(attempt, SwitchOutcome.FAILED, failure)
-            raise failure
         self._attempt = attempt
         return attempt
 
-    async def _fence(self, attempt: _Attempt) -> None:
-        """In `drain` mode, holds new requests and waits for the admitted ones to end."""
+    def _refusal(self, method: SpecMethod) -> Exception | None:
+        """Why no switch to `method` can begin now."""
+        if self._attempt is not None:
+            return SwitchInProgress()
+        if method.proposer in self._loaded_proposers().quarantined:
+            return ProposerQuarantined(method.proposer)
+        return self._engine.failure
+
+    async def _fence(self, attempt: Attempt) -> Attempt:
+        """In `drain` mode, holds new requests and waits for the admitted ones to end.
+
+        Returns the attempt with what became of those that did not end in time.
+        """
         if attempt.mode != SwitchMode.DRAIN:
-            return
-        self.gate.close()
+            return attempt
+        self._slots.close()
         try:
-            async with asyncio.timeout(attempt.timeout_s) as self._deadline:
+            await self._emptied(attempt.timeout_s)
+        except DrainTimeout:
+            if attempt.on_timeout == OnTimeout.MOVE:
+                return replace(attempt, moves=True)
+            if attempt.on_timeout == OnTimeout.ABORT:
+                attempt = replace(attempt, aborted=self.in_flight.abort(DrainAborted()))
+                # For the record, if even that takes too long.
+                self._attempt = attempt
+                await self._emptied(ABORT_S)
+                return attempt
+            raise
+        return attempt
+
+    async def _emptied(self, timeout_s: float) -> None:
+        """Waits until no request is in flight. Raises `DrainTimeout`, `DrainStopped`."""
+        try:
+            async with asyncio.timeout(timeout_s) as self._deadline:
                 if self._stopping:
                     raise DrainStopped
                 await self.in_flight.emptied()
         except TimeoutError:
             if self._stopping:
                 raise DrainStopped from None
-            raise DrainTimeout(attempt.timeout_s, len(self.in_flight)) from None
+            raise DrainTimeout(timeout_s, len(self.in_flight)) from None
         finally:
             self._deadline = None
 
-    async def _swap(self, attempt: _Attempt) -> SwitchResult:
+    async def _swap(self, attempt: Attempt) -> SwitchResult:
         # A failed swap uses its number too: the engine may have seen it.
         self._epoch += 1
         epoch, method = self._epoch, attempt.method
-        immediate = attempt.mode == SwitchMode.IMMEDIATE
         try:
-            await self._engine.switch(Switch(method, epoch), running=immediate)
+            await self._engine.switch(Switch(method, epoch), running=attempt.moves)
         except BaseException as error:
             # The engine may have applied it, and later requests must not look older than it.
             self._active = replace(self._active, epoch=epoch)
             self._release(attempt, SwitchOutcome.FAILED, error, epoch)
             raise
-        if immediate:
+        if attempt.moves:
             self.in_flight.move_unpinned(method.proposer)
         self._publish(method)
         record = self._release(attempt, SwitchOutcome.SWITCHED, None, epoch)
         return SwitchResult(
-            record.previous, record.to, record.mode, epoch, len(self.in_flight), record.took_ms
+            record.previous,
+            record.to,
+            record.mode,
+            epoch,
+            len(self.in_flight),
+            attempt.aborted,
+            record.took_ms,
         )
 
     def _release(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         outcome: SwitchOutcome,
         error: BaseException | None,
         epoch: int | None = None,
@@ -225,31 +259,17 @@ class Switcher:
         """Ends a switch: records it, and lets the held requests continue."""
         record = self._record(attempt, outcome, error, epoch)
         self._attempt = None
-        self.gate.open()
+        self._slots.open()
         return record
 
     def _record(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         outcome: SwitchOutcome,
         error: BaseException | None,
         epoch: int | None = None,
     ) -> SwitchRecord:
-        record = SwitchRecord(
-            when=attempt.when,
-            who=attempt.caller.who,
-            peer=attempt.caller.peer,
-            what="switch_spec_method",
-            previous=SpecMethodBody.of(attempt.previous),
-            to=SpecMethodBody.of(attempt.method),
-            mode=attempt.mode,
-            reason=attempt.reason,
-            outcome=outcome,
-            error=None if error is None else str(error) or type(error).__name__,
-            generation=epoch,
-            in_flight=len(self.in_flight),
-            took_ms=attempt.took_ms,
-        )
+        record = attempt.record(outcome, error, epoch, len(self.in_flight))
         took_s = None if epoch is None else record.took_ms / 1e3
         self._metrics.count_switch(attempt.mode, outcome, took_s)
         self._audit.add(record)

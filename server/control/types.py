@@ -1,7 +1,7 @@
 """The plain types of speculation control: modes, outcomes and callers.
 
 Nothing else of `server` is imported here, so that request bodies, metrics and authentication can
-use them without the switcher, the gate or the audit.
+use them without the switcher, the slots or the audit.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,10 @@ from enum import StrEnum
 
 DRAIN_TIMEOUT_S = 30.0
 """How long a drain waits by default, in seconds."""
+
+
+MAX_DRAIN_TIMEOUT_S = 3600.0
+"""The longest that a drain may wait, in seconds: new requests wait as long."""
 
 
 class SwitchMode(StrEnum):
@@ -21,6 +25,18 @@ class SwitchMode(StrEnum):
     IMMEDIATE = "immediate"
     NEW_REQUESTS = "new_requests"
     DRAIN = "drain"
+
+
+class OnTimeout(StrEnum):
+    """What a drain does with the requests that have not ended when its time is over.
+
+    `fail`: nothing, and the switch fails. `move`: those that are neither pinned nor routed by a
+    rule change to the new method, as in an immediate switch. `abort`: they end with an error.
+    """
+
+    FAIL = "fail"
+    MOVE = "move"
+    ABORT = "abort"
 
 
 class SwitchOutcome(StrEnum):

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
 import structlog
@@ -16,7 +17,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, ClientDisconnected, Stopping, error_body, to_api_error
+from server.errors import (
+    ApiError,
+    ClientDisconnected,
+    cancellation_error,
+    error_body,
+    to_api_error,
+)
+from server.time_limits import TimeLimit
 
 T = TypeVar("T")
 
@@ -25,6 +33,9 @@ DONE = b"data: [DONE]\n\n"
 
 TEXT_PLACEHOLDER = "\x00text\x00"
 """The text of an event that is encoded in advance; JSON never holds this text unescaped."""
+
+DIRECT_SEND = "specgate.direct_send"
+"""The key of a request's scope that has the server's own `send`, without the middleware's."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients ignore."""
@@ -37,9 +48,18 @@ log = structlog.get_logger(__name__)
 def json_text(value: Any) -> str:
     """Compact JSON on one line, even for clients that split lines as `str.splitlines` does."""
     text = _encode(value)
-    if not text.isascii():
-        for character in "\x85\u2028\u2029":
-            text = text.replace(character, f"\\u{ord(character):04x}")
+    return text if text.isascii() else _one_line(text)
+
+
+def json_string(value: str) -> bytes:
+    """`json_text` of a string, encoded: the part of an event that differs from the one before."""
+    text = encode_basestring(value)
+    return (text if text.isascii() else _one_line(text)).encode()
+
+
+def _one_line(text: str) -> str:
+    for character in "\x85\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
@@ -53,18 +73,24 @@ def error_events(error: ApiError) -> bytes:
     return event(error_body(error)) + DONE
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, and cancels it as soon as the client disconnects.
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], limit: TimeLimit | None = None
+) -> T:
+    """Runs `work`, and cancels it as soon as the client disconnects, or at the limit.
 
-    `receive` must be past the request's body. Raises `ClientDisconnected`, and `RuntimeError`
-    if `work` was cancelled from elsewhere.
+    `receive` must be past the request's body. Raises `ClientDisconnected`, the limit's error, and
+    `RuntimeError` if `work` was cancelled from elsewhere.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (working, watching),
+            timeout=None if limit is None else limit.left_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         if not working.done():
-            raise ClientDisconnected
+            raise ClientDisconnected if limit is None or watching.done() else limit.error()
         if working.cancelled():
             raise RuntimeError("the work was cancelled from within")
         return working.result()
@@ -82,7 +108,9 @@ async def _disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """Sends the encoded events of an async generator, and always closes it.
 
-    `on_failure` encodes the events that end a stream which fails after its first event.
+    Its events go past the middleware, which reads only the start and the end of an answer.
+    `on_failure` encodes the events that end a stream which fails after its first event; `limit`
+    is the time by which it has ended.
     """
 
     media_type = "text/event-stream"
@@ -94,6 +122,7 @@ class EventStream(Response):
         keepalive_s: float,
         headers: Mapping[str, str] | None = None,
         on_failure: Callable[[ApiError], bytes] = error_events,
+        limit: TimeLimit | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
         # Response has set the length of an empty body.
@@ -101,38 +130,45 @@ class EventStream(Response):
         self._events = events
         self._keepalive_s = keepalive_s
         self._on_failure = on_failure
+        self._limit = limit
         self._started = False
+        self._has_sent_start = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what the generator raises before its first event."""
-        self._lock = asyncio.Lock()
+        self._send = send
+        self._send_event: Send = scope.get(DIRECT_SEND, send)
+        self._starting = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
         async with aclosing(self._events):
             try:
-                await until_disconnect(receive, self._run(send))
+                await until_disconnect(receive, self._run(), self._limit)
             except ClientDisconnected:
                 if not self._started:
                     raise
                 log.info("stream_disconnected")
-            except asyncio.CancelledError:
-                # The server stops and has waited long enough.
+            except (asyncio.CancelledError, ApiError) as error:
+                # The request's time is over, the server stops, or a drain has waited long enough.
                 if not self._started:
                     raise
-                log.error("stream_failed", code="stopping")
-                await self._write(send, self._on_failure(Stopping()))
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                # Before the last event, for which an absent reader can make it wait.
+                await self._events.aclose()
+                reason = error if isinstance(error, ApiError) else cancellation_error(error)
+                log.error("stream_failed", code=reason.code)
+                await self._write(self._on_failure(reason))
+                await self._end()
 
-    async def _run(self, send: Send) -> None:
-        keeping_alive = asyncio.ensure_future(self._keep_alive(send))
+    async def _run(self) -> None:
+        keeping_alive = asyncio.ensure_future(self._keep_alive())
         try:
-            await self._pump(send)
+            await self._pump()
         finally:
             keeping_alive.cancel()
             await asyncio.gather(keeping_alive, return_exceptions=True)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._end()
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self) -> None:
         while True:
             try:
                 data = await anext(self._events)
@@ -144,28 +180,37 @@ class EventStream(Response):
                 mapped = to_api_error(error)
                 unexpected = error if mapped.status == 500 else None
                 log.error("stream_failed", code=mapped.code, exc_info=unexpected)
-                await self._write(send, self._on_failure(mapped))
+                await self._write(self._on_failure(mapped))
                 return
-            await self._write(send, data)
+            await self._write(data)
 
-    async def _keep_alive(self, send: Send) -> None:
+    async def _keep_alive(self) -> None:
         while self._keepalive_s:
             silent_s = self._loop.time() - self._last
             if silent_s < self._keepalive_s:
                 await asyncio.sleep(self._keepalive_s - silent_s)
             else:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(KEEP_ALIVE)
 
-    async def _write(self, send: Send, data: bytes) -> None:
-        async with self._lock:
-            if not self._started:
+    async def _write(self, data: bytes) -> None:
+        if not self._has_sent_start:
+            await self._start()
+        await self._send_event({"type": "http.response.body", "body": data, "more_body": True})
+        self._last = self._loop.time()
+
+    async def _start(self) -> None:
+        """Sends the status. The first event and a comment may both want to; the second waits."""
+        async with self._starting:
+            if not self._has_sent_start:
                 self._started = True
-                await send(
+                await self._send(
                     {
                         "type": "http.response.start",
                         "status": self.status_code,
                         "headers": self.raw_headers,
                     }
                 )
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._last = self._loop.time()
+                self._has_sent_start = True
+
+    async def _end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,6 +1,7 @@
-"""Middleware of every request: request id, access log, HTTP metrics, unexpected errors, body size.
+"""Middleware of every request: request id, access log, HTTP metrics, unexpected errors.
 
-Pure ASGI: the events of a stream are not wrapped one by one.
+Pure ASGI: what wraps `send` reads only the start and the end of an answer. `EventStream` sends
+what is between past the middleware.
 """
 
 import asyncio
@@ -10,12 +11,11 @@ import uuid
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import ApiError, Stopping, error_response, to_api_error
+from server.errors import cancellation_error, error_response, to_api_error
 from server.http.headers import REQUEST_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
@@ -81,6 +81,7 @@ class AccessLog:
             write = log.debug if route in PROBES else log.info
             write(
                 "request",
+                peer=scope["client"][0] if scope["client"] else None,
                 method=method,
                 path=shown_path(scope),
                 route=route,
@@ -125,44 +126,13 @@ class ErrorBoundary:
             await self._app(scope, receive, watched)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and was_cancelled():
-                # The server stops and no longer waits for requests.
+                # The server stops, or a drain has waited long enough.
                 if started:
                     raise
-                await error_response(Stopping())(scope, receive, send)
+                await error_response(cancellation_error(error))(scope, receive, send)
                 return
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:
                 # The server closes the connection, so that the client sees a broken response.
                 raise
             await error_response(to_api_error(error))(scope, receive, send)
-
-
-class BodyLimit:
-    """Refuses a body of more than `max_bytes` with 413, with or without a content length."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        message = f"The body is larger than {self._max_bytes} bytes."
-        declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._max_bytes:
-            error = ApiError(413, message, code="request_too_large")
-            await error_response(error)(scope, receive, send)
-            return
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            part = await receive()
-            received += len(part.get("body", b""))
-            if received > self._max_bytes:
-                # FastAPI turns any other exception that occurs while it reads into a 400.
-                raise HTTPException(413, message)
-            return part
-
-        await self._app(scope, counted, send)

@@ -9,9 +9,9 @@ from server.openai.output_limit import output_limit
 from server.openai.prompts import (
     chat_prompt,
     check_prompt,
+    most_tokens,
     predicted_tokens,
     template_variables,
-    text_limit,
     truncated,
 )
 from server.openai.request import PreparedRequest, check_body
@@ -30,8 +30,8 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     check_logprobs(info, num_top, "top_logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
     max_tokens, param = _max_tokens(body)
-    limit = text_limit(body, info)
-    whole = await chat_prompt(runtime.renderer, body.messages, body, limit)
+    most = most_tokens(body, info)
+    whole = await chat_prompt(runtime.renderer, body.messages, body, most)
     expected = max_tokens or runtime.settings.default_max_tokens
     prompt = truncated(body, info, whole, expected)
     check_prompt(info, prompt, "messages")

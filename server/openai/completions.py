@@ -10,11 +10,17 @@ from server.errors import InvalidField
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
-from server.openai.prompts import check_prompt, predicted_tokens, text_limit, truncated
+from server.openai.prompts import (
+    check_prompt,
+    most_tokens,
+    predicted_tokens,
+    text_prompt,
+    truncated,
+)
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
 from server.rendering import Renderer
-from server.schema.completions import MAX_PROMPTS, CompletionRequest
+from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
 from server.state import Runtime
 
 DEFAULT_MAX_TOKENS = 16
@@ -33,12 +39,15 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
     if len(body.prompt) * (body.n or 1) > MAX_PROMPTS:
         raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
-    prompts = await _encode(renderer, body, info)
+    prompts = []
+    for prompt in body.prompt:
+        prompts.append(await _encode(renderer, body, info, prompt))
+        await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
     options = _options(runtime, body, [len(prompt) for prompt in prompts])
     prediction = await predicted_tokens(renderer, info, body.prediction)
-    echoes = await asyncio.to_thread(_echoes, renderer, body, prompts) if body.echo else ()
+    echoes = await _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
     return PreparedRequest(body, checked, "cmpl-", prompts, options, prediction, shape)
 
@@ -137,30 +146,24 @@ def _options(
 
 
 async def _encode(
-    renderer: Renderer, body: CompletionRequest, info: EngineInfo
-) -> list[Sequence[int]]:
-    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
-    if not all(texts):
-        raise InvalidField("prompt", "prompt must not be empty.")
-    prompts: Sequence[Sequence[int]] = await renderer.encode_all(
-        texts,
-        add_special_tokens=body.add_special_tokens is not False,
-        param="prompt",
-        limit=text_limit(body, info),
-    )
-    ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
+    renderer: Renderer, body: CompletionRequest, info: EngineInfo, prompt: Prompt
+) -> Sequence[int]:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidField("prompt", "prompt must not be empty.")
+        most = most_tokens(body, info)
+        prompt = list(await text_prompt(renderer, prompt, body.add_special_tokens, most))
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return [truncated(body, info, prompt, max_tokens) for prompt in prompts or ids]
+    return truncated(body, info, prompt, max_tokens)
 
 
-def _echoes(
+async def _echoes(
     renderer: Renderer, body: CompletionRequest, prompts: Sequence[Sequence[int]]
 ) -> tuple[Echo, ...]:
     keeps_text = body.truncate_prompt_tokens is None
-    return tuple(
-        Echo(
-            given if isinstance(given, str) and keeps_text else renderer.decode(ids),
-            renderer.decode(ids[:1]),
-        )
-        for given, ids in zip(body.prompt, prompts, strict=True)
-    )
+    echoes = []
+    for given, ids in zip(body.prompt, prompts, strict=True):
+        text = given if isinstance(given, str) and keeps_text else renderer.decode(ids)
+        echoes.append(Echo(text, renderer.decode(ids[:1])))
+        await asyncio.sleep(0)
+    return tuple(echoes)

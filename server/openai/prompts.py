@@ -1,11 +1,11 @@
 """A body's messages or text -> prompt token ids, the same for generation and for `/tokenize`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
-from server.rendering import Renderer, TextLimit
+from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, Prediction
 from server.schema.json_values import surrogate_path
@@ -17,9 +17,9 @@ async def chat_prompt(
     renderer: Renderer,
     messages: Sequence[Message],
     fields: ChatPromptFields,
-    limit: TextLimit | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The token ids of a chat. Raises `InvalidField`."""
+    """The token ids of a chat. Raises `InvalidField`; see `Renderer.encode` for `max_tokens`."""
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
@@ -33,7 +33,7 @@ async def chat_prompt(
             add_special_tokens=bool(fields.add_special_tokens),
             variables=template_variables(fields),
             tools=[tool.for_template() for tool in fields.tools or ()],
-            limit=limit,
+            max_tokens=max_tokens,
         )
     except InvalidField as error:
         if error.code is not None:
@@ -43,6 +43,11 @@ async def chat_prompt(
         if path is None:
             raise
         raise InvalidField(path, f"{path} contains a lone surrogate.") from None
+
+
+def most_tokens(body: GenerationBody, info: EngineInfo) -> int | None:
+    """The most tokens that a prompt may have as it is sent; `None` if the rest is cut off."""
+    return info.max_model_len if body.truncate_prompt_tokens is None else None
 
 
 def template_variables(fields: ChatPromptFields) -> dict[str, Any]:
@@ -76,11 +81,18 @@ def truncated(
     return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]
 
 
-def text_limit(body: GenerationBody, info: EngineInfo) -> TextLimit:
-    """How much of a prompt's text is tokenized: what the context can hold."""
-    if body.truncate_prompt_tokens is None:
-        return TextLimit(info.max_model_len)
-    return TextLimit(info.max_model_len, "start" if body.truncation_side == "right" else "end")
+async def text_prompt(
+    renderer: Renderer,
+    text: str,
+    add_special_tokens: bool | None,
+    max_tokens: int | None = None,
+) -> tuple[int, ...]:
+    """The token ids of a text, with special tokens unless the client declines them.
+
+    Raises `InvalidField`; see `Renderer.encode` for `max_tokens`.
+    """
+    special = add_special_tokens is not False
+    return await renderer.encode(text, add_special_tokens=special, max_tokens=max_tokens)
 
 
 async def predicted_tokens(
@@ -93,7 +105,7 @@ async def predicted_tokens(
         prediction.text,
         add_special_tokens=False,
         param="prediction.content",
-        limit=TextLimit(info.max_model_len),
+        max_tokens=info.max_model_len,
     )
     if len(tokens) > info.max_model_len:
         message = (
@@ -108,7 +120,7 @@ def check_prompt(info: EngineInfo, token_ids: Sequence[int], param: str) -> None
     """Raises `InvalidField` for a prompt that is empty, too long or not of the vocabulary."""
     if not token_ids:
         raise InvalidField(param, f"{param} has no tokens.")
-    check_token_ids(info, (min(token_ids), max(token_ids)), param)
+    check_token_ids(info, token_ids, param)
     if len(token_ids) >= info.max_model_len:
         message = (
             f"This model's maximum context length is {info.max_model_len} tokens, and {param} "
@@ -117,9 +129,9 @@ def check_prompt(info: EngineInfo, token_ids: Sequence[int], param: str) -> None
         raise InvalidField(param, message, "context_length_exceeded")
 
 
-def check_token_ids(info: EngineInfo, token_ids: Iterable[int], param: str) -> None:
+def check_token_ids(info: EngineInfo, token_ids: Sequence[int], param: str) -> None:
     """Raises `InvalidField` for an id outside the vocabulary."""
-    for token_id in token_ids:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < info.vocab_size:
             bounds = f"token ids are from 0 to {info.vocab_size - 1}"
             raise InvalidField(param, f"{param} contains {clip(token_id)}; {bounds}.")

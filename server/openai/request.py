@@ -1,5 +1,6 @@
 """A request on its way to the engine: its body is checked, then it is prepared, then admitted."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -9,21 +10,25 @@ from typing import Any
 
 from starlette.types import Receive
 
-from engine_adapter.policies.names import policy_name
 from engine_adapter.types import GenerationRequest, LoraAdapter, SamplingOptions
-from server.control.method_names import PLAIN_SPELLINGS, MethodRequest, SelectionError
+from server.control.method_names import SelectionError
 from server.control.overlap import RunningOverlap
 from server.control.router import NO_ROUTING, Routing
 from server.control.routing import Traits
 from server.control.selection import Selection, decides_itself, select
+from server.control.slots import Place
 from server.errors import InvalidField, Stopping
 from server.http.event_stream import until_disconnect
+from server.limit_errors import QueueTimeout
 from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
+from server.openai.demand import demand
+from server.openai.method_request import method_request
 from server.openai.models import find_adapter
 from server.schema.base import Body
-from server.schema.generation_body import GenerationBody, SpecDecode
+from server.schema.generation_body import GenerationBody
 from server.state import Runtime
+from server.time_limits import TimeLimit
 
 _INT64 = 2**63
 
@@ -112,6 +117,7 @@ class AdmittedRequest:
         created: Unix time in seconds.
         selection: the proposer that the request has, and why.
         engine_requests: one per choice; choice i of prompt p has the index p * n + i.
+        place: has started the first of them.
         num_prompt_tokens: the tokens of all prompts, each prompt counted once.
         measured: gets the overlap of the answers, for routing rules.
     """
@@ -121,6 +127,7 @@ class AdmittedRequest:
     prepared: PreparedRequest
     selection: Selection
     engine_requests: tuple[GenerationRequest, ...]
+    place: Place
     num_prompt_tokens: int
     measured: tuple[RunningOverlap, ...] = ()
 
@@ -148,37 +155,70 @@ def check_body(runtime: Runtime, body: Body) -> CheckedBody:
 
 @asynccontextmanager
 async def admitted(
-    runtime: Runtime, receive: Receive, prepared: PreparedRequest, origin: Origin
+    runtime: Runtime,
+    receive: Receive,
+    prepared: PreparedRequest,
+    origin: Origin,
+    limit: TimeLimit | None = None,
 ) -> AsyncIterator[AdmittedRequest]:
     """Selects a request's spec method and admits it; it is in flight until the block ends.
 
-    While a drain closes the gate, the request waits for its turn first. `receive` must be past
-    the request's body.
+    While the engine has no free slot, or a drain runs, the request waits for its turn first.
+    `receive` must be past the request's body, and `limit` is that of the request.
 
     Raises:
         InvalidField: the requested proposer or k cannot be selected.
+        TooManyRequests: the queue is full, or the request's API key is at its limit.
+        QueueTimeout, or the limit's error: the request waited too long.
         ClientDisconnected: the client closed the connection while the request waited.
         Stopping: the server stopped while the request waited.
     """
-    gate = runtime.switcher.gate
-    if not gate.must_wait:
-        request = _admit(runtime, prepared, origin)
-    else:
-        # An invalid request is refused before the wait, not after it.
-        choose(runtime, prepared, origin)
-        with gate.ticket() as ticket:
-            while not ticket.is_next:
-                await until_disconnect(receive, ticket.wait())
-            if runtime.stopping.is_set():
-                raise Stopping
-            # No `await` from here on: see `Gate.ticket`.
-            request = _admit(runtime, prepared, origin)
-    selection = request.selection
-    with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
-        yield request
+    needed = demand(
+        origin.api_key,
+        prepared.prompts,
+        prepared.n,
+        prepared.options[0],
+        prepared.body.priority or 0,
+    )
+    with runtime.admission.place(needed) as place:
+        if place.start_now():
+            runtime.admission.observe_wait(0.0)
+        else:
+            # A request that is invalid, or too many, is refused before the wait.
+            choose(runtime, prepared, origin)
+            runtime.admission.check_queue(needed)
+            await _turn(runtime, receive, place, limit)
+        # No `await` from here on: no drain may come in between.
+        request = _admit(runtime, prepared, origin, place)
+        selection = request.selection
+        with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
+            yield request
 
 
-def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> AdmittedRequest:
+async def _turn(
+    runtime: Runtime, receive: Receive, place: Place, of_request: TimeLimit | None
+) -> None:
+    """Waits for a request's turn. Raises as `admitted`."""
+    admission, timeout_s = runtime.admission, runtime.settings.queue_timeout_s
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    of_queue = TimeLimit.after(
+        timeout_s, lambda: admission.counted(QueueTimeout(timeout_s, admission.retry_after_s))
+    )
+    limit = TimeLimit.earliest(of_queue, of_request)
+    await until_disconnect(receive, place.start(), limit)
+    while not admission.slots.is_open:
+        # A drain has begun since the request's turn came: the drain does not know of it.
+        place.give_back()
+        await until_disconnect(receive, place.start(), limit)
+    admission.observe_wait(loop.time() - begun_s)
+    if runtime.stopping.is_set():
+        raise Stopping
+
+
+def _admit(
+    runtime: Runtime, prepared: PreparedRequest, origin: Origin, place: Place
+) -> AdmittedRequest:
     selection, routing = choose(runtime, prepared, origin)
     request_id = f"{prepared.id_prefix}{uuid.uuid4().hex}"
     n = prepared.n
@@ -191,7 +231,7 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
     engine_requests = tuple(
         GenerationRequest(
             f"{request_id}-{p * n + i}",
-            tuple(prompt),
+            prompt,
             _own_seed(i, options),
             params,
             adapter,
@@ -199,7 +239,9 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
             cache_salt=prepared.body.cache_salt,
             priority=prepared.body.priority or 0,
         )
-        for p, (prompt, options) in enumerate(zip(prepared.prompts, prepared.options, strict=True))
+        for p, (prompt, options) in enumerate(
+            zip(map(tuple, prepared.prompts), prepared.options, strict=True)
+        )
         for i in range(n)
     )
     runtime.metrics.count_request(selection.name, selection.selected_by)
@@ -210,6 +252,7 @@ def _admit(runtime: Runtime, prepared: PreparedRequest, origin: Origin) -> Admit
         prepared=prepared,
         selection=selection,
         engine_requests=engine_requests,
+        place=place,
         num_prompt_tokens=sum(map(len, prepared.prompts)),
         measured=routing.measured,
     )
@@ -220,7 +263,7 @@ def choose(
 ) -> tuple[Selection, Routing]:
     """The spec method that a request would get now. Counts nothing. Raises `InvalidField`."""
     router, routing = runtime.router, NO_ROUTING
-    wanted = _method_request(prepared.body)
+    wanted = method_request(prepared.body)
     if router.rules and (router.uses_overlap or not decides_itself(wanted)):
         routing = router.route(prepared.traits(origin))
     if decides_itself(wanted):
@@ -232,43 +275,6 @@ def choose(
     except SelectionError as error:
         raise InvalidField(error.param, error.message, error.code) from error
     return selection, routing
-
-
-def _method_request(body: GenerationBody) -> MethodRequest:
-    """The proposer and k that a body requests, from `spec_decode` or from the flat fields.
-
-    A flat null means "not set", because clients send their unset fields as null. Raises
-    `InvalidField` if both forms are used with different values.
-    """
-    nested = body.spec_decode or SpecDecode()
-    in_nested = "proposer" in nested.model_fields_set
-    flat = body.speculative_model
-    if in_nested and flat is not None and _canonical(nested.proposer) != _canonical(flat):
-        raise _conflict("speculative_model", "spec_decode.proposer")
-    k, flat_k = nested.num_speculative_tokens, body.num_speculative_tokens
-    if k is not None and flat_k is not None and k != flat_k:
-        raise _conflict("num_speculative_tokens", "spec_decode.num_speculative_tokens")
-    proposer_is_flat = flat is not None and not in_nested
-    k_is_flat = flat_k is not None and k is None
-    return MethodRequest(
-        proposer=nested.proposer if in_nested else flat,
-        num_speculative_tokens=flat_k if k_is_flat else k,
-        is_named=in_nested or flat is not None,
-        has_prediction=body.prediction is not None,
-        proposer_param="speculative_model" if proposer_is_flat else "spec_decode.proposer",
-        k_param=("" if k_is_flat else "spec_decode.") + "num_speculative_tokens",
-    )
-
-
-def _canonical(name: str | None) -> str | None:
-    """The name, or `None` for every name of plain decoding; a policy's own name."""
-    if name is None or name.lower() in PLAIN_SPELLINGS:
-        return None
-    return policy_name(name) or name
-
-
-def _conflict(flat: str, nested: str) -> InvalidField:
-    return InvalidField(flat, f"{flat} and {nested} are both given and differ; send one of them.")
 
 
 def _own_seed(index: int, options: SamplingOptions) -> SamplingOptions:

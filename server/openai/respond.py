@@ -3,22 +3,24 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from engine_adapter.interface import Engine
 from engine_adapter.types import Delta
+from server.control.slots import Place
 from server.errors import ApiError
 from server.http.auth import api_key_name
 from server.http.event_stream import EventStream, until_disconnect
+from server.limit_errors import FirstTokenTimeout, RequestTimeout
 from server.openai.answer_overlap import measured
 from server.openai.request import AdmittedRequest, Origin, PreparedRequest, admitted
 from server.openai.response import ResponseBuilder
 from server.state import Runtime
+from server.time_limits import TimeLimit, within
 
 T = TypeVar("T")
 
@@ -34,8 +36,8 @@ class Builder(Protocol):
         """Adds a delta of choice `index`."""
         ...
 
-    def body(self) -> dict[str, Any]:
-        """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
+    def body(self) -> bytes:
+        """The response in one piece, encoded. Raises `RuntimeError` if a choice has not ended."""
         ...
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
@@ -73,107 +75,152 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ApiError` and `EngineError` before the first byte."""
-        engine = self._runtime.engine
+        runtime = self._runtime
+        limit = _request_limit(runtime)
         headers = Headers(scope=scope)
-        origin = Origin(headers, api_key_name(headers, self._runtime.settings))
+        origin = Origin(headers, api_key_name(headers, runtime.settings))
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
-                admitted(self._runtime, receive, self._prepared, origin)
+                admitted(runtime, receive, self._prepared, origin, limit)
             )
             response_headers = request.headers()
             builder = self._new_builder(request)
             if self._prepared.body.stream:
-                keepalive_s = self._runtime.settings.keepalive_s
-                events = stream_events(engine, request, builder, in_flight.aclose)
+                events = stream_events(runtime, request, builder, in_flight.aclose)
                 stream = EventStream(
                     events,
-                    keepalive_s=keepalive_s,
+                    keepalive_s=runtime.settings.keepalive_s,
                     headers=response_headers,
                     on_failure=builder.failure,
+                    limit=limit,
                 )
                 await stream(scope, receive, send)
                 return
-            body = await until_disconnect(receive, whole_body(engine, request, builder))
-        await JSONResponse(body, headers=response_headers)(scope, receive, send)
+            body = await until_disconnect(receive, whole_body(runtime, request, builder), limit)
+        response = Response(body, media_type="application/json", headers=response_headers)
+        await response(scope, receive, send)
 
 
-async def whole_body(engine: Engine, request: AdmittedRequest, builder: Builder) -> dict[str, Any]:
+def _request_limit(runtime: Runtime) -> TimeLimit | None:
+    seconds = runtime.settings.request_timeout_s
+    return TimeLimit.after(seconds, lambda: runtime.admission.counted(RequestTimeout(seconds)))
+
+
+def _first_token_limit(runtime: Runtime) -> TimeLimit | None:
+    seconds = runtime.settings.first_token_timeout_s
+    return TimeLimit.after(seconds, lambda: runtime.admission.counted(FirstTokenTimeout(seconds)))
+
+
+async def whole_body(runtime: Runtime, request: AdmittedRequest, builder: Builder) -> bytes:
     """Generates, and returns the response in one piece. Cancelling it aborts the generation."""
-    async with aclosing(_deltas(engine, request)) as deltas:
+    async with aclosing(_deltas(runtime, request)) as deltas:
         async for index, delta in deltas:
             builder.add(index, delta)
     return builder.body()
 
 
 async def stream_events(
-    engine: Engine,
+    runtime: Runtime,
     request: AdmittedRequest,
     builder: Builder,
     generated: Callable[[], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
     """Generates, and yields encoded events. Closing it aborts the generation.
 
-    `generated` is called when the engine has finished, before the events that end the stream.
+    `generated` is called when the engine has finished, before the events that end the stream, or
+    when the generation was aborted.
     """
-    async with aclosing(_deltas(engine, request)) as deltas:
-        async for index, delta in deltas:
-            for event in builder.events(index, delta):
-                yield event
-    await generated()
+    try:
+        async with aclosing(_deltas(runtime, request)) as deltas:
+            async for index, delta in deltas:
+                for event in builder.events(index, delta):
+                    yield event
+    finally:
+        await generated()
     for event in builder.last_events():
         yield event
 
 
-def _deltas(engine: Engine, request: AdmittedRequest) -> AsyncGenerator[tuple[int, Delta], None]:
+def _deltas(runtime: Runtime, request: AdmittedRequest) -> AsyncGenerator[tuple[int, Delta], None]:
     """(Index of the choice, delta) as the engine generates them."""
-    merged = merge([engine.generate(r) for r in request.engine_requests])
+    streams = [runtime.engine.generate(r) for r in request.engine_requests]
+    merged = merge(streams, request.place, _first_token_limit(runtime))
     if not request.measured:
         return merged
     prompts = [r.prompt_token_ids for r in request.engine_requests]
     return measured(merged, prompts, request.measured)
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(
+    streams: Sequence[AsyncGenerator[T, None]], place: Place, limit: TimeLimit | None = None
+) -> AsyncGenerator[tuple[int, T], None]:
     """Yields (index of the stream, item) in order of arrival; closes all streams at its end.
 
     The first exception of any stream is raised and ends the others. The caller must close this
     generator (`aclosing`), which aborts the streams.
+
+    Args:
+        place: has started the first stream; each other one is run when its turn comes.
+        limit: when the first item must have come.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
+            async with within(limit):
+                first = await anext(only, None)
+            if first is not None:
+                place.began(0)
+                yield 0, first
             async for item in only:
                 yield 0, item
         return
     arrivals: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(i, stream, arrivals)) for i, stream in enumerate(streams)]
+    running = asyncio.create_task(_run_all(streams, place, arrivals))
     try:
-        running = len(pumps)
-        while running:
+        async with within(limit):
             arrival = await arrivals.get()
-            if arrival is None:
-                running -= 1
-            elif isinstance(arrival, BaseException):
+        while arrival is not None:
+            if isinstance(arrival, BaseException):
                 raise arrival
-            else:
-                yield arrival
+            yield arrival
+            arrival = await arrivals.get()
     finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _run_all(
+    streams: Sequence[AsyncGenerator[T, None]],
+    place: Place,
+    arrivals: asyncio.Queue[tuple[int, T] | BaseException | None],
+) -> None:
+    """Runs each stream when its turn comes; puts `None` when all have ended."""
+    try:
+        async with asyncio.TaskGroup() as pumps:
+            for index, stream in enumerate(streams):
+                if index:
+                    await place.start()
+                pumps.create_task(_pump(index, stream, place, arrivals))
+    finally:
+        arrivals.put_nowait(None)
 
 
 async def _pump(
     index: int,
     stream: AsyncGenerator[T, None],
+    place: Place,
     arrivals: asyncio.Queue[tuple[int, T] | BaseException | None],
 ) -> None:
     try:
         async with aclosing(stream):
             async for item in stream:
                 arrivals.put_nowait((index, item))
+                place.began(index)
+                break
+            async for item in stream:
+                arrivals.put_nowait((index, item))
     except (Exception, asyncio.CancelledError) as error:
         if was_cancelled():
             raise
         arrivals.put_nowait(error)
-    else:
-        arrivals.put_nowait(None)
+    finally:
+        place.ended(index)

@@ -5,7 +5,14 @@ from typing import Any
 
 from engine_adapter.types import Delta
 from server.errors import ApiError
-from server.http.event_stream import DONE, TEXT_PLACEHOLDER, error_events, event, json_text
+from server.http.event_stream import (
+    DONE,
+    TEXT_PLACEHOLDER,
+    error_events,
+    event,
+    json_string,
+    json_text,
+)
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.token_fields import TokenFields
@@ -28,40 +35,60 @@ class ResponseBuilder:
         self._tokens = TokenFields(request.prepared)
         indices = range(len(request.engine_requests))
         self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
+        self._encoded = [b""] * len(indices)
         # Then nothing but the text differs from one ordinary chunk to the next.
         self._has_frames = (
             bool(body.stream)
             and self._shape.is_plain
+            and not self._shape.echoes_prompt
             and not (self._continuous_usage or self._continuous_spec or self._tokens.returns_ids)
         )
         self._frames = [self._frame(i) for i in indices] if self._has_frames else []
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
-        self._choices[index].add(self._shape.visible(delta))
-
-    def body(self) -> dict[str, Any]:
-        """The response in one piece. Raises `RuntimeError` if a choice has not finished."""
-        self._check_finished()
-        choices = [
+        choice = self._choices[index]
+        choice.add(self._shape.visible(delta))
+        if delta.finish_reason is None:
+            return
+        # Now: at the end all choices could take seconds, in which nobody is served.
+        whole = (
             self._shape.whole_choice(index, choice)
             | self._tokens.of_choice(index, choice)
             | self._finish_fields(index)
-            for index, choice in enumerate(self._choices)
-        ]
-        return {
-            **self._head(self._shape.object_type),
-            "choices": choices,
+        )
+        self._encoded[index] = json_text(whole).encode()
+        choice.logprobs.clear()
+        if self._shape.has_prompts:
+            choice.prompt_logprobs = None
+
+    def body(self) -> bytes:
+        """The response in one piece, encoded. Raises `RuntimeError` if a choice has not ended."""
+        self._check_finished()
+        head = self._head(self._shape.object_type)
+        rest = {
             **self._tokens.of_body(self._choices),
             "usage": usage(self._request, self._choices),
             "metrics": response_metrics(self._request, self._choices),
         }
+        return b'%b,"choices":[%b],%b' % (
+            json_text(head)[:-1].encode(),
+            b",".join(self._encoded),
+            json_text(rest)[1:].encode(),
+        )
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta of choice `index`; none while a character is incomplete."""
-        delta = self._shape.visible(delta)
         choice = self._choices[index]
         is_first = not choice.has_begun
+        is_ordinary = delta.finish_reason is None and delta.logprobs is None and not is_first
+        if is_ordinary and self._has_frames:
+            choice.add(delta)
+            if not delta.text:
+                return ()
+            before, after = self._frames[index]
+            return (before + json_string(delta.text) + after,)
+        delta = self._shape.visible(delta)
         choice.add(delta)
         chunks = self._chunk_events(index, delta, is_first)
         if is_first and (role := self._shape.role_chunk(index)) is not None:
@@ -91,12 +118,9 @@ class ResponseBuilder:
         echo = is_first and self._shape.echoes_prompt
         is_last = delta.finish_reason is not None
         self._tokens.hold(index, delta)
-        if self._shape.is_plain and not is_last and delta.logprobs is None and not echo:
-            if not delta.text:
-                return ()
-            if self._has_frames:
-                before, after = self._frames[index]
-                return (before + json_text(delta.text).encode() + after,)
+        is_ordinary = not is_last and delta.logprobs is None and not echo
+        if is_ordinary and self._shape.is_plain and not delta.text:
+            return ()
         choices = self._shape.chunk_choices(index, delta, echo=echo)
         choices = self._tokens.attach(index, choices)
         if self._continuous_spec:
@@ -121,7 +145,7 @@ class ResponseBuilder:
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """The bytes before and after the text of an ordinary chunk, encoded once."""
         (choice,) = self._shape.chunk_choices(index, Delta(text=TEXT_PLACEHOLDER), echo=False)
-        before, after = event(self._chunk([choice])).split(json_text(TEXT_PLACEHOLDER).encode())
+        before, after = event(self._chunk([choice])).split(json_string(TEXT_PLACEHOLDER))
         return before, after
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

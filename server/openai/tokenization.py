@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidField
-from server.openai.prompts import chat_prompt, check_token_ids
+from server.openai.prompts import chat_prompt, check_token_ids, text_prompt
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schema.tools import check_tools
 from server.state import Runtime
@@ -17,21 +17,20 @@ async def tokenize(runtime: Runtime, body: TokenizeRequest) -> dict[str, Any]:
         "count": len(token_ids),
         "max_model_len": runtime.info.max_model_len,
         "tokens": list(token_ids),
-        "token_strs": runtime.renderer.tokens(token_ids) if body.return_token_strs else None,
+        "token_strs": await runtime.renderer.tokens(token_ids) if body.return_token_strs else None,
     }
 
 
-def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids. Raises `InvalidField`."""
     check_token_ids(runtime.info, body.tokens, "tokens")
-    return {"prompt": runtime.renderer.decode(body.tokens)}
+    return {"prompt": await runtime.renderer.decode_long(body.tokens)}
 
 
 async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "Send either prompt or messages.")
     if body.prompt is not None:
-        special = body.add_special_tokens is not False
-        return await runtime.renderer.encode(body.prompt, add_special_tokens=special)
+        return await text_prompt(runtime.renderer, body.prompt, body.add_special_tokens)
     check_tools(body.tools or ())
     return await chat_prompt(runtime.renderer, body.messages or (), body)

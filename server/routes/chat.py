@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from server.contract.answers import GENERATION_HEADERS, answers
+from server.contract.answers import GENERATION_HEADERS, LIMIT_ERRORS, answers
 from server.openai.chat import prepare_chat
 from server.openai.respond import GenerationResponse
 from server.schema.answers import ErrorResponse
@@ -21,7 +21,7 @@ router = APIRouter(tags=["Chat"])
         ChatCompletion,
         events=(ChatCompletionChunk, ErrorResponse),
         headers=GENERATION_HEADERS,
-        errors={404: "model_not_found"},
+        errors={404: "model_not_found", **LIMIT_ERRORS},
     ),
 )
 async def create_chat_completion(body: ChatCompletionRequest, runtime: ReadyRuntime) -> Response:

@@ -39,9 +39,9 @@ async def health(state: AnyState) -> dict[str, str]:
     ),
 )
 async def ready(state: AnyState) -> dict[str, str]:
-    """Says 200 while requests are served; else 503 with the reason."""
+    """Says 200 while requests should be sent here; else 503 with the reason."""
     await health(state)
-    if state.stopping.is_set():
+    if state.leaving:
         raise Stopping
     if not state.ready:
         raise Unavailable("The engine is still loading.", "engine_not_ready")

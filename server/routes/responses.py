@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from server.contract.answers import GENERATION_HEADERS, answers
+from server.contract.answers import GENERATION_HEADERS, LIMIT_ERRORS, answers
 from server.errors import InvalidField
 from server.http.auth import key_owner
 from server.openai.respond import GenerationResponse
@@ -32,7 +32,7 @@ router = APIRouter(tags=["Responses"])
             ("retrieve_response", "list_input_items", "cancel_response", "delete_response"),
             "response_id",
         ),
-        errors={404: "model_not_found, response_not_found"},
+        errors={404: "model_not_found, response_not_found", **LIMIT_ERRORS},
     ),
 )
 async def create_response(

@@ -37,4 +37,4 @@ async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONRes
 async def post_detokenize(body: DetokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The text of token ids."""
     checked = check_body(runtime, body)
-    return JSONResponse(detokenize(runtime, body), headers=checked.headers())
+    return JSONResponse(await detokenize(runtime, body), headers=checked.headers())

@@ -3,13 +3,13 @@
 Switches, drains and audit records are shown as `server.control.records` defines them.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
-from server.control.types import DRAIN_TIMEOUT_S, SwitchMode
+from server.control.types import DRAIN_TIMEOUT_S, MAX_DRAIN_TIMEOUT_S, SwitchMode
 from server.errors import InvalidField
 from server.telemetry.rolling_stats import RollingStats
 
@@ -35,7 +35,15 @@ class SwitchRequest(BaseModel):
     )
     mode: str = Field(SwitchMode.IMMEDIATE, description="which requests change: see docs/api.md")
     timeout_s: float = Field(
-        DRAIN_TIMEOUT_S, gt=0, allow_inf_nan=False, description="seconds that a drain may wait"
+        DRAIN_TIMEOUT_S,
+        gt=0,
+        le=MAX_DRAIN_TIMEOUT_S,
+        allow_inf_nan=False,
+        description="seconds that a drain may wait",
+    )
+    on_timeout: Literal["fail", "move", "abort"] = Field(
+        "fail",
+        description="what a drain does then with requests that have not ended: see docs/api.md",
     )
     reason: str | None = Field(None, max_length=200, description="stored in the audit record")
 

@@ -10,7 +10,8 @@ ignored with notice.
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidField
 from server.text import clip, is_unicode
@@ -138,14 +139,29 @@ def check_unicode(text: str) -> str:
 UnicodeText = Annotated[str, AfterValidator(check_unicode)]
 """A text that UTF-8 can encode."""
 
+MAX_FIELDS = 256
+"""The most fields of an object, unknown ones included: each costs an error or a notice."""
 
-class Strict(BaseModel):
+
+class Bounded(BaseModel):
+    """An object with a bounded number of fields, checked before any of them is looked at."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_number(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            reason = f"has {len(value)} fields; the maximum is {MAX_FIELDS}"
+            raise PydanticCustomError("too_many_fields", "{reason}", {"reason": reason})
+        return value
+
+
+class Strict(Bounded):
     """A body, or a part of one, that accepts only declared fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Body(BaseModel):
+class Body(Bounded):
     """A body of OpenAI's API: undeclared fields are kept in `model_extra`."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)

@@ -29,14 +29,8 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 128
 """Characters of an entry of `bad_words`: each is tokenized for each choice."""
 
-MAX_MESSAGES = 10_000
-"""Messages of a chat."""
-
 MAX_PARTS = 10_000
-"""Parts of the content of a message, of an item or of a prediction."""
-
-MAX_CALLS = 256
-"""Calls of one message in a history."""
+"""Parts of an item or a prediction; parts and earlier calls of all messages of a chat together."""
 
 MAX_TEXTS = 2000
 """Entries of a `choice`: each is a branch of the grammar."""

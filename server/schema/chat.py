@@ -1,17 +1,21 @@
 """The body of `/v1/chat/completions`, and the chat that `/tokenize` also accepts."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
+from server.schema.base import MAX_FIELDS
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.messages import Messages
 from server.schema.tools import ToolChoice, Tools, call_constraint, check_choice, check_tools
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model reasons."""
+
+TemplateVariables = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
+"""Variables of the chat template."""
 
 
 class ChatPromptFields(BaseModel):
@@ -20,7 +24,7 @@ class ChatPromptFields(BaseModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Tools | None = None
     reasoning_effort: ReasoningEffort | None = None
 

@@ -49,8 +49,8 @@ def _prompts(value: Any) -> list[Prompt]:
 def _is_prompt(value: Any) -> bool:
     if isinstance(value, str):
         return True
-    # `type` instead of `isinstance`, because true is an int.
-    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
+    # `type` instead of `isinstance`, because true is an int; a set, because there can be a million.
+    return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 def _error(reason: str) -> PydanticCustomError:

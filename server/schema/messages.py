@@ -3,12 +3,16 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from server.schema.bounds import MAX_CALLS, MAX_MESSAGES, MAX_PARTS
+from server.schema.base import Bounded
+from server.schema.bounds import MAX_PARTS
 from server.schema.generation_body import TextPart
 from server.schema.json_values import is_nested_deeper
+
+MAX_MESSAGES = 2048
+"""OpenAI's limit of the messages of a chat."""
 
 LEGACY_FIELDS = {"function_call": "tool_calls"}
 """Fields of messages that OpenAI has replaced, and their replacements."""
@@ -42,7 +46,7 @@ def _as_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     return value
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Bounded):
     """The function of an earlier call. Arguments are JSON text, or the object itself."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -51,7 +55,7 @@ class CalledFunction(BaseModel):
     arguments: Annotated[str | dict[str, Any] | None, AfterValidator(_as_object)] = None
 
 
-class EarlierCall(BaseModel):
+class EarlierCall(Bounded):
     """A call that the assistant has made; undeclared fields are passed to the template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -84,18 +88,14 @@ Role = Annotated[
 """Who says a message."""
 
 
-class Message(BaseModel):
+class Message(Bounded):
     """A message of a chat; undeclared fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Role
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = (
-        None
-    )
-    tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = (
-        None
-    )
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -131,8 +131,24 @@ def _is_complete(message: Message) -> Message:
     return message
 
 
+def _few_parts(messages: Any) -> Any:
+    if isinstance(messages, list):
+        lists = (
+            given
+            for message in messages
+            if isinstance(message, dict)
+            for given in (message.get("content"), message.get("tool_calls"))
+            if isinstance(given, list)
+        )
+        if (count := sum(map(len, lists))) > MAX_PARTS:
+            reason = f"have {count} parts and tool calls together; the maximum is {MAX_PARTS}"
+            raise PydanticCustomError("too_many_parts", "{reason}", {"reason": reason})
+    return messages
+
+
 Messages = Annotated[
     list[Annotated[Message, AfterValidator(_is_complete)]],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(_few_parts),
 ]
 """At least one message."""

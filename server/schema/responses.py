@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidField
 from server.schema.base import Strict
-from server.schema.chat import ReasoningEffort
+from server.schema.chat import ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.response_items import Input
 from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat
@@ -193,7 +193,7 @@ class ResponsesRequest(GenerationBody):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     include_reasoning: bool | None = None
 
     # Known in order to be refused.

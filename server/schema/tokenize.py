@@ -1,5 +1,9 @@
 """The bodies of `/tokenize` and `/detokenize`, as in vLLM."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from server.schema.base import Body
 from server.schema.chat import ChatPromptFields
 from server.schema.messages import Messages
@@ -20,4 +24,4 @@ class TokenizeRequest(Body, ChatPromptFields):
 class DetokenizeRequest(Body):
     """Token ids to convert to text."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]

@@ -9,12 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from engine_adapter.config import (
-    RESERVED_ARGUMENTS,
-    EngineConfig,
-    RestartPolicy,
-    draft_capacity,
-)
+from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig, draft_capacity
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.policies.names import AUTO
 from engine_adapter.policies.parameters import PolicyError
@@ -30,6 +25,7 @@ from server.settings.engine_arguments import EngineArguments
 from server.settings.http_settings import HttpSettings
 from server.settings.limit_settings import LimitSettings
 from server.settings.model_paths import check_model
+from server.settings.recovery_settings import RecoverySettings
 from server.settings.telemetry_settings import TelemetrySettings
 from server.settings.types import (
     Count,
@@ -44,7 +40,14 @@ from server.settings.types import (
 _RULES = "routing_rules"
 
 
-class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, EngineArguments):
+class Settings(
+    TelemetrySettings,
+    LimitSettings,
+    AccessSettings,
+    HttpSettings,
+    RecoverySettings,
+    EngineArguments,
+):
     """Everything that can be set. Without `model` it describes the demo."""
 
     model: str = Field(
@@ -100,18 +103,6 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
     reasoning_parser: str | None = Field(
         None, description="vLLM's parser of the model's reasoning, such as deepseek_r1"
     )
-    engine_restart_delay_s: float = Field(
-        1.0, gt=0, description="seconds before a dead engine is replaced; doubles with each time"
-    )
-    engine_restart_max_delay_s: float = Field(
-        60.0, gt=0, description="most seconds that this delay grows to"
-    )
-    engine_restart_limit: int = Field(
-        5, ge=0, description="replacements within the window, after which it stays dead; 0 is none"
-    )
-    engine_restart_window_s: float = Field(
-        600.0, gt=0, description="seconds for which a replacement counts"
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -133,6 +124,7 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
         self._check_proposers()
         self._check_lora_modules()
         self._check_output_limits()
+        self._check_stop_times()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
@@ -152,6 +144,12 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
             raise SettingError(
                 "default_max_tokens", f"{default} is above {flag('max_output_tokens')} {ceiling}"
             )
+
+    def _check_stop_times(self) -> None:
+        delay_s, timeout_s = self.shutdown_delay_s, self.shutdown_timeout_s
+        if delay_s >= timeout_s:
+            message = f"{delay_s:g} is not below {flag('shutdown_timeout_s')} {timeout_s:g}"
+            raise SettingError("shutdown_delay_s", message)
 
     def _check_lora_modules(self) -> None:
         if self.lora_modules and not self.enable_lora:
@@ -228,12 +226,8 @@ class Settings(TelemetrySettings, LimitSettings, AccessSettings, HttpSettings, E
             reasoning_parser=self.reasoning_parser,
             max_constraint_s=self.max_constraint_s,
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
-            restart=RestartPolicy(
-                self.engine_restart_delay_s,
-                self.engine_restart_max_delay_s,
-                self.engine_restart_limit,
-                self.engine_restart_window_s,
-            ),
+            restart=self.restart_policy,
+            hang=self.hang_policy,
         )
 
 

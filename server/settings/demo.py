@@ -9,6 +9,9 @@ from server.settings.types import SettingError
 DEMO_NAME = "specgate-demo"
 """The served name of the demo model, whose path differs from machine to machine."""
 
+# On a CPU, about as many tokens of a prompt as double the time of a step.
+_LONG_PREFILL = 64
+
 
 def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The demo's model and, unless proposers are given, one of every method but the cascade.
@@ -21,6 +24,7 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "served_model_name": (DEMO_NAME,),
         "dtype": "float32",
         "max_model_len": 2048,
+        "long_prefill_token_threshold": _long_prefill(given),
         "kv_cache_memory_bytes": 512 * 2**20,
     }
     if "proposer" not in given:
@@ -42,6 +46,12 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         if "primary" not in given:
             settings["spec_method"] = AUTO
     return settings
+
+
+def _long_prefill(given: Mapping[str, Any]) -> int:
+    """vLLM takes none above the context, which is not validated yet."""
+    context = str(given.get("max_model_len", ""))
+    return min(int(context), _LONG_PREFILL) if context.isdecimal() else _LONG_PREFILL
 
 
 def _proposer(name: str, method: str) -> dict[str, Any]:

@@ -30,6 +30,10 @@ class EngineArguments(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] | None = Field(
         None, description="order of waiting requests: fcfs, or priority by their field `priority`"
     )
+    long_prefill_token_threshold: Count | None = Field(
+        None,
+        description="most tokens of one prompt in a step while others run (64 for the demo)",
+    )
     max_num_batched_tokens: Count | None = Field(None, description="most tokens in one step")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="share of the device's memory to use, in (0, 1]"

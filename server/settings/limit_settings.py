@@ -6,6 +6,9 @@ from pydantic import BaseModel, ByteSize, Field
 
 from server.settings.types import Count
 
+Timeout = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds; 0 is no limit."""
+
 
 class LimitSettings(BaseModel):
     """What a request may ask for, and what is kept of it."""
@@ -29,4 +32,39 @@ class LimitSettings(BaseModel):
     )
     max_stored_response_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
         ByteSize(256 * 2**20), description="most bytes of these responses together, or as 256MiB"
+    )
+
+    max_engine_sequences: Count | None = Field(
+        None,
+        description="most sequences that the engine has at a time, others wait in the queue "
+        "(max_num_seqs and a quarter)",
+    )
+    max_request_sequences: Count | None = Field(
+        None,
+        description="most of them of one request; its others follow as they end (a quarter of "
+        "max_num_seqs)",
+    )
+    max_request_prefill_tokens: Count = Field(
+        512, description="most prompt tokens of one request that the engine has yet to read"
+    )
+    max_queued_requests: int = Field(
+        1024, ge=0, description="most requests in the queue; more are refused; 0 queues none"
+    )
+    max_queued_prompt_tokens: Count = Field(
+        2**20, description="most prompt tokens of these requests together"
+    )
+    max_key_requests: Count | None = Field(
+        None, description="most unfinished requests of one API key (no limit)"
+    )
+    max_key_requests_per_minute: Count | None = Field(
+        None, description="most requests a minute of one API key (no limit)"
+    )
+    queue_timeout_s: Timeout = Field(
+        300.0, description="seconds that a request may wait in the queue; 0 is no limit"
+    )
+    first_token_timeout_s: Timeout = Field(
+        600.0, description="seconds from its begin to a request's first token; 0 is no limit"
+    )
+    request_timeout_s: Timeout = Field(
+        3600.0, description="seconds that a request may take in all; 0 is no limit"
     )

@@ -21,6 +21,7 @@ from server.settings.access_settings import AccessSettings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.http_settings import HttpSettings
 from server.settings.limit_settings import LimitSettings
+from server.settings.recovery_settings import RecoverySettings
 from server.settings.telemetry_settings import TelemetrySettings
 from server.settings.types import SettingError
 
@@ -32,6 +33,7 @@ _GROUPS = {
     "keys": AccessSettings,
     "limits": LimitSettings,
     "logs": TelemetrySettings,
+    "hangs and deaths of the engine": RecoverySettings,
     "engine, under vLLM's names": EngineArguments,
 }
 """Groups of flags in the help, after the settings of `Settings` itself."""

@@ -1,7 +1,8 @@
 """Every Prometheus metric of the gateway, and the PromQL queries to read it.
 
 Those of policies and routing rules are in `server.telemetry.policy_metrics`, those of HTTP requests
-in `server.telemetry.http_metrics`.
+in `server.telemetry.http_metrics`, those of the queue and of limits in
+`server.telemetry.admission_metrics`, those of connections in `server.telemetry.connection_metrics`.
 
 Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -72,6 +73,8 @@ from engine_adapter.counts import ProposerCounts, StepReport
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
+from server.telemetry.admission_metrics import AdmissionMetrics
+from server.telemetry.connection_metrics import ConnectionMetrics
 from server.telemetry.http_metrics import HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
@@ -156,6 +159,7 @@ class Metrics:
     Attributes:
         policies: the metrics of policies and routing rules.
         http: the metrics of HTTP requests.
+        admission: the metrics of the queue and of requests that a limit ends.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -163,6 +167,8 @@ class Metrics:
         self._proposers = _ProposerMetrics(make)
         self.policies = PolicyMetrics(make)
         self.http = HttpMetrics(make)
+        self.admission = AdmissionMetrics(make)
+        self.connections = ConnectionMetrics(make)
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )

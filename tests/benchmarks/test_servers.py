@@ -79,7 +79,7 @@ async def test_a_server_that_is_busy_without_requests_is_refused(
     monkeypatch.setattr(servers, "IDLE_S", 0.5)
     command = [sys.executable, "-c", "while True: pass"]
     with (
-        servers._Process("one", command, tmp_path / "one.log") as process,
+        servers.ServerGroup("one", command, tmp_path / "one.log") as process,
         pytest.raises(RuntimeError, match=r"one is idle but uses \d+% of a core"),
     ):
         await process.check_idle()
@@ -88,5 +88,5 @@ async def test_a_server_that_is_busy_without_requests_is_refused(
 async def test_a_sleeping_server_is_idle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(servers, "IDLE_S", 0.5)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with servers._Process("one", command, tmp_path / "one.log") as process:
+    with servers.ServerGroup("one", command, tmp_path / "one.log") as process:
         await process.check_idle()

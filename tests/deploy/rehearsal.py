@@ -27,7 +27,7 @@ CONFIGURATION = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
 SETTLE_S = 3
 """Seconds of load before, between and after the restarts."""
 PRE_STOP_S = 2
-"""Seconds between leaving the balancer and SIGTERM, as a pod's preStop hook waits."""
+"""Seconds between leaving the balancer and SIGTERM."""
 
 Log = Callable[[str], None]
 

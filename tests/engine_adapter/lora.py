@@ -10,20 +10,25 @@ from safetensors.torch import save_file
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def write_adapter(folder: Path, model: str, *, seed: int, rank: int = 8, scale: float = 0.6) -> str:
+def write_adapter(
+    folder: Path, model: str, *, seed: int, rank: int = 8, scale: float = 0.6, head: bool = False
+) -> str:
     """Writes an adapter of the model's projections; returns its folder as text.
 
     Args:
         model: folder of the model, one file of safetensors.
         scale: how large the change is beside weights of order 1 / sqrt(width).
+        head: it changes the output layer too, which is tied to the embedding.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     with safe_open(f"{model}/model.safetensors", "pt") as weights:
         for name in weights.keys():  # noqa: SIM118
-            if name.split(".")[-2] in PROJECTIONS:
+            module = name.split(".")[-2]
+            if module in PROJECTIONS or (head and module == "embed_tokens"):
                 rows, columns = weights.get_slice(name).get_shape()
-                stem = f"base_model.model.{name.removesuffix('.weight')}"
+                path = "lm_head" if module == "embed_tokens" else name.removesuffix(".weight")
+                stem = f"base_model.model.{path}"
                 a = torch.randn(rank, columns, generator=generator) / columns**0.5
                 b = torch.randn(rows, rank, generator=generator) * scale / rank**0.5
                 tensors |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}
@@ -34,7 +39,7 @@ def write_adapter(folder: Path, model: str, *, seed: int, rank: int = 8, scale: 
         "task_type": "CAUSAL_LM",
         "r": rank,
         "lora_alpha": rank,
-        "target_modules": list(PROJECTIONS),
+        "target_modules": [*PROJECTIONS, *(["lm_head"] if head else [])],
         "bias": "none",
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))

@@ -31,9 +31,9 @@ class Hostile:
     path: str = CHAT
 
     def body(self) -> Fields:
-        """The whole body."""
+        """The whole body. A text is long enough for a slow form to show."""
         small: dict[str, Fields] = {
-            CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 16},
+            CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 300},
             COMPLETIONS: {"prompt": "a", "max_tokens": 16},
             RESPONSES: {"input": "a", "max_output_tokens": 16},
         }
@@ -108,7 +108,8 @@ def doubling_rules(count: int) -> str:
 
 
 def rules(count: int) -> str:
-    return "\n".join(["root ::= r0", *(f'r{i} ::= "{i}" r{i + 1} | "x"' for i in range(count))])
+    chain = (f'r{i} ::= "{i}" r{i + 1} | "x"' for i in range(count))
+    return "\n".join(["root ::= r0", *chain, f'r{count} ::= "y"'])
 
 
 AMBIGUOUS = 'root ::= s\ns ::= s s | s s s | [a-z ] | ""'

@@ -4,12 +4,20 @@ import asyncio
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
 from engine_adapter.fake.engine import FakeEngine
+from server.http.connection import Connection
+from server.http.connections import Connections
+from server.http.descriptors import default_connections
+from server.state import AppState, Runtime
 from tests.server.gateway import build
+
+START_S = 120
+"""The longest that a start may take, on a machine that does other work too."""
 
 
 class ThreadedServer:
@@ -21,12 +29,21 @@ class ThreadedServer:
     """
 
     def __init__(self, port: int = 0, **settings: Any) -> None:
-        app, engine, _ = build(**settings)
+        app, engine, self.registry = build(**settings)
         self.engine = cast(FakeEngine, engine)
-        self._state = app.state.specgate
+        self._state: AppState = app.state.specgate
+        made = self._state.settings
+        limit = made.max_connections or default_connections(1024)
+        connections = Connections(made, limit, self._state.metrics.connections)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2
+                app,
+                http=cast(type[asyncio.Protocol], partial(Connection, connections)),
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                timeout_keep_alive=made.idle_timeout_s,
+                timeout_graceful_shutdown=2,
             )
         )
         self._listener = socket.socket()
@@ -39,11 +56,17 @@ class ThreadedServer:
     def start(self) -> "ThreadedServer":
         """Starts it and waits until it serves."""
         self._thread.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + START_S
         while not self._state.ready:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         return self
+
+    @property
+    def runtime(self) -> Runtime:
+        """The objects that exist since the engine started."""
+        assert self._state.runtime is not None
+        return self._state.runtime
 
     def stop(self) -> None:
         """Stops it as a signal does, and frees the port. Safe to call twice."""

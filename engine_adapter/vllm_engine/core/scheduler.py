@@ -15,6 +15,7 @@ from engine_adapter.vllm_engine.core.constrained import GrammarCompiler, failure
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
+from engine_adapter.vllm_engine.patches.fatal_dump import patch_fatal_dump
 from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler
 from engine_adapter.vllm_engine.patches.log_filters import silence_rejected_tokens
 from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args
@@ -128,6 +129,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
         patch_engine_core()
+        patch_fatal_dump()
         patch_grammar_compiler(GrammarCompiler())
         silence_rejected_tokens()
         # vLLM pads a row that resumes, or whose prompt but one token is in the prefix cache, with

@@ -63,6 +63,8 @@ class ConstraintChecker:
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
         self._idle: list[ConstraintProcess] = []
         self._jobs: dict[bytes, _Job] = {}
+        # Those of jobs that nobody waits for any more too, until they have ended their process.
+        self._tasks: set[asyncio.Task[Verdict]] = set()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 
     async def start(self) -> None:
@@ -88,10 +90,10 @@ class ConstraintChecker:
 
     async def stop(self) -> None:
         """Ends all processes, and the checks that run."""
-        tasks = [job.task for job in self._jobs.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in self._tasks:
+            if not task.cancelling():  # a second time would end the wait for its process
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         while self._idle:
             await self._idle.pop().end()
 
@@ -103,6 +105,8 @@ class ConstraintChecker:
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _Job(asyncio.create_task(self._judge(key, constraint)))
+            self._tasks.add(job.task)
+            job.task.add_done_callback(self._tasks.discard)
         job.waiters += 1
         try:
             return await asyncio.shield(job.task)
@@ -121,7 +125,7 @@ class ConstraintChecker:
                 process = await ConstraintProcess.start(self._vocabulary, self._limits)
             answer = await process.compile(constraint)
             if answer is None:
-                verdict = self._of_ended(await process.end())
+                verdict = self._of_ended(await process.ended())
             else:
                 verdict = Verdict(answer.reason)
                 if answer.retires:

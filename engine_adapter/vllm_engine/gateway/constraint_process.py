@@ -84,7 +84,7 @@ class ConstraintProcess:
         setup = {"vocabulary": asdict(vocabulary), **asdict(limits)}
         ready = await process._exchange(setup, START_TIMEOUT_S)
         if ready is None or ready["error"] is not None:
-            status = await process.end()
+            status = await process.ended()
             cause = f"exit status {status}" if ready is None else ready["error"]
             raise EngineStartError(f"The process that checks constraints did not start: {cause}")
         return process
@@ -97,14 +97,22 @@ class ConstraintProcess:
         is_choice = constraint.kind is ConstraintKind.CHOICE
         value = choices_text(constraint.choices) if is_choice else constraint.value
         answer = await self._exchange({"kind": constraint.kind.value, "value": value}, MAX_WAIT_S)
-        return answer and Answer(**answer)
+        return None if answer is None else Answer(**answer)
 
-    async def end(self) -> int:
-        """Kills the process, if it has not ended. Returns its exit status."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):  # it may have ended a moment ago
-                self._process.kill()
+    async def ended(self) -> int:
+        """The exit status of a process that has ended by itself.
+
+        It is not killed: that would take its status away from asyncio's own wait.
+        """
+        await self._process.communicate()  # closes the pipes too
         return await self._process.wait()
+
+    async def end(self) -> None:
+        """Kills the process, if it still runs."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        await self._process.communicate()
 
     async def _exchange(self, frame: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         """Sends a message and waits for the answer; `None` if the process ended before it."""

@@ -138,6 +138,7 @@ class VllmEngine:
             model=self._config.model,
             tokenizer=config.model_config.tokenizer,
             max_model_len=config.model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
             vocab_size=config.model_config.get_vocab_size(),
             max_logprobs=config.model_config.max_logprobs,
             max_speculative_tokens=self._capacity,

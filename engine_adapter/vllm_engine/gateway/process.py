@@ -11,12 +11,16 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
+import structlog
+
 from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
+from engine_adapter.vllm_engine.gateway.heartbeat import Heartbeat
+from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.grammars import BACKEND
 from engine_adapter.vllm_engine.load_progress import progress_pipe
@@ -27,6 +31,11 @@ _EXIT_TIMEOUT_S = 5.0
 """How long to wait for the exit status of a process that has reported its death, in seconds."""
 
 _KILL_POLL_S = 0.05
+
+_STOP_TIMEOUT_S = 3.0
+"""How long a process that is told to stop may take, in seconds; then it is killed."""
+
+log = structlog.get_logger(__name__)
 
 
 class EngineProcess:
@@ -49,6 +58,8 @@ class EngineProcess:
         self._llm: Any = None
         self._abandoned = threading.Event()
         self.vocabulary: Vocabulary | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._hang = ""
 
     @property
     def alive(self) -> bool:
@@ -67,6 +78,35 @@ class EngineProcess:
         # vLLM starts it with the first request, and a death before that would go unnoticed.
         self._llm._run_output_handler()
         silence_engine_death()
+        self._watch = asyncio.create_task(self._kill_when_hung(), name="engine-heartbeat")
+
+    async def _kill_when_hung(self) -> None:
+        """Kills a process that hangs: its death then ends every call that waits for it."""
+        (process,) = self._processes
+        tree = ProcessTree(process.pid)
+        heartbeat = Heartbeat(self._answer, tree, self._config.hang)
+        try:
+            self._hang = await heartbeat.hung()
+        except EngineDead:
+            return
+        log.error("engine_hung", cause=f"the engine process {self._hang}")
+        await asyncio.to_thread(tree.kill)
+
+    async def _answer(self) -> None:
+        """Returns when EngineCore has answered. Raises `EngineDead`."""
+        try:
+            await self.call("specgate_answer")
+        except EngineDead:
+            raise
+        except Exception as error:
+            # A refusal, as of an engine that was told to end, is an answer too.
+            log.debug("engine_refused_to_answer", error=str(error))
+
+    @property
+    def _processes(self) -> list[Any]:
+        """The `multiprocessing` processes of EngineCore: one, without data parallelism."""
+        processes: list[Any] = self._llm.engine_core.resources.engine_manager.processes
+        return processes
 
     async def _load_in_thread(self, pipe: str) -> None:
         """Runs `_load`. When cancelled, kills the processes that it waits for, so that it ends."""
@@ -188,25 +228,29 @@ class EngineProcess:
 
     async def died(self) -> str:
         """See `Child.died`."""
-        llm = self._llm
+        llm, processes = self._llm, self._processes
         # It ends with the engine, after it has failed every request that waits for an output.
         await asyncio.wait((llm.output_handler,))
         self._metrics.clear_gauges()
-        manager = llm.engine_core.resources.engine_manager
-        for process in manager.processes:
+        reported = llm.engine_core.resources.engine_dead
+        for process in processes:
             await asyncio.to_thread(process.join, _EXIT_TIMEOUT_S)
-        return _describe_end([process.exitcode for process in manager.processes])
+        statuses = [process.exitcode for process in processes]
+        return self._hang or describe_end(statuses, reported=reported)
 
     async def stop(self) -> None:
         """See `Child.stop`."""
         llm, self._llm = self._llm, None
         if llm is None:
             return
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         if handler := llm.output_handler:
             # A running handler would report the engine's end as an error.
             handler.cancel()
             await asyncio.gather(handler, return_exceptions=True)
-        await asyncio.to_thread(llm.shutdown)
+        await asyncio.to_thread(llm.shutdown, _STOP_TIMEOUT_S)
         del llm, handler
         gc.collect()
 
@@ -228,11 +272,20 @@ def _vocabulary(vllm_config: Any, tokenizer: Any) -> Vocabulary | None:
     )
 
 
-def _describe_end(statuses: list[int | None]) -> str:
-    """How the processes ended, to follow the words "the engine process"."""
+def describe_end(statuses: list[int | None], *, reported: bool) -> str:
+    """How the processes ended, to follow the words "the engine process".
+
+    Args:
+        statuses: of each process; `None` if it has not ended yet.
+        reported: the process itself, or the watch over it, has said that it is dead.
+    """
     status = next((status for status in statuses if status), statuses[0])
-    if status is None:
+    if status is None and not reported:
         return "sent a message that could not be read"
+    if status is None or status == 1:
+        return "failed with an error, whose traceback is in the log"
+    if status == -signal.SIGKILL:
+        return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out"
     if status < 0:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     return f"ended with exit status {status}"

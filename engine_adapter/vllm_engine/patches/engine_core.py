@@ -12,11 +12,16 @@ from engine_adapter.vllm_engine import compat
 
 def patch_engine_core() -> None:
     """Adds Specgate's utility methods to EngineCore."""
+    compat.EngineCore.specgate_answer = specgate_answer
     compat.EngineCore.specgate_switch = specgate_switch
     compat.EngineCore.specgate_add_proposer = specgate_add_proposer
     compat.EngineCore.specgate_remove_proposer = specgate_remove_proposer
     compat.EngineCore.specgate_set_policy = specgate_set_policy
     compat.EngineCore.specgate_restore_evidence = specgate_restore_evidence
+
+
+def specgate_answer(core: Any) -> None:
+    """Shows that EngineCore gets from one step to the next; called by `EngineProcess`."""
 
 
 def specgate_switch(core: Any, proposer: str, k: int, epoch: int) -> None:

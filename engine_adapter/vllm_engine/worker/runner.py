@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine_adapter.vllm_engine import compat
@@ -159,6 +160,41 @@ class RunnerHooks:
     def _get_spec_decode_draft_probs(self, spec_decode_metadata: Any) -> VerifyInputs | None:
         """The second argument of the verifier; in vLLM, one tensor for all rows."""
         return self._step.verify_inputs
+
+    def _get_prompt_logprobs_dict(
+        self, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+    ) -> dict[str, Any]:
+        """vLLM's, prompt by prompt, so that each gets its own adapter's log probabilities.
+
+        vLLM leaves the adapters as the sampler needs them, one row for each token that the batch
+        samples. A prompt has other rows: on CPU the step fails, elsewhere they get the adapters of
+        other requests.
+        """
+        wanted = self.num_prompt_logprobs
+        if not wanted or self.lora_config is None:
+            return super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)
+        found: dict[str, Any] = {}
+        for req_id in list(wanted):
+            self._select_prompt_adapter(req_id, num_scheduled_tokens)
+            self.num_prompt_logprobs = {req_id: wanted[req_id]}
+            found |= super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)
+            if not self.num_prompt_logprobs:
+                del wanted[req_id]
+        self.num_prompt_logprobs = wanted
+        return found
+
+    def _select_prompt_adapter(self, req_id: str, num_scheduled_tokens: dict[str, int]) -> None:
+        """Gives the rows of a prompt's logits in this step the adapter of its request."""
+        request = self.requests[req_id]
+        prompt_left = len(request.prompt_token_ids or ()) - 1 - request.num_computed_tokens
+        rows = min(num_scheduled_tokens.get(req_id, 0), prompt_left)
+        if rows <= 0:
+            return
+        batch = self.input_batch
+        scheduled = np.array([num_scheduled_tokens[one] for one in batch.req_ids])
+        _, tokens, adapters = batch.make_lora_inputs(scheduled, scheduled)
+        own = int(batch.request_lora_mapping[batch.req_id_to_index[req_id]])
+        self._set_active_loras((own,) * rows, tokens, adapters)
 
     # -- draft -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ ACTIONS = {
     "gain": "each proposer against none",
     "step": "CPU time of an engine step",
     "plan": "CPU time of a policy's plan",
+    "gateway": "CPU time and latency of the gateway itself",
     "record": "a trace of every proposer's drafts",
     "replay": "policies over a trace",
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine_adapter.types import Delta, FinishReason
 from server.errors import ApiError
+from server.http.event_stream import json_text
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.responses.frames import EventWriter
@@ -47,14 +48,14 @@ class ResponsesBuilder:
         if self._reads_pieces:
             self._output.add(self._reader.read(delta), delta.logprobs, self._more())
 
-    def body(self) -> dict[str, Any]:
-        """The response in one piece. Raises `RuntimeError` if it has not finished."""
+    def body(self) -> bytes:
+        """The response in one piece, encoded. Raises `RuntimeError` if it has not finished."""
         reason = self._finish_reason()
         state = self._state
         if not self._reads_pieces:
             everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
             self._output.add_whole(self._reader.whole(everything), state.logprobs)
-        return self._finished(reason)
+        return json_text(self._finished(reason)).encode()
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta; none while a character is incomplete."""

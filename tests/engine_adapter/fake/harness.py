@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
+from engine_adapter.config import EngineConfig, HangPolicy
 from engine_adapter.counts import StepReport
 from engine_adapter.factory import create_engine
 from engine_adapter.fake.engine import FakeEngine
@@ -26,15 +26,16 @@ PROMPT = tuple(range(10, 60))
 
 @dataclass
 class Reports:
-    """An observer that records every step's report."""
+    """An observer that records every step's report and every restart."""
 
     steps: list[StepReport] = field(default_factory=list)
+    restarts: list[bool] = field(default_factory=list)
 
     def on_step(self, report: StepReport) -> None:
         self.steps.append(report)
 
     def on_restart(self, succeeded: bool) -> None:
-        raise AssertionError("a fake engine is not replaced")
+        self.restarts.append(succeeded)
 
 
 @dataclass
@@ -52,9 +53,9 @@ class FakeHarness:
         return -1.0 if value is None else value
 
 
-def build(**arguments: Any) -> FakeHarness:
+def build(hang: HangPolicy = HangPolicy(), **arguments: Any) -> FakeHarness:  # noqa: B008
     """An engine, not yet started."""
-    config = EngineConfig(str(model_path("target")), "m", PROPOSERS, None, arguments)
+    config = EngineConfig(str(model_path("target")), "m", PROPOSERS, None, arguments, hang=hang)
     registry, reports = CollectorRegistry(), Reports()
     engine = create_engine("fake", config, registry, reports)
     assert isinstance(engine, FakeEngine)

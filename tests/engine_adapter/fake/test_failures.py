@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.config import EngineConfig
+from engine_adapter.config import EngineConfig, HangPolicy
 from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
@@ -16,7 +16,7 @@ from engine_adapter.errors import (
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.fake.options import read_options
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import PLAIN, Switch
+from engine_adapter.types import PLAIN, SpecMethod, Switch
 from tests.engine_adapter.fake.conftest import StartEngine
 from tests.engine_adapter.fake.harness import FakeHarness, Reports, build, make_request, run, tokens
 
@@ -75,6 +75,9 @@ async def test_a_model_without_tokenizer_is_a_config_error(tmp_path: Any) -> Non
         {"fake_acceptance": {"ngram": "high"}},
         {"fake_die_at_call": "info"},
         {"fake_fail_prompt": 3},
+        {"fake_fail_switch": True},
+        {"fake_restart_s": -1},
+        {"fake_slow_step_every": 0.5},
         {"max_num_seqs": 0},
         {"fake_length": 1.5},
     ],
@@ -193,3 +196,63 @@ async def test_die_fails_running_requests_with_its_reason(start: StartEngine) ->
     with pytest.raises(EngineDead, match="power cut"):
         await reading
     assert "power cut" in str(harness.engine.failure)
+
+
+async def test_an_engine_that_hangs_dies_of_it(start: StartEngine) -> None:
+    harness = await start(hang=HangPolicy(idle_s=0.02), fake_hang_after_steps=2)
+    with pytest.raises(EngineDead, match=r"did not answer for 0\.02 s"):
+        await run(harness, make_request())
+    assert "did not answer" in str(harness.engine.failure)
+
+
+async def test_a_switch_waits_for_a_step_that_hangs(start: StartEngine) -> None:
+    harness = await start(hang=HangPolicy(idle_s=0.05), fake_hang_after_steps=1)
+    reading = asyncio.create_task(run(harness, make_request()))
+    await asyncio.sleep(0.01)
+    await harness.engine.switch(Switch(PLAIN, 1), running=False)
+    with pytest.raises(EngineDead):
+        await harness.engine.switch(Switch(PLAIN, 2), running=True)
+    with pytest.raises(EngineDead):
+        await reading
+
+
+async def test_a_dead_engine_serves_again_after_its_restart(start: StartEngine) -> None:
+    harness = await start(fake_restart_s=0.02, fake_die_after_steps=5)
+    for life in (1, 2, 3):
+        with pytest.raises(EngineDead) as caught:
+            await run(harness, make_request(f"{life}", max_tokens=100, ignore_eos=True))
+        assert 0 < (caught.value.retry_after_s or 0) <= 0.02
+        await asyncio.sleep(0.04)
+        assert harness.engine.failure is None
+        assert harness.reports.restarts == [True] * life
+        assert len(tokens(await run(harness, make_request(f"short-{life}", max_tokens=2)))) == 2
+
+
+async def test_a_stopped_engine_does_not_restart(start: StartEngine) -> None:
+    harness = await start(fake_restart_s=0.01)
+    harness.engine.die()
+    await harness.engine.stop()
+    await asyncio.sleep(0.03)
+    assert harness.engine.failure is not None
+    assert harness.reports.restarts == []
+
+
+async def test_every_nth_step_is_slow(start: StartEngine) -> None:
+    harness = await start(fake_step_ms=0, fake_slow_step_every=3, fake_slow_step_ms=40)
+    await run(harness, make_request(max_tokens=9, ignore_eos=True))
+    seconds = [report.seconds for report in harness.reports.steps]
+    assert len(seconds) == 9
+    slow, quick = seconds[2::3], [s for i, s in enumerate(seconds) if i % 3 != 2]
+    assert min(slow) >= 0.04
+    assert sorted(quick)[len(quick) // 2] < 0.04
+
+
+async def test_a_switch_that_fails_changes_nothing(start: StartEngine) -> None:
+    harness = await start(fake_step_ms=2, fake_fail_switch="no room")
+    reading = asyncio.create_task(run(harness, make_request(max_tokens=20, ignore_eos=True)))
+    await asyncio.sleep(0.01)
+    with pytest.raises(EngineError, match="no room") as caught:
+        await harness.engine.switch(Switch(SpecMethod("ngram", 3), 1), running=True)
+    assert not isinstance(caught.value, EngineDead)
+    assert len(tokens(await reading)) == 20
+    assert all(not report.draft_seconds for report in harness.reports.steps)

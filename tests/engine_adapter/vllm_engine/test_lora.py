@@ -4,6 +4,7 @@ Proposers draft with the base model.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 LENGTH = 32
 DRAFTING = CHOICES | {"prediction": 8}
+ECHOES = itertools.count()
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
 
@@ -178,6 +180,43 @@ async def test_a_seeded_text_with_an_adapter_is_the_same_under_every_proposer(
         )
     )
     assert len({result.tokens for result in results}) == 1
+
+
+async def echoed(live: Live, prompt: Prompt, name: str) -> list[float]:
+    """The log probabilities of a prompt's tokens with an adapter."""
+    options = replace(greedy(2), prompt_logprobs=1)
+    request = GenerationRequest(
+        f"echo-{next(ECHOES)}", prompt, options, pinned("none", 0), adapter_of(live, name)
+    )
+    deltas = [delta async for delta in live.engine.generate(request)]
+    assert deltas[0].prompt_logprobs is not None
+    return [entry.chosen.logprob for entry in deltas[0].prompt_logprobs if entry is not None]
+
+
+async def test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter(
+    lora: Live, prompts: list[Prompt], folders: dict[str, str]
+) -> None:
+    """vLLM's step failed here, and with it the engine."""
+    path = write_adapter(Path(folders["a"]).parent / "head", TARGET, seed=7, head=True)
+    await lora.engine.unload_lora_adapter("b")
+    await lora.engine.load_lora_adapter("head", path)
+    jobs = [(i, name) for i in range(3) for name in ("", "a", "head")]
+    alone = [await echoed(lora, prompts[i], name) for i, name in jobs]
+    for plain, with_a, with_head in zip(*[iter(alone)] * 3, strict=True):
+        assert max(abs(x - y) for x, y in zip(plain, with_a, strict=True)) > 0.1
+        assert max(abs(x - y) for x, y in zip(plain, with_head, strict=True)) > 0.1
+    running = [
+        asyncio.create_task(generate(lora, prompts[9], greedy(300), adapter=adapter_of(lora, name)))
+        for name in ("", "head")
+    ]
+    for group in (jobs[:1], jobs[1:2], jobs):
+        beside = await asyncio.gather(*(echoed(lora, prompts[i], name) for i, name in group))
+        for (i, name), found in zip(group, beside, strict=True):
+            wanted = alone[jobs.index((i, name))]
+            assert found == pytest.approx(wanted, abs=1e-3), (i, name)
+    assert [len((await task).tokens) for task in running] == [300, 300]
+    await lora.engine.unload_lora_adapter("head")
+    await lora.engine.load_lora_adapter("b", folders["b"])
 
 
 async def test_a_new_adapter_with_an_old_name_does_not_reuse_its_cache(

@@ -100,6 +100,23 @@ def test_responses_are_answered_and_their_tokens_counted(
     assert "5 tokens" in capsys.readouterr().out
 
 
+def test_no_limit_of_a_server_ends_a_request(files: Files) -> None:
+    files.write([completion(f"r{number}", n=2) for number in range(12)])
+    limits = {
+        "--max-num-seqs": "1",
+        "--max-queued-requests": "0",
+        "--max-queued-prompt-tokens": "1",
+        "--max-key-requests": "1",
+        "--max-key-requests-per-minute": "1",
+        "--queue-timeout-s": "0.001",
+        "--request-timeout-s": "0.001",
+        "--first-token-timeout-s": "0.001",
+    }
+    flags = [word for pair in limits.items() for word in pair]
+    assert files.run("--concurrency", "12", *flags) == 0
+    assert len(files.entries) == 12
+
+
 def test_bodies_are_refused_as_over_http(files: Files) -> None:
     files.write([completion("a"), completion("b", temperature=9), completion("c", model="nobody")])
     assert files.run("--concurrency", "1") == FAILED

@@ -20,7 +20,7 @@ def banner(capsys: pytest.CaptureFixture[str], port: int = 8000, **given: Any) -
     infos = tuple(
         ProposerInfo(p.name, p.method, LONG, p.num_speculative_tokens) for p in settings.proposer
     )
-    info = EngineInfo("fake", "1", settings.model, settings.model, 2048, 99, 20, 5, infos)
+    info = EngineInfo("fake", "1", settings.model, settings.model, 2048, 8, 99, 20, 5, infos)
     StartupDisplay(settings).ready(info, port)
     return capsys.readouterr().out
 

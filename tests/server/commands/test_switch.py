@@ -17,6 +17,7 @@ ANSWER = {
     "mode": "drain",
     "generation": 7,
     "in_flight": 0,
+    "aborted": 0,
     "waited_ms": 812.44,
 }
 
@@ -67,12 +68,16 @@ def test_it_prints_the_previous_and_the_new_method(capsys: pytest.CaptureFixture
     [
         (["ngram"], {"speculative_model": "ngram", "mode": "immediate"}),
         (
-            ["ngram", "--k", "0", "--mode", "drain", "--timeout", "1.5", "--reason", "x"],
+            [
+                *("ngram", "--k", "0", "--mode", "drain", "--timeout", "1.5"),
+                *("--on-timeout", "move", "--reason", "x"),
+            ],
             {
                 "speculative_model": "ngram",
                 "num_speculative_tokens": 0,
                 "mode": "drain",
                 "timeout_s": 1.5,
+                "on_timeout": "move",
                 "reason": "x",
             },
         ),
@@ -83,6 +88,12 @@ def test_it_sends_only_the_given_options(argv: list[str], body: dict[str, Any]) 
     assert switch(argv, server.transport) == 0
     assert server.body == body
     assert server.requests[0].url == "http://127.0.0.1:8000/v1/switch_spec_method"
+
+
+def test_it_says_how_many_requests_the_drain_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(answer=ANSWER | {"aborted": 3})
+    assert switch(["none", "--mode", "drain", "--on-timeout", "abort"], server.transport) == 0
+    assert "0 in flight, 3 aborted, 812.4 ms" in capsys.readouterr().out
 
 
 def test_it_waits_longer_than_the_drain() -> None:

@@ -5,7 +5,7 @@ A new operation needs an entry in `SUCCESS`, and one in `ERRORS` for each error 
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -119,10 +119,13 @@ ERRORS: dict[tuple[str, int], Any] = {
 }
 """Operation and status -> a body that has it on a server without LoRA."""
 
-GENERIC = (400, 401, 403, 413, 500, 503)
+GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
 
+GENERATING = ("create_chat_completion", "create_completion", "create_response")
+
 ELSEWHERE = {
+    *((name, status) for name in GENERATING for status in (429, 504)),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
     ("switch_spec_method", 504),
@@ -186,6 +189,13 @@ async def test_an_unload_of_an_unknown_adapter(start: StartGateway) -> None:
     assert response.status_code == 404
 
 
+async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
+    gateway = await start(max_key_requests_per_minute=3, request_timeout_s=1e-9)
+    for status in (504, 429):
+        for name in GENERATING:
+            assert (await send(gateway.client, name, valid(name))).status_code == status
+
+
 async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 20})
     running = asyncio.create_task(gateway.complete(max_tokens=1000))
@@ -243,6 +253,23 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
         return await send(small.client, name, {"x": "y" * 20} if takes_body else None)
 
     assert await having(413, ask) == documented(413)
+
+
+async def test_408_comes_where_it_is_documented(start: StartGateway) -> None:
+    impatient = await start(body_timeout_s=0.01)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    async def ask(name: str) -> httpx.Response:
+        if "requestBody" not in operation_of(name):
+            return await send(impatient.client, name, None)
+        method, path = PATHS[name]
+        headers = {"content-type": "application/json"}
+        return await impatient.client.request(method, path, content=stuck(), headers=headers)
+
+    assert await having(408, ask) == documented(408)
 
 
 async def test_400_comes_where_it_is_documented(start: StartGateway) -> None:

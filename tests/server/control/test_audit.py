@@ -38,6 +38,7 @@ def record(generation: int = 1) -> SwitchRecord:
         error=None,
         generation=generation,
         in_flight=0,
+        aborted=0,
         took_ms=2.5,
     )
 
@@ -67,6 +68,7 @@ def test_a_record_is_one_line_of_json(tmp_path: Path) -> None:
             "error": None,
             "generation": 1,
             "in_flight": 0,
+            "aborted": 0,
             "took_ms": 2.5,
         },
     ]
@@ -144,7 +146,7 @@ async def test_switches_that_did_not_happen_are_recorded(start: StartGateway) ->
     await eventually(lambda: gateway.engine.num_running == 1, 20)
     drain = {"proposer": "ngram", "mode": "drain"}
     draining = asyncio.create_task(gateway.post(SWITCH, {**drain, "timeout_s": 0.2}))
-    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
+    await eventually(lambda: not gateway.runtime.admission.slots.is_open)
     assert (await gateway.post(SWITCH, {"proposer": None})).status_code == 409
     assert (await draining).status_code == 504
     assert (await gateway.post(SWITCH, {"proposer": "suffix"})).status_code == 503

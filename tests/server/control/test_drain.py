@@ -53,7 +53,7 @@ class Running:
 
     @property
     def held(self) -> int:
-        return self.gateway.runtime.switcher.gate.num_waiting
+        return self.gateway.runtime.admission.slots.num_queued
 
 
 @asynccontextmanager
@@ -74,8 +74,9 @@ async def test_an_idle_server_drains_at_once(gateway: Gateway) -> None:
         "mode": "drain",
         "generation": 1,
         "in_flight": 0,
+        "aborted": 0,
     }
-    assert not gateway.runtime.switcher.gate.must_wait
+    assert gateway.runtime.admission.slots.is_open
 
 
 async def test_admitted_requests_keep_their_method_and_held_ones_get_the_new(
@@ -85,7 +86,7 @@ async def test_admitted_requests_keep_their_method_and_held_ones_get_the_new(
     ahead = asyncio.create_task(gateway.complete("a", max_tokens=100, ignore_eos=True))
     await eventually(lambda: gateway.engine.num_running == 1, 20)
     draining = asyncio.create_task(switch(gateway, "ngram"))
-    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
+    await eventually(lambda: not gateway.runtime.admission.slots.is_open)
     held = [
         asyncio.create_task(gateway.complete("b", max_tokens=40, **fields))
         for fields in ({}, {"speculative_model": "suffix"}, {"num_speculative_tokens": 1})
@@ -112,6 +113,7 @@ async def test_held_requests_are_not_in_the_engine_and_are_shown(start: StartGat
             "to": {"spec_method": "ngram", "num_speculative_tokens": 5},
             "held": 3,
             "timeout_s": 9.0,
+            "on_timeout": "fail",
         }
         assert (shown["spec_method"], shown["in_flight"]) == ("draft", {"draft": 1})
         engine = running.gateway.engine
@@ -167,7 +169,7 @@ async def test_a_drain_that_times_out_changes_nothing(start: StartGateway) -> No
         assert all('"proposer":"draft"' in exchange.text for exchange in held)
         switcher, gateway = running.gateway.runtime.switcher, running.gateway
         assert (switcher.active.name, switcher.active.epoch) == ("draft", 0)
-        assert not switcher.gate.must_wait
+        assert gateway.runtime.admission.slots.is_open
         assert gateway.engine.num_running == 1
         labels = {"mode": "drain", "outcome": "timed_out"}
         assert gateway.sample("specgate_spec_method_switches_total", **labels) == 1
@@ -220,9 +222,9 @@ async def test_a_drain_is_abandoned_when_its_caller_disconnects(start: StartGate
     await eventually(lambda: gateway.engine.num_running == 1, 20)
     caller = gateway.exchange("/v1/switch_spec_method", {"proposer": "ngram", "mode": "drain"})
     calling = caller.begin()
-    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
+    await eventually(lambda: not gateway.runtime.admission.slots.is_open)
     held = asyncio.create_task(gateway.complete("b", max_tokens=2))
-    await eventually(lambda: gateway.runtime.switcher.gate.num_waiting == 1)
+    await eventually(lambda: gateway.runtime.admission.slots.num_queued == 1)
     caller.leave()
     await asyncio.wait_for(calling, 1)
     assert statistics((await asyncio.wait_for(held, 1)).json())["proposer"] == "draft"

@@ -13,6 +13,7 @@ from server.control.audit import REMEMBERED, Audit
 from server.control.errors import SwitchInProgress
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import SpecMethodBody
+from server.control.slots import SlotLimits, Slots
 from server.control.switcher import Switcher
 from server.control.types import SwitchMode
 from server.telemetry.metrics import Metrics
@@ -52,8 +53,9 @@ class Harness:
         self.registry = CollectorRegistry()
         engine: Any = self.engine
         self.audit = Audit()
+        self.slots = Slots(SlotLimits(8, 4, 512))
         self.switcher = Switcher(
-            engine, lambda: CATALOG, Metrics(self.registry), initial, self.audit
+            engine, lambda: CATALOG, Metrics(self.registry), initial, self.audit, self.slots
         )
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -142,7 +144,7 @@ async def test_a_switch_on_a_dead_engine_fails_and_is_recorded(harness: Harness,
     (record,) = harness.audit.switches
     assert (record.outcome, record.error, record.generation) == ("failed", "gone", None)
     assert (harness.switcher.active.spec_method, harness.switcher.active.epoch) == (PLAIN, 0)
-    assert not harness.switcher.gate.must_wait
+    assert harness.slots.is_open
     harness.engine.failure = None
     assert (await harness.switcher.switch(NGRAM)).generation == 1
 

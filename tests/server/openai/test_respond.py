@@ -6,7 +6,18 @@ from contextlib import aclosing
 
 import pytest
 
+from server.control.slots import Demand, Place, SlotLimits, Slots
+from server.limit_errors import FirstTokenTimeout
 from server.openai.respond import merge
+from server.time_limits import TimeLimit
+
+
+def place(sequences: int, at_a_time: int = 9) -> Place:
+    """A place of which the first sequence has started."""
+    slots = Slots(SlotLimits(9, at_a_time, 512))
+    made = slots.place(Demand(None, 1, [1] * sequences, sequences))
+    assert made.start_now()
+    return made
 
 
 class Source:
@@ -30,7 +41,7 @@ class Source:
 
 async def test_items_come_in_order_of_arrival() -> None:
     slow, fast = Source("a", "b", every_s=0.03), Source("x", "y", every_s=0.005)
-    async with aclosing(merge([slow.stream(), fast.stream()])) as merged:
+    async with aclosing(merge([slow.stream(), fast.stream()], place(2))) as merged:
         got = [item async for item in merged]
     assert got == [(1, "x"), (1, "y"), (0, "a"), (0, "b")]
     assert slow.closed
@@ -41,7 +52,7 @@ async def test_items_come_in_order_of_arrival() -> None:
 async def test_failure_is_raised_and_closes_all(count: int) -> None:
     broken = Source("a", ValueError("broken"))
     others = [Source(*"x" * 100, every_s=0.01) for _ in range(count - 1)]
-    async with aclosing(merge([s.stream() for s in (broken, *others)])) as merged:
+    async with aclosing(merge([s.stream() for s in (broken, *others)], place(count))) as merged:
         assert (await anext(merged))[1] in ("a", "x")
         with pytest.raises(ValueError, match="broken"):
             [item async for item in merged]
@@ -51,7 +62,9 @@ async def test_failure_is_raised_and_closes_all(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 async def test_closing_closes_all(count: int) -> None:
     sources = [Source(*"x" * 100, every_s=0.001) for _ in range(count)]
-    async with aclosing(merge([source.stream() for source in sources])) as merged:
+    async with aclosing(
+        merge([source.stream() for source in sources], place(len(sources)))
+    ) as merged:
         await anext(merged)
         await asyncio.sleep(0.01)
     assert all(source.closed for source in sources)
@@ -61,7 +74,9 @@ async def test_cancelling_closes_all() -> None:
     sources = [Source("x", every_s=60) for _ in range(2)]
 
     async def read() -> None:
-        async with aclosing(merge([source.stream() for source in sources])) as merged:
+        async with aclosing(
+            merge([source.stream() for source in sources], place(len(sources)))
+        ) as merged:
             await anext(merged)
 
     task = asyncio.create_task(read())
@@ -76,7 +91,41 @@ async def test_cancelling_closes_all() -> None:
 async def test_a_stream_that_is_cancelled_from_within_ends_the_others(count: int) -> None:
     broken = Source("a", asyncio.CancelledError())
     others = [Source(*"x" * 100, every_s=0.01) for _ in range(count - 1)]
-    async with asyncio.timeout(5), aclosing(merge([s.stream() for s in (broken, *others)])) as all_:
+    async with (
+        asyncio.timeout(5),
+        aclosing(merge([s.stream() for s in (broken, *others)], place(count))) as all_,
+    ):
         with pytest.raises(asyncio.CancelledError):
             [item async for item in all_]
     assert all(source.closed for source in (broken, *others))
+
+
+async def test_streams_run_in_slices() -> None:
+    sources = [Source(name, name, every_s=0.001) for name in "abcde"]
+    async with aclosing(merge([s.stream() for s in sources], place(5, at_a_time=2))) as merged:
+        indices = [index async for index, _ in merged]
+    assert sorted(indices) == sorted([0, 1, 2, 3, 4] * 2)
+    assert set(indices[:2]) <= {0, 1}
+    last = {index: len(indices) - 1 - indices[::-1].index(index) for index in range(5)}
+    # The third does not begin before one of the first two has ended.
+    assert indices.index(2) > min(last[0], last[1])
+    assert all(source.closed for source in sources)
+
+
+async def test_a_first_item_that_does_not_come_ends_all() -> None:
+    for count in (1, 3):
+        sources = [Source("x", every_s=60) for _ in range(count)]
+        limit = TimeLimit.after(0.01, lambda: FirstTokenTimeout(0.01))
+        with pytest.raises(FirstTokenTimeout):
+            async with aclosing(merge([s.stream() for s in sources], place(count), limit)) as all_:
+                await anext(all_)
+        assert all(source.closed for source in sources)
+
+
+async def test_a_later_item_may_take_longer_than_the_first() -> None:
+    source = Source("a", "b", every_s=0.02)
+    limit = TimeLimit.after(0.03, lambda: FirstTokenTimeout(0.03))
+    async with aclosing(merge([source.stream()], place(1), limit)) as merged:
+        await anext(merged)
+        await asyncio.sleep(0.04)
+        assert (await anext(merged))[1] == "b"

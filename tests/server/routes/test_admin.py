@@ -37,6 +37,7 @@ async def test_a_switch_returns_the_previous_and_the_active_method(
         "mode": "immediate",
         "generation": 1,
         "in_flight": 0,
+        "aborted": 0,
     }
 
 

@@ -34,8 +34,8 @@ async def test_while_generating(start: StartGateway, stream: bool, n: int) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_queued(start: StartGateway, stream: bool) -> None:
-    gateway = await start(max_num_seqs=1, engine_args={"fake_step_ms": 5})
+async def test_while_queued_in_the_engine(start: StartGateway, stream: bool) -> None:
+    gateway = await start(max_num_seqs=1, max_engine_sequences=2, engine_args={"fake_step_ms": 5})
     ahead = gateway.exchange("/v1/completions", BODY)
     first = ahead.begin()
     await eventually(lambda: gateway.engine.num_running == 1)

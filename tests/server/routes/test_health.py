@@ -56,6 +56,6 @@ async def test_an_engine_is_neither_while_it_is_being_replaced(gateway: Gateway)
 
 
 async def test_while_it_stops_it_is_alive_and_not_ready(gateway: Gateway) -> None:
-    gateway.state.stopping.set()
+    gateway.state.leaving = True
     assert await status_and_code(gateway, "/health") == (200, None)
     assert await status_and_code(gateway, "/ready") == (503, "stopping")

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.server.gateway import Gateway
-from tests.server.hostile_bodies import ALL, Hostile
+from tests.server.hostile_bodies import FORMS, LISTS, SCHEMAS, TEXTS, Hostile
 from tests.server.random_forms import random_body
 
 CPU_SECONDS = 3.0
@@ -15,37 +15,36 @@ ERROR_BYTES = 1000
 """The most bytes of a refusal."""
 
 
-@pytest.mark.parametrize("hostile", ALL, ids=lambda hostile: hostile.name)
+@pytest.mark.parametrize(
+    "table",
+    [LISTS, TEXTS, FORMS, SCHEMAS],
+    ids=["lists", "texts", "forms", "schemas"],
+)
 async def test_a_hostile_body_is_answered_or_refused_by_name_and_soon(
-    gateway: Gateway, hostile: Hostile
+    gateway: Gateway, table: tuple[Hostile, ...]
 ) -> None:
-    body = hostile.body()
-    began = time.process_time()
-    response = await gateway.post(hostile.path, body)
-    assert time.process_time() - began < CPU_SECONDS
-    if hostile.param is not None:
-        assert response.status_code == 400, response.text[:500]
-        assert response.json()["error"]["param"] == hostile.param, response.text[:500]
-    if response.status_code != 200:
-        assert response.status_code == 400, response.text[:500]
-        assert len(response.content) < ERROR_BYTES
-        assert response.json()["error"]["param"] is not None
-
-
-async def test_a_refusal_repeats_little_of_what_it_refuses(gateway: Gateway) -> None:
-    response = await gateway.complete(logit_bias={"x" * 1_000_000: 1})
-    assert response.status_code == 400
-    assert len(response.content) < ERROR_BYTES
+    for hostile in table:
+        body = hostile.body()
+        began = time.process_time()
+        response = await gateway.post(hostile.path, body)
+        assert time.process_time() - began < CPU_SECONDS, hostile.name
+        status, text = response.status_code, response.text[:500]
+        assert status == 400 or (status == 200 and hostile.param is None), (hostile.name, text)
+        if status == 200:
+            continue
+        param = response.json()["error"]["param"]
+        assert len(response.content) < ERROR_BYTES, hostile.name
+        assert param == hostile.param or (hostile.param is None and param), (hostile.name, text)
 
 
 async def test_random_forms_are_answered_or_refused(gateway: Gateway) -> None:
     statuses = set()
-    began = time.process_time()
     for seed in range(200):
         path, body = random_body(seed)
+        began = time.process_time()
         response = await gateway.post(path, body)
+        assert time.process_time() - began < CPU_SECONDS, seed
         assert response.status_code in (200, 400), (seed, response.text[:500])
-        assert response.status_code == 200 or len(response.content) < ERROR_BYTES
+        assert response.status_code == 200 or len(response.content) < ERROR_BYTES, seed
         statuses.add(response.status_code)
-    assert time.process_time() - began < 30 * CPU_SECONDS
     assert statuses == {200, 400}

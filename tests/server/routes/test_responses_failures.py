@@ -130,7 +130,7 @@ async def test_a_response_waits_for_a_drain(start: StartGateway) -> None:
     await eventually(lambda: gateway.engine.num_running == 1)
     switch = {"speculative_model": "ngram", "mode": "drain"}
     draining = asyncio.create_task(gateway.post("/v1/switch_spec_method", switch))
-    await eventually(lambda: gateway.runtime.switcher.gate.must_wait)
+    await eventually(lambda: not gateway.runtime.admission.slots.is_open)
     second = await gateway.post(PATH, {**LONG, "max_output_tokens": 2})
     assert second.headers["x-specgate-spec-method"] == "ngram"
     assert (await draining).status_code == 200

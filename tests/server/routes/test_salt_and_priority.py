@@ -63,9 +63,13 @@ async def test_priority_needs_a_scheduler_that_knows_it(gateway: Gateway) -> Non
         assert (await ask(priority=0, max_tokens=1)).status_code == 200
 
 
-async def test_the_lowest_priority_is_served_first(start: StartGateway) -> None:
+@pytest.mark.parametrize("in_engine", [1, 4], ids=["queue", "engine"])
+async def test_the_lowest_priority_is_served_first(start: StartGateway, in_engine: int) -> None:
     gateway = await start(
-        scheduling_policy="priority", max_num_seqs=1, engine_args={"fake_step_ms": 2}
+        scheduling_policy="priority",
+        max_num_seqs=1,
+        max_engine_sequences=in_engine,
+        engine_args={"fake_step_ms": 2},
     )
     order: list[int] = []
 
@@ -76,6 +80,7 @@ async def test_the_lowest_priority_is_served_first(start: StartGateway) -> None:
     first = asyncio.create_task(ask(9))
     await eventually(lambda: gateway.engine.num_running == 1)
     waiting = [asyncio.create_task(ask(priority)) for priority in (3, 1, 2)]
-    await eventually(lambda: gateway.engine.num_waiting == 3)
+    slots = gateway.runtime.admission.slots
+    await eventually(lambda: gateway.engine.num_waiting + slots.num_queued == 3)
     await asyncio.gather(first, *waiting)
     assert order == [9, 1, 2, 3]

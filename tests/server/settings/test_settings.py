@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 import demo
-from engine_adapter.config import RESERVED_ARGUMENTS
+from engine_adapter.config import RESERVED_ARGUMENTS, HangPolicy
 from engine_adapter.proposers.contract import ProposerSpec
 from server.settings import Settings
 from server.settings.engine_arguments import EngineArguments
@@ -42,8 +42,20 @@ def test_without_a_model_it_is_the_demo_with_a_proposer_of_every_kind() -> None:
     assert settings.engine_config().arguments == {
         "dtype": "float32",
         "max_model_len": 2048,
+        "long_prefill_token_threshold": 64,
         "kv_cache_memory_bytes": 512 * 2**20,
     }
+
+
+def test_the_demo_reads_long_prompts_in_parts_that_fit_the_context() -> None:
+    assert Settings(max_model_len=32).long_prefill_token_threshold == 32
+    assert Settings(max_model_len="4096").long_prefill_token_threshold == 64
+    assert Settings(long_prefill_token_threshold=500).long_prefill_token_threshold == 500
+
+
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), "x"])
+def test_a_timeout_is_a_number_of_seconds(value: Any) -> None:
+    assert "queue_timeout_s" in refusal(queue_timeout_s=value)
 
 
 def test_settings_override_the_demos_defaults() -> None:
@@ -254,3 +266,19 @@ def test_the_scheduling_policy_is_the_engines() -> None:
     assert settings.engine_config().arguments["scheduling_policy"] == "priority"
     assert "scheduling_policy" in refusal(scheduling_policy="random")
     assert "--scheduling-policy" in refusal(engine_args={"scheduling_policy": "priority"})
+
+
+def test_the_hang_limits_and_the_restarts_are_the_engines() -> None:
+    config = Settings(engine_hang_timeout_s=7, engine_restart_limit=2).engine_config()
+    assert (config.hang.idle_s, config.hang.busy_s) == (7, 1800)
+    assert (config.restart.limit, config.restart.first_delay_s) == (2, 1)
+    assert Settings().engine_config().hang == HangPolicy()
+    for name in ("engine_hang_timeout_s", "engine_step_timeout_s"):
+        assert name in refusal(**{name: -1})
+
+
+def test_the_delay_of_a_stop_is_a_part_of_its_time() -> None:
+    assert "20 is not below --shutdown-timeout-s 20" in refusal(shutdown_delay_s=20)
+    settings = Settings(shutdown_delay_s=20, shutdown_timeout_s=21)
+    assert (settings.shutdown_delay_s, settings.shutdown_timeout_s) == (20, 21)
+    assert "shutdown_delay_s" in refusal(shutdown_delay_s=-1)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_adapter.counts import ProposerCounts, StepKind, StepReport
 from server.control.types import SelectedBy
-from server.telemetry import http_metrics
+from server.telemetry import admission_metrics, http_metrics
 from server.telemetry import metrics as module
 from server.telemetry.metrics import Metrics
 
@@ -145,6 +145,6 @@ def test_two_servers_in_one_process_share_nothing() -> None:
 
 
 def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: Metrics) -> None:
-    documentation = f"{module.__doc__} {http_metrics.__doc__}"
+    documentation = f"{module.__doc__} {http_metrics.__doc__} {admission_metrics.__doc__}"
     for family in registry.collect():
         assert family.name in documentation, family.name

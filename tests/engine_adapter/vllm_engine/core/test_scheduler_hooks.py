@@ -172,17 +172,23 @@ def failing(request_id: str, grammar: Any) -> Any:
 def test_the_reason_of_a_failed_constraint_leaves_with_the_requests_last_output(
     scheduler: Any, grammar: Any
 ) -> None:
-    for made in (failing("r", grammar), failing("s", SimpleNamespace(failure=None))):
-        scheduler.add_request(made)
-        scheduler._free_request(made)
+    scheduler.add_request(arriving("r"))
+    scheduler.add_request(arriving("s"))
+    scheduler._failures = {"earlier": "another"}
+    freed = []
+
+    def end_both(request_id: str, emitted: int) -> None:
+        if not freed:
+            freed.append(request_id)
+            scheduler._free_request(failing("r", grammar))
+            scheduler._free_request(failing("s", SimpleNamespace(failure=None)))
+
+    scheduler.row_table.count_emitted = end_both
     results = {"r": (0, 0), "s": (0, 0)}
     sent = run_step(scheduler, scheduled({}, "r", "s"), results, None).outputs
-    assert [decode_failure(output.kv_transfer_params) for output in sent] == [
-        "too many items",
-        None,
-    ]
-    again = run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, None).outputs
-    assert decode_failure(again[0].kv_transfer_params) is None
+    failures = [decode_failure(output.kv_transfer_params) for output in sent]
+    assert failures == ["too many items", None]
+    assert scheduler._failures == {}
 
 
 def test_the_runners_report_and_its_faults_leave_with_the_step(scheduler: Any) -> None:

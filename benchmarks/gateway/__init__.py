@@ -1,0 +1,1 @@
+"""`specgate bench gateway`: what the gateway itself costs, beside a bare uvicorn app."""

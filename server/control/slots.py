@@ -1,0 +1,299 @@
+"""The engine's slots, and who gets the next one.
+
+A sequence holds a slot while the engine has it, or several if its steps cost more. A request has a
+*slice* of its sequences in the engine at a time, so that a small request is served between the
+sequences of a large one. The next slot goes to the lowest priority, then to the key that holds the
+fewest slots, then to the request that holds the fewest, then to the one that came first.
+
+The queue is the requests of which no sequence has started. While a drain closes it, no request
+starts; one that has started goes on.
+"""
+
+import asyncio
+import time
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from server.control.drain_rate import DrainRate
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """What the engine has at a time.
+
+    Attributes:
+        total: slots of all requests.
+        of_request: slots of one request.
+        request_prompt_tokens: prompt tokens of one request that the engine has yet to read; a
+            longer prompt is read alone.
+    """
+
+    total: int
+    of_request: int
+    request_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request needs.
+
+    Attributes:
+        key: the name of its API key; all requests without a named one have `None`.
+        slots: of each of its sequences; no more than `SlotLimits.of_request` are taken.
+        prompt_costs: of each of its sequences: the prompt's tokens, weighted.
+        prompt_tokens: of all its prompts, each counted once.
+        priority: a lower one goes first.
+    """
+
+    key: str | None
+    slots: int
+    prompt_costs: Sequence[int]
+    prompt_tokens: int
+    priority: int = 0
+
+
+class Place:
+    """One request among those that need slots, from its arrival to its end. See `Slots.place`.
+
+    Attributes:
+        slots: of each of its sequences.
+        held: slots that it holds.
+        number: grows with each arrival.
+        waiter: done when the sequence that waits has started; `None` if none waits.
+    """
+
+    def __init__(self, slots: "Slots", demand: Demand, number: int) -> None:
+        self.demand = demand
+        self.number = number
+        self.slots = min(demand.slots, slots.limits.of_request)
+        self.held = 0
+        self.waiter: asyncio.Future[None] | None = None
+        self._all = slots
+        self._started = 0
+        # Index of a sequence -> the cost of its prompt, which the engine has not read yet.
+        self._unread: dict[int, int] = {}
+        self._unread_cost = 0
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether none of its sequences has started."""
+        return not self._started
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its slice has room for its next sequence; an empty slice always has."""
+        if not self.held:
+            return True
+        limits = self._all.limits
+        cost = self._unread_cost + self.demand.prompt_costs[self._started]
+        return self.held + self.slots <= limits.of_request and (
+            not self._unread_cost or cost <= limits.request_prompt_tokens
+        )
+
+    def start_now(self) -> bool:
+        """Starts the next sequence unless it must wait. Returns whether it has started."""
+        return self._all.start_now(self)
+
+    async def start(self) -> None:
+        """Waits for the turn of the next sequence, and starts it."""
+        if self._all.start_now(self):
+            return
+        try:
+            await self._all.wait(self)
+        finally:
+            self._all.stop_waiting(self)
+
+    def take(self) -> None:
+        """Counts the next sequence as started; for `Slots`."""
+        cost = self.demand.prompt_costs[self._started]
+        self._unread[self._started] = cost
+        self._unread_cost += cost
+        self._started += 1
+        self.held += self.slots
+
+    def give_back(self) -> None:
+        """Undoes the start of its only sequence: the request is as if it had just arrived."""
+        self._started = 0
+        self._free_all()
+
+    def began(self, index: int) -> None:
+        """The engine has read the prompt of sequence `index`."""
+        self._unread_cost -= self._unread.pop(index, 0)
+        self._all.serve()
+
+    def ended(self, index: int) -> None:
+        """The engine no longer has sequence `index`, which had started."""
+        self._unread_cost -= self._unread.pop(index, 0)
+        self._free(self.slots)
+
+    def leave(self) -> None:
+        """The request has ended: it waits no more and holds nothing. Safe to call twice."""
+        self._all.stop_waiting(self)
+        self._free_all()
+
+    def _free_all(self) -> None:
+        self._unread.clear()
+        self._unread_cost = 0
+        self._free(self.held)
+
+    def _free(self, slots: int) -> None:
+        self.held -= slots
+        self._all.free(self.demand.key, slots)
+
+
+class _Key:
+    """The requests of one API key that wait.
+
+    Attributes:
+        held: slots that its requests hold.
+        queue: (priority, number, place) of those that wait for their first sequence, sorted.
+        continuing: those that wait for a further one.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.queue: list[tuple[int, int, Place]] = []
+        self.continuing: set[Place] = set()
+
+    def add(self, place: Place) -> None:
+        if place.is_queued:
+            insort(self.queue, (place.demand.priority, place.number, place))
+        else:
+            self.continuing.add(place)
+
+    def remove(self, place: Place) -> None:
+        if place in self.continuing:
+            self.continuing.remove(place)
+        else:
+            del self.queue[bisect_left(self.queue, (place.demand.priority, place.number))]
+
+    def next(self, *, with_queue: bool) -> Place | None:
+        """Its request that should start a sequence now."""
+        candidates = [place for place in self.continuing if place.has_room]
+        if with_queue and self.queue:
+            candidates.append(self.queue[0][2])
+        return min(candidates, key=lambda p: (p.demand.priority, p.held, p.number), default=None)
+
+
+class Slots:
+    """Hands slots out. Lives on the event loop; nothing here blocks.
+
+    Args:
+        clock: seconds that never go back.
+
+    Attributes:
+        num_queued, queued_prompt_tokens: the queue.
+        drain_rate: how fast the queue empties.
+        is_open: requests may start.
+    """
+
+    def __init__(self, limits: SlotLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._free = limits.total
+        self.num_queued = 0
+        self.queued_prompt_tokens = 0
+        self.drain_rate = DrainRate(clock)
+        self.is_open = True
+        self._keys: defaultdict[str | None, _Key] = defaultdict(_Key)
+        self._arrivals = 0
+        self._waiting = 0
+        # Somebody waits for more slots than are free; nobody may overtake it for ever.
+        self._is_blocked = False
+
+    @property
+    def total(self) -> int:
+        """All slots."""
+        return self.limits.total
+
+    @property
+    def in_use(self) -> int:
+        """The slots that requests hold."""
+        return self.limits.total - self._free
+
+    def place(self, demand: Demand) -> Place:
+        """A place for a request that has arrived; `Place.leave` ends it."""
+        self._arrivals += 1
+        return Place(self, demand, self._arrivals)
+
+    def close(self) -> None:
+        """Lets no request start from now on."""
+        self.is_open = False
+        self.serve()
+
+    def open(self) -> None:
+        """Lets requests start again, in order. Does nothing if they may."""
+        self.is_open = True
+        self.serve()
+
+    def start_now(self, place: Place) -> bool:
+        """See `Place.start_now`."""
+        if self._is_blocked or place.slots > self._free or not place.has_room:
+            return False
+        if place.is_queued and not self.is_open:
+            return False
+        self._take(place)
+        return True
+
+    def wait(self, place: Place) -> "asyncio.Future[None]":
+        """Makes a place wait. The result is done when its next sequence has started."""
+        waiter = place.waiter = asyncio.get_running_loop().create_future()
+        self._keys[place.demand.key].add(place)
+        self._count(place, 1)
+        self.serve()
+        return waiter
+
+    def stop_waiting(self, place: Place) -> None:
+        """Takes a place out if it still waits."""
+        if place.waiter is not None:
+            self._end_wait(place).cancel()
+            self.serve()
+
+    def free(self, key: str | None, slots: int) -> None:
+        """Takes slots of a key's request back."""
+        self._keys[key].held -= slots
+        self._free += slots
+        self.serve()
+
+    def serve(self) -> None:
+        """Hands out the free slots."""
+        self._is_blocked = False
+        while self._waiting and (place := self._next()) is not None:
+            if place.slots > self._free:
+                self._is_blocked = True
+                return
+            if place.is_queued:
+                self.drain_rate.count()
+            waiter = self._end_wait(place)
+            self._take(place)
+            waiter.set_result(None)
+
+    def _next(self) -> Place | None:
+        found = [
+            (place.demand.priority, key.held, place.held, place.number, place)
+            for key in self._keys.values()
+            if (place := key.next(with_queue=self.is_open)) is not None
+        ]
+        return min(found)[-1] if found else None
+
+    def _take(self, place: Place) -> None:
+        place.take()
+        self._keys[place.demand.key].held += place.slots
+        self._free -= place.slots
+
+    def _end_wait(self, place: Place) -> "asyncio.Future[None]":
+        assert place.waiter is not None
+        waiter, place.waiter = place.waiter, None
+        self._keys[place.demand.key].remove(place)
+        self._count(place, -1)
+        return waiter
+
+    def _count(self, place: Place, sign: int) -> None:
+        self._waiting += sign
+        if not place.is_queued:
+            return
+        if not self.num_queued:
+            self.drain_rate.begin()
+        self.num_queued += sign
+        self.queued_prompt_tokens += sign * place.demand.prompt_tokens

@@ -1,0 +1,148 @@
+"""What a request's body may be, checked while it arrives: bytes, values, time. Pure ASGI.
+
+The parsers of JSON and of the fields hold the interpreter until they are done, so a body that
+would take them long must be refused before. Its commas and colons say how much there is to parse,
+and counting them takes next to nothing.
+"""
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, error_response
+from server.http.headers import RETRY_AFTER
+from server.settings.http_settings import HttpSettings
+
+PROGRESS_BYTES = 16 * 2**10
+"""What must arrive of a body within `--body-timeout-s`."""
+
+
+FIELD_VALUES = 3
+"""How many values a field of an object counts as: its name has to be made and compared."""
+
+
+class Pace:
+    """Whether a body arrives fast enough; times are the event loop's.
+
+    Attributes:
+        deadline: when the next `PROGRESS_BYTES`, or the end, must have arrived.
+    """
+
+    def __init__(self, timeout_s: float, now: float) -> None:
+        self._timeout_s = timeout_s
+        self._missing = PROGRESS_BYTES
+        self.deadline = now + timeout_s
+
+    def add(self, num_bytes: int, now: float) -> None:
+        """Notes that bytes have arrived."""
+        self._missing -= num_bytes
+        if self._missing <= 0:
+            self._missing = PROGRESS_BYTES
+            self.deadline = now + self._timeout_s
+
+
+class BodyLimit:
+    """Refuses a body that is too large, has too many values, or comes too slowly.
+
+    A refusal is a 413, with or without a content length, or a 408; a 503 if the bodies that are
+    still arriving are too large together. The connection then drops the rest of the body.
+
+    Args:
+        reading: gets the tasks of the requests whose body has not arrived in full.
+    """
+
+    def __init__(
+        self, app: ASGIApp, settings: HttpSettings, reading: "set[asyncio.Task[None]]"
+    ) -> None:
+        self._app = app
+        self.settings = settings
+        self.reading = reading
+        self.unfinished_bytes = 0
+        """The bytes of all bodies that have not arrived in full."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        max_bytes = self.settings.max_body_bytes
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared) > max_bytes:
+            error = ApiError(413, too_large(max_bytes), code="request_too_large")
+            await error_response(error)(scope, receive, send)
+            return
+        body = _Body(self, receive)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.release()
+
+
+class _Body:
+    """A body on its way."""
+
+    def __init__(self, limit: BodyLimit, receive: Receive) -> None:
+        self._limit = limit
+        self._receive = receive
+        self._num_bytes = 0
+        self._num_values = 0
+        self._has_arrived = False
+        self._task = asyncio.current_task()
+        if self._task is not None:
+            limit.reading.add(self._task)
+        self._loop = asyncio.get_running_loop()
+        self._pace = Pace(limit.settings.body_timeout_s, self._loop.time())
+
+    async def receive(self) -> Message:
+        """The next part; later, the client's disconnect.
+
+        Raises `HTTPException`: FastAPI turns any other exception that occurs while it reads into
+        a 400.
+        """
+        if self._has_arrived:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._pace.deadline):
+                part = await self._receive()
+        except TimeoutError:
+            timeout_s = self._limit.settings.body_timeout_s
+            message = f"The body did not arrive: too little came within {timeout_s:g} s."
+            raise HTTPException(408, message, {"Connection": "close"}) from None
+        if part["type"] == "http.disconnect":
+            raise HTTPException(499, "The client closed the connection.")
+        self._add(part.get("body", b""))
+        if not part.get("more_body", False):
+            self.release()
+        return part
+
+    def release(self) -> None:
+        """The body has arrived, or is given up: it does not count any more."""
+        if not self._has_arrived:
+            self._has_arrived = True
+            self._limit.unfinished_bytes -= self._num_bytes
+            if self._task is not None:
+                self._limit.reading.discard(self._task)
+
+    def _add(self, data: bytes) -> None:
+        settings = self._limit.settings
+        self._pace.add(len(data), self._loop.time())
+        self._num_bytes += len(data)
+        self._limit.unfinished_bytes += len(data)
+        self._num_values += data.count(b",") + FIELD_VALUES * data.count(b":")
+        if self._num_bytes > settings.max_body_bytes:
+            raise HTTPException(413, too_large(settings.max_body_bytes))
+        if self._num_values >= settings.max_body_values:
+            message = (
+                f"The body has more than {settings.max_body_values} values; a field of an object "
+                f"counts as {FIELD_VALUES}."
+            )
+            raise HTTPException(413, message)
+        if self._limit.unfinished_bytes > settings.max_unfinished_body_bytes:
+            message = "Too many large bodies arrive at once; try again soon."
+            raise HTTPException(503, message, {RETRY_AFTER: "1"})
+
+
+def too_large(max_bytes: int) -> str:
+    """The message of a body above the limit of bytes."""
+    return f"The body is larger than {max_bytes} bytes."

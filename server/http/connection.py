@@ -1,0 +1,289 @@
+"""One connection: uvicorn's protocol with limits of what a client sends, and leaves unread.
+
+uvicorn reads a head of any size, waits without end, and lets an answer wait for its reader. Here
+a head has limits, each wait for the client has a deadline, and a stream does not wait for its
+reader: what the client leaves unread is buffered up to a limit, above which the stream is aborted.
+So the engine's output is never held up, and a stream that nobody reads ends with its generation.
+"""
+
+import asyncio
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from server.errors import ApiError, Unavailable, error_body, error_response
+from server.http.connections import Connections, Place
+from server.http.event_stream import json_text
+from server.http.middleware import shown_path
+from server.telemetry.connection_metrics import CloseReason
+from server.telemetry.http_metrics import PROBES
+
+MAX_PIPELINED = 16
+"""The most requests that a client may send ahead of its answers."""
+
+SPARE_TIMEOUT_S = 5.0
+"""Seconds in which a connection above the limit must have sent its headers."""
+
+
+class Reading(Enum):
+    """What the client is to send next."""
+
+    REQUEST = "request"
+    HEAD = "head"
+    BODY = "body"
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request that is refused."""
+
+
+class _CountedWrites(asyncio.Transport):
+    """A transport of answers that counts their bytes."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self.written = 0
+        self._write = transport.write
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.close = transport.close  # type: ignore[method-assign]
+
+    def write(self, data: Any) -> None:
+        self.written += len(data)
+        self._write(data)
+
+
+class Connection(HttpToolsProtocol):
+    """A connection of a client."""
+
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._connections = connections
+        self._limits = connections.settings
+        self._place = Place.OPEN
+        self._reading = Reading.REQUEST
+        self._since = self.loop.time()
+        self._head_bytes = 0
+        # Bytes that arrived since the parser last finished a head or passed on a part of a body.
+        self._unparsed = 0
+        self._refusal: ApiError | None = None
+        self._running: RequestResponseCycle | None = None
+        self._sent = 0
+        self._sent_at = self._since
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins, or refuses."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
+        self._answers = _CountedWrites(transport)
+        self._place = self._connections.opened(self, self.loop)
+        if self._place is Place.NONE:
+            self._note(CloseReason.REFUSED)
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends."""
+        self._connections.lost(self)
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what has arrived."""
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > self._limits.max_header_bytes and not self.transport.is_closing():
+            self._refuse(self._large_headers())
+
+    def pause_writing(self) -> None:
+        """The client leaves too much unread: a stream is aborted, and a whole answer waits."""
+        running = self._running
+        if running is not None and running.chunked_encoding and not running.response_complete:
+            # What the stream still writes before the transport is gone is dropped.
+            self._leave()
+            self._abort_unread(CloseReason.UNSENT)
+        else:
+            super().pause_writing()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._reading, self._since = Reading.HEAD, self.loop.time()
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL."""
+        super().on_url(url)
+        if len(self.url) > self._limits.max_url_bytes:
+            self._end_parsing(self._long_url())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, before a body or after it."""
+        self._head_bytes += len(name) + len(value)
+        if (
+            self._head_bytes > self._limits.max_header_bytes
+            or len(self.headers) >= self._limits.max_headers
+        ):
+            self._end_parsing(self._large_headers())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A request begins."""
+        self._reading, self._since = Reading.BODY, self.loop.time()
+        self._unparsed = 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            message = f"More than {MAX_PIPELINED} requests were sent ahead of their answers."
+            self._end_parsing(ApiError(400, message, code="invalid_http"))
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request has arrived in full."""
+        self._reading, self._since = Reading.REQUEST, self.loop.time()
+        self._unparsed = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what cannot be parsed, or what a limit refuses."""
+        message = "The request is not valid HTTP."
+        self._refuse(self._refusal or ApiError(400, message, code="invalid_http"))
+
+    # What a request's life calls.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if self.flow.write_paused:
+            # It sends requests and does not read the answers.
+            self._abort_unread(CloseReason.UNSENT)
+            return
+        self._running = cycle
+        cycle.transport = self._answers
+        if self._place is Place.SPARE and self._connections.full:
+            cycle.keep_alive = False
+            if cycle.scope["path"] not in PROBES:
+                self._note(CloseReason.REFUSED)
+                app = error_response(_too_many())  # type: ignore[assignment]
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """The next request of the client is waited for."""
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request came."""
+        if not self.transport.is_closing():
+            self._close(CloseReason.IDLE)
+
+    # What the once-a-second look calls.
+
+    def check(self, now: float) -> None:
+        """See `Watched.check`."""
+        unsent = self.transport.get_write_buffer_size()
+        sent = self._answers.written - unsent
+        if not unsent or sent != self._sent:
+            self._sent, self._sent_at = sent, now
+        elif now - self._sent_at >= self._limits.write_timeout_s:
+            self._abort_unread(CloseReason.NOT_READ)
+            return
+        answering = self._running is not None and not self._running.response_complete
+        if not answering and not self.transport.is_closing():
+            self._check_reading(now - self._since)
+
+    def _check_reading(self, waited_s: float) -> None:
+        limits = self._limits
+        if self._place is Place.SPARE and waited_s >= SPARE_TIMEOUT_S:
+            self._close(CloseReason.REFUSED)
+        elif self._reading is Reading.REQUEST and waited_s >= limits.idle_timeout_s:
+            self._close(CloseReason.IDLE)
+        elif self._reading is Reading.HEAD and waited_s >= limits.header_timeout_s:
+            message = f"The headers did not arrive within {limits.header_timeout_s:g} s."
+            self._close(CloseReason.SLOW_HEADERS, ApiError(408, message, code="slow_client"))
+        elif self._reading is Reading.BODY and waited_s >= limits.body_timeout_s:
+            self._close(CloseReason.SLOW_BODY)
+
+    # How it ends.
+
+    def _leave(self) -> None:
+        """Tells the request that runs that its client is gone.
+
+        uvicorn tells only the last one that has arrived, which may wait for this one.
+        """
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def _end_parsing(self, refusal: ApiError) -> None:
+        self._refusal = refusal
+        raise _Refused
+
+    def _refuse(self, error: ApiError) -> None:
+        too_large = error.status in (HTTPStatus.REQUEST_URI_TOO_LONG, 431)
+        self._close(CloseReason.TOO_LARGE if too_large else CloseReason.BAD_REQUEST, error)
+
+    def _close(self, reason: CloseReason, error: ApiError | None = None) -> None:
+        """Closes, after what is buffered and an error are sent.
+
+        The error is not sent into another answer that is being sent.
+        """
+        self._note(reason)
+        running = self._running
+        if error is not None and (running is None or running.response_complete):
+            self._answers.write(_raw_response(error, self.server_state.default_headers))
+        self.transport.close()
+
+    def _abort_unread(self, reason: CloseReason) -> None:
+        path = shown_path(self._running.scope) if self._running is not None else ""
+        self._note(reason, path=path, unsent_bytes=self.transport.get_write_buffer_size())
+        self.transport.abort()
+
+    def _note(self, reason: CloseReason, **fields: object) -> None:
+        peer = self.client[0] if self.client else ""
+        self._connections.closing(reason, peer, self.loop.time(), **fields)
+
+    def _long_url(self) -> ApiError:
+        message = f"The URL is longer than {self._limits.max_url_bytes} bytes."
+        return ApiError(414, message, code="url_too_long")
+
+    def _large_headers(self) -> ApiError:
+        limits = self._limits
+        message = (
+            f"The headers have more than {limits.max_header_bytes} bytes, or are more than "
+            f"{limits.max_headers}."
+        )
+        return ApiError(431, message, code="headers_too_large")
+
+
+def _too_many() -> Unavailable:
+    error = Unavailable(
+        "This server has its most connections open; try again soon.",
+        "too_many_connections",
+        SPARE_TIMEOUT_S,
+    )
+    error.headers = {**error.headers, "Connection": "close"}
+    return error
+
+
+def _raw_response(error: ApiError, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The whole response to a request that never reaches the application."""
+    body = json_text(error_body(error)).encode()
+    lines = [
+        *(name + b": " + value for name, value in headers),
+        b"content-type: application/json",
+        b"content-length: %d" % len(body),
+        b"connection: close",
+    ]
+    return STATUS_LINE[error.status] + b"\r\n".join(lines) + b"\r\n\r\n" + body

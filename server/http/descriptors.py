@@ -1,0 +1,46 @@
+"""File descriptors of this process: each connection, file and pipe takes one."""
+
+import errno
+import os
+import resource
+
+MOST_CONNECTIONS = 10_000
+"""The default of `--max-connections` where descriptors allow it: each takes some 20 kB."""
+
+ROOM = 256
+"""Descriptors that are left to files, to the engine and to refusals."""
+
+SPARE = 32
+"""Connections above the limit that are held for as long as a refusal takes."""
+
+
+def raise_limit() -> int:
+    """Raises the soft limit of this process, and of those that it starts, to the hard one.
+
+    Returns the limit of descriptors.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return hard
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        # macOS reports a hard limit that it does not accept.
+        return soft
+    return hard
+
+
+def default_connections(limit: int) -> int:
+    """The most connections that a limit of descriptors leaves room for: at least a half of it."""
+    if limit == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, max(limit - ROOM, limit // 2)))
+
+
+def exhausted() -> bool:
+    """Whether no descriptor is free, so that nothing can be opened and no connection accepted."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False

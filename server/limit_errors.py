@@ -1,0 +1,106 @@
+"""The errors with which a limit ends a request; see docs/overload.md.
+
+ApiError
+├── TooManyRequests         429, with Retry-After
+│   ├── QueueFull           the server has too many requests
+│   ├── ConcurrencyLimit    the API key has too many unfinished requests
+│   └── RateLimit           the API key has sent too many requests within a minute
+├── QueueTimeout            503, with Retry-After: the request waited too long and has not begun
+├── FirstTokenTimeout       504: the request has begun, and its first token took too long
+└── RequestTimeout          504: the request took too long
+"""
+
+import math
+
+from server.errors import ApiError, Unavailable
+
+RETRY_AFTER_UNKNOWN_S = 5.0
+"""Retry-After while nothing is measured."""
+
+MAX_RETRY_AFTER_S = 60.0
+"""The longest Retry-After: clients of OpenAI's ignore a longer one."""
+
+
+class TooManyRequests(ApiError):
+    """429: the same request can succeed later."""
+
+    def __init__(self, message: str, code: str, retry_after_s: float | None) -> None:
+        super().__init__(
+            429,
+            message,
+            type="rate_limit_error",
+            code=code,
+            headers={"Retry-After": str(math.ceil(_bounded(retry_after_s)))},
+        )
+
+
+class QueueFull(TooManyRequests):
+    """The queue has no room for the request."""
+
+    def __init__(self, queued: int, retry_after_s: float | None) -> None:
+        super().__init__(
+            f"The server is overloaded: its queue is full (requests: {queued}). Try again later.",
+            "server_overloaded",
+            retry_after_s,
+        )
+
+
+class ConcurrencyLimit(TooManyRequests):
+    """The API key has as many unfinished requests as it may have."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"This API key may have so many unfinished requests: {most}. Wait for one to end.",
+            "concurrency_limit_exceeded",
+            1.0,
+        )
+
+
+class RateLimit(TooManyRequests):
+    """The API key sends more requests a minute than it may."""
+
+    def __init__(self, per_minute: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"This API key has sent more requests within a minute than it may: {per_minute}.",
+            "rate_limit_exceeded",
+            retry_after_s,
+        )
+
+
+class QueueTimeout(Unavailable):
+    """503: the request waited `waited_s` seconds, and its turn has not come."""
+
+    def __init__(self, waited_s: float, retry_after_s: float | None) -> None:
+        super().__init__(
+            f"The request waited for {waited_s:g} s and its turn has not come.",
+            "queue_timeout",
+            _bounded(retry_after_s),
+        )
+
+
+class FirstTokenTimeout(ApiError):
+    """504: no token came within `limit_s` seconds of the request's begin."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            504,
+            f"The request had no token after {limit_s:g} s, and was ended.",
+            type="server_error",
+            code="first_token_timeout",
+        )
+
+
+class RequestTimeout(ApiError):
+    """504: the request has not ended within `limit_s` seconds."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            504,
+            f"The request had not ended after {limit_s:g} s, and was ended.",
+            type="server_error",
+            code="request_timeout",
+        )
+
+
+def _bounded(retry_after_s: float | None) -> float:
+    return min(max(1.0, retry_after_s or RETRY_AFTER_UNKNOWN_S), MAX_RETRY_AFTER_S)

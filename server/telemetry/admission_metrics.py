@@ -1,0 +1,83 @@
+"""The metrics of the queue, of the engine's slots, and of requests that a limit ends.
+
+Requests that a limit refused or ended, by reason (the error's code):
+    sum by (reason) (rate(specgate_limited_requests_total[5m]))
+The queue now, and how long requests wait in it:
+    specgate_queued_requests
+    specgate_queued_prompt_tokens
+    histogram_quantile(0.99, sum by (le) (rate(specgate_queue_seconds_bucket[5m])))
+The share of the engine's slots that requests hold:
+    specgate_slots_in_use / specgate_slots
+"""
+
+from typing import Protocol
+
+from server.telemetry.metric_maker import MetricMaker
+
+LIMIT_CODES = (
+    "server_overloaded",
+    "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
+    "queue_timeout",
+    "first_token_timeout",
+    "request_timeout",
+)
+"""The codes of the errors with which a limit ends a request."""
+
+_BUCKETS = (
+    0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+
+
+class Watched(Protocol):
+    """What the gauges read when they are scraped."""
+
+    num_queued: int
+    queued_prompt_tokens: int
+
+    @property
+    def total(self) -> int:
+        """The engine's slots."""
+        ...
+
+    @property
+    def in_use(self) -> int:
+        """The slots that requests hold."""
+        ...
+
+
+class AdmissionMetrics:
+    """The metrics of admission. Every series exists from the beginning."""
+
+    def __init__(self, make: MetricMaker) -> None:
+        self._queued = make.gauge(
+            "specgate_queued_requests", "Requests of which no sequence has begun"
+        )
+        self._queued_tokens = make.gauge(
+            "specgate_queued_prompt_tokens", "Prompt tokens of these requests"
+        )
+        self._slots = make.gauge("specgate_slots", "Slots of the engine")
+        self._in_use = make.gauge("specgate_slots_in_use", "Slots that requests hold")
+        self._seconds = make.histogram(
+            "specgate_queue_seconds", "Time that a request waited for its first slot", _BUCKETS
+        )
+        self._limited = make.counter(
+            "specgate_limited_requests", "Requests that a limit refused or ended", "reason"
+        )
+        for code in LIMIT_CODES:
+            self._limited.labels(code)
+
+    def watch(self, slots: Watched) -> None:
+        """Makes the gauges show these slots and their queue, read at each scrape."""
+        self._queued.set_function(lambda: slots.num_queued)
+        self._queued_tokens.set_function(lambda: slots.queued_prompt_tokens)
+        self._slots.set_function(lambda: slots.total)
+        self._in_use.set_function(lambda: slots.in_use)
+
+    def count_limited(self, code: str) -> None:
+        """Counts a request that a limit refused or ended."""
+        self._limited.labels(code).inc()
+
+    def observe_wait(self, seconds: float) -> None:
+        """Records the time that a request waited for its first slot."""
+        self._seconds.observe(seconds)

@@ -1,0 +1,73 @@
+"""A server whose output and audit go to a full disk serves as any other."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.test_cli import COMMAND, ROOT, START_S, environment
+
+FULL = Path("/dev/full")
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full"),
+]
+
+
+def test_a_full_disk_stops_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with FULL.open("wb") as full:
+        process = subprocess.Popen(
+            [
+                *(*COMMAND, "serve", "--engine", "fake", "--port", str(port)),
+                *("--audit-log", str(FULL)),
+            ],
+            cwd=ROOT,
+            env=environment(),
+            stdout=full,
+            stderr=full,
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            wait_until_ready(client, process)
+            for method in ("ngram", "none", "suffix"):
+                body: dict[str, Any] = {"speculative_model": method}
+                assert client.post("/v1/switch_spec_method", json=body).status_code == 200
+                answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+                assert answer.status_code == 200
+            assert client.get("/nope").status_code == 404
+            shown = client.get("/v1/spec_method").json()
+            assert [record["outcome"] for record in shown["switches"]] == ["switched"] * 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        assert process.poll() is None, "the server ended"
+        assert time.monotonic() < deadline, "the server is not ready"
+        try:
+            if client.get("/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+
+
+def test_python_writes_to_dev_full_fail() -> None:
+    """Otherwise the test above shows nothing."""
+    program = "import sys; sys.stderr.write('x'); sys.stderr.flush()"
+    with FULL.open("wb") as full:
+        result = subprocess.run([sys.executable, "-c", program], stderr=full, check=False)
+    assert result.returncode != 0

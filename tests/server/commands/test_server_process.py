@@ -1,0 +1,29 @@
+"""One run of the server, without a server."""
+
+import gc
+import socket
+from typing import Any, cast
+
+from engine_adapter.types import EngineInfo
+from server.commands.server_process import ServerProcess
+from server.control.audit import Audit
+from server.settings import Settings
+
+
+class Display:
+    """Takes what is shown."""
+
+    def ready(self, info: EngineInfo, port: int) -> None:
+        self.port = port
+
+
+def test_what_the_start_has_made_is_not_collected_again() -> None:
+    display = Display()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = ServerProcess(Settings(engine="fake"), listener, cast(Any, display), Audit(), 10)
+        try:
+            process._ready(cast(Any, None))
+            assert gc.get_freeze_count() > 10_000
+        finally:
+            gc.unfreeze()
+        assert display.port == listener.getsockname()[1]

@@ -1,0 +1,36 @@
+"""The limits of admission, by default and as set."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine_adapter.types import EngineInfo
+from server.control.admission_limits import admission_limits, slot_limits
+from server.control.slots import SlotLimits
+from server.settings import Settings
+
+INFO = EngineInfo("fake", "1", "m", "m", 2048, 128, 99, 20, 5, ())
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"), [(128, (160, 32)), (256, (320, 64)), (4, (5, 1)), (1, (1, 1))]
+)
+def test_slots_follow_from_what_the_engine_runs(runs: int, expected: tuple[int, int]) -> None:
+    limits = slot_limits(Settings(engine="fake"), replace(INFO, max_num_seqs=runs))
+    assert limits == SlotLimits(*expected, 512)
+
+
+def test_slots_can_be_set_and_one_request_has_at_most_all() -> None:
+    settings = Settings(
+        engine="fake",
+        max_engine_sequences=3,
+        max_request_sequences=9,
+        max_request_prefill_tokens=7,
+    )
+    assert slot_limits(settings, INFO) == SlotLimits(3, 3, 7)
+
+
+def test_the_queue_is_bounded_and_keys_are_not_by_default() -> None:
+    limits = admission_limits(Settings(engine="fake"))
+    assert (limits.queued_requests, limits.queued_prompt_tokens) == (1024, 2**20)
+    assert (limits.key_requests, limits.key_requests_per_minute) == (None, None)

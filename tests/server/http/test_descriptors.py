@@ -1,0 +1,52 @@
+"""The limit of descriptors: raised at start, and what it leaves for connections."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from server.http.descriptors import MOST_CONNECTIONS, default_connections, exhausted
+
+LIMITED = """
+import os, resource
+from server.http import descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
+assert descriptors.raise_limit() == 128
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (128, 128)
+assert descriptors.raise_limit() == 128
+assert not descriptors.exhausted()
+taken = []
+try:
+    while True:
+        taken.append(os.dup(1))
+except OSError:
+    pass
+assert descriptors.exhausted()
+os.close(taken.pop())
+assert not descriptors.exhausted()
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "connections"),
+    [
+        (resource.RLIM_INFINITY, MOST_CONNECTIONS),
+        (1_048_576, MOST_CONNECTIONS),
+        (4096, 3840),
+        (1024, 768),
+        (256, 128),
+        (1, 1),
+    ],
+)
+def test_room_is_left_for_files_and_the_engine(limit: int, connections: int) -> None:
+    assert default_connections(limit) == connections
+
+
+def test_descriptors_are_free_here() -> None:
+    assert not exhausted()
+
+
+def test_the_limit_is_raised_and_its_end_is_seen() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

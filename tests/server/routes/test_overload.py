@@ -1,0 +1,252 @@
+"""More requests than the engine can run: slices, the queue, its refusals, and fairness of keys."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import StartGateway
+from tests.server.gateway import Exchange, Gateway, eventually
+
+SMALL: dict[str, Any] = {"prompt": [7], "max_tokens": 16, "ignore_eos": True, "temperature": 0}
+ENDLESS: dict[str, Any] = {"prompt": [5], "max_tokens": 2000, "ignore_eos": True}
+LARGE: dict[str, dict[str, Any]] = {
+    "n 128 x 16 prompts": {"prompt": [[i] for i in range(5, 21)], "n": 128, "max_tokens": 200},
+    "n 128 with logprobs 20": {"prompt": [5], "n": 128, "logprobs": 20, "max_tokens": 200},
+    "256 echoed prompts": {
+        "prompt": [[i] * 300 for i in range(5, 261)],
+        "echo": True,
+        "logprobs": 5,
+        "max_tokens": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_a_small_request_beside_a_large_one_takes_at_most_three_times_as_long(
+    start: StartGateway, name: str
+) -> None:
+    gateway = await start(
+        max_num_seqs=64, engine_args={"fake_step_ms": 1, "fake_acceptance": 0}, spec_method="none"
+    )
+    alone = await steps_of(gateway, gateway.exchange("/v1/completions", SMALL))
+    large = gateway.exchange("/v1/completions", {**LARGE[name], "ignore_eos": True})
+    task = large.begin()
+    most = 64 // 4
+    await eventually(lambda: gateway.engine.num_running > 0, 20)
+    for _ in range(10):
+        beside = await steps_of(
+            gateway,
+            gateway.exchange("/v1/completions", SMALL),
+            # Its steps carry a slice of the large request, not all of it.
+            lambda: (
+                gateway.engine.num_running + gateway.engine.num_waiting <= most + 1
+                and not gateway.runtime.admission.slots.num_queued
+            ),
+        )
+        assert beside <= 3 * alone
+    assert not task.done()
+    large.leave()
+    await task
+    assert gateway.runtime.admission.slots.in_use == 0
+    assert gateway.engine.num_running == gateway.engine.num_waiting == 0
+
+
+async def steps_of(
+    gateway: Gateway, exchange: Exchange, holds: Callable[[], bool] = lambda: True
+) -> float:
+    """The engine's steps from the request to its answer; `holds` is checked meanwhile."""
+    before = steps(gateway)
+    task = exchange.begin()
+    while not task.done():
+        assert holds()
+        await asyncio.sleep(0)
+    await task
+    assert exchange.status == 200
+    return steps(gateway) - before
+
+
+def steps(gateway: Gateway) -> float:
+    kinds = ("prefill", "decode", "verify")
+    return sum(gateway.sample("specgate_step_seconds_count", kind=kind) or 0 for kind in kinds)
+
+
+async def test_all_sequences_of_a_large_request_are_answered(start: StartGateway) -> None:
+    gateway = await start(max_num_seqs=8)
+    body = (await gateway.complete([[i] for i in range(5, 15)], n=6, max_tokens=3)).json()
+    assert [choice["index"] for choice in body["choices"]] == list(range(60))
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+    assert body["usage"]["completion_tokens"] == 180
+
+
+class Full:
+    """A gateway whose engine has one slot, taken by an endless request."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self._ahead = gateway.exchange("/v1/completions", ENDLESS)
+
+    @property
+    def queued(self) -> int:
+        return self.gateway.runtime.admission.slots.num_queued
+
+    async def begin(self) -> None:
+        self._task = self._ahead.begin()
+        await eventually(lambda: self.gateway.engine.num_running == 1, 20)
+
+    async def queue(self, count: int, **more: Any) -> list["asyncio.Task[httpx.Response]"]:
+        before = self.queued
+        tasks = [
+            asyncio.create_task(self.gateway.complete([7], max_tokens=2, **more))
+            for _ in range(count)
+        ]
+        await eventually(lambda: self.queued == before + count)
+        return tasks
+
+    async def end(self) -> None:
+        self._ahead.leave()
+        await self._task
+
+
+async def full(start: StartGateway, **settings: Any) -> Full:
+    made = Full(await start(max_num_seqs=1, engine_args={"fake_step_ms": 1}, **settings))
+    await made.begin()
+    return made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_queue_is_429_with_retry_after_and_loses_nobody(
+    start: StartGateway, stream: bool
+) -> None:
+    server = await full(start, max_queued_requests=3)
+    waiting = await server.queue(3)
+    refused = await server.gateway.complete([7], stream=stream)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "5"
+    assert refused.json()["error"] == {
+        "message": "The server is overloaded: its queue is full (requests: 3). Try again later.",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "server_overloaded",
+    }
+    # A request that is wrong anyway is refused for that.
+    assert (await server.gateway.complete([7], max_tokens=0)).status_code == 400
+    await server.end()
+    assert [(await task).status_code for task in waiting] == [200] * 3
+    assert (await server.gateway.complete([7], max_tokens=1)).status_code == 200
+    name = "specgate_limited_requests_total"
+    assert server.gateway.sample(name, reason="server_overloaded") == 1
+    assert server.gateway.sample("specgate_queue_seconds_count") == 5
+
+
+async def test_a_queue_that_has_many_prompt_tokens_is_full(start: StartGateway) -> None:
+    server = await full(start, max_queued_prompt_tokens=100)
+    waiting = [
+        asyncio.create_task(server.gateway.complete([7] * 500, max_tokens=2)),
+    ]
+    await eventually(lambda: server.queued == 1)
+    assert (await server.gateway.complete([7])).status_code == 429
+    await server.end()
+    assert (await waiting[0]).status_code == 200
+
+
+async def test_without_a_queue_a_request_is_served_or_refused_at_once(start: StartGateway) -> None:
+    server = await full(start, max_queued_requests=0)
+    assert (await server.gateway.complete([7])).status_code == 429
+    await server.end()
+    assert (await server.gateway.complete([7], max_tokens=1)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_the_queue_is_taken_out(
+    start: StartGateway, stream: bool
+) -> None:
+    server = await full(start)
+    exchange = server.gateway.exchange("/v1/completions", {**SMALL, "stream": stream})
+    task = exchange.begin()
+    await eventually(lambda: server.queued == 1)
+    exchange.leave()
+    await asyncio.wait_for(task, 2)
+    assert (exchange.status, server.queued) == (499, 0)
+    await server.end()
+    assert server.gateway.runtime.admission.slots.in_use == 0
+
+
+async def test_a_queued_request_fails_at_once_when_the_engine_dies(start: StartGateway) -> None:
+    server = await full(start)
+    waiting = await server.queue(3)
+    server.gateway.engine.die(retry_after_s=7)
+    answers = [await asyncio.wait_for(task, 2) for task in waiting]
+    assert [answer.json()["error"]["code"] for answer in answers] == ["engine_dead"] * 3
+    await server.end()
+
+
+KEYS = {"named_api_key": {"flood": "key-flood", "other": "key-other"}, "api_key": ["key-plain"]}
+
+
+def bearer(name: str) -> dict[str, Any]:
+    return {"headers": {"authorization": f"Bearer key-{name}"}}
+
+
+async def test_a_key_that_floods_does_not_hold_up_another(start: StartGateway) -> None:
+    gateway = await start(max_num_seqs=4, engine_args={"fake_step_ms": 1}, **KEYS)
+    ended: list[str] = []
+
+    async def ask(name: str) -> None:
+        body = {**SMALL, "temperature": 0}
+        response = await gateway.post("/v1/completions", body, **bearer(name))
+        assert response.status_code == 200
+        ended.append(name)
+
+    flood = [asyncio.create_task(ask("flood")) for _ in range(60)]
+    await eventually(lambda: gateway.runtime.admission.slots.num_queued > 50)
+    await asyncio.gather(*(ask("other") for _ in range(8)))
+    # Of those that began from then on about every second one was of the other key.
+    assert ended.index("other") < 12
+    assert ended.count("flood") < 30
+    await asyncio.gather(*flood)
+    assert ended.count("flood") == 60
+
+
+async def test_a_key_has_limits_of_its_own(start: StartGateway) -> None:
+    gateway = await start(
+        max_key_requests=2, max_key_requests_per_minute=5, engine_args={"fake_step_ms": 1}, **KEYS
+    )
+
+    async def ask(name: str, **more: Any) -> httpx.Response:
+        return await gateway.post("/v1/completions", {**SMALL, **more}, **bearer(name))
+
+    running = [asyncio.create_task(ask("flood", **ENDLESS)) for _ in range(2)]
+    await eventually(lambda: gateway.engine.num_running == 2, 20)
+    refused = await ask("flood")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        429,
+        "concurrency_limit_exceeded",
+    )
+    assert refused.headers["retry-after"] == "1"
+    assert [(await ask("other")).status_code for _ in range(6)] == [200] * 5 + [429]
+    limited = await ask("other")
+    assert limited.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(limited.headers["retry-after"]) <= 12
+    assert (await ask("plain")).status_code == 200
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("stream", [True, False])
+async def test_two_thousand_requests_at_once_are_all_answered(
+    start: StartGateway, stream: bool
+) -> None:
+    gateway = await start(max_queued_requests=2000, engine_args={"fake_step_ms": 0})
+    body = {**SMALL, "stream": stream}
+    exchanges = [gateway.exchange("/v1/completions", body) for _ in range(2000)]
+    await asyncio.gather(*(exchange.begin() for exchange in exchanges))
+    assert {exchange.status for exchange in exchanges} == {200}
+    end = "data: [DONE]" if stream else '"finish_reason":"length"'
+    assert sum(end in exchange.text for exchange in exchanges) == 2000
+    assert gateway.runtime.admission.slots.in_use == 0
+    assert len(gateway.runtime.switcher.in_flight) == 0

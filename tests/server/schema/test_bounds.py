@@ -1,0 +1,81 @@
+"""Numbers of fields, messages and parts have limits, which are checked before what they count."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from server.schema.base import MAX_FIELDS
+from server.schema.chat import ChatCompletionRequest
+from server.schema.completions import CompletionRequest
+from server.schema.messages import MAX_MESSAGES, MAX_PARTS
+from server.schema.tokenize import DetokenizeRequest
+from tests.server.gateway import Gateway
+
+
+def unknown(count: int) -> dict[str, Any]:
+    return {f"field{i}": 1 for i in range(count)}
+
+
+def errors(model: type[BaseModel], body: Any) -> list[Any]:
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate(body)
+    return list(raised.value.errors())
+
+
+async def test_a_body_may_have_many_unknown_fields_but_not_too_many(gateway: Gateway) -> None:
+    accepted = await gateway.complete(max_tokens=1, **unknown(MAX_FIELDS - 2))
+    assert accepted.status_code == 200
+    refused = await gateway.complete(max_tokens=1, **unknown(MAX_FIELDS - 1))
+    assert refused.status_code == 400
+    message = f"Invalid body: has {MAX_FIELDS + 1} fields; the maximum is {MAX_FIELDS}"
+    assert refused.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("spec_decode", unknown(MAX_FIELDS + 1)),
+        ("stream_options", unknown(MAX_FIELDS + 1)),
+        ("messages", [{"role": "user", "content": "a"} | unknown(MAX_FIELDS)]),
+    ],
+)
+def test_parts_of_a_body_have_the_same_limit(field: str, value: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], field: value}
+    (error,) = errors(ChatCompletionRequest, body)
+    assert error["type"] == "too_many_fields"
+    assert error["loc"][0] == field
+
+
+async def test_a_chat_has_as_many_messages_as_at_openai(gateway: Gateway) -> None:
+    message = {"role": "user", "content": ""}
+    for count, code in ((MAX_MESSAGES, "context_length_exceeded"), (MAX_MESSAGES + 1, None)):
+        body = {"messages": [message] * count}
+        response = await gateway.post("/v1/chat/completions", body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, "messages", code)
+    assert str(MAX_MESSAGES) in error["message"]
+
+
+def test_the_parts_and_calls_of_all_messages_are_bounded_together() -> None:
+    half = [{"type": "text", "text": "a"}] * (MAX_PARTS // 2)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = {"role": "assistant", "content": None, "tool_calls": [call] * (MAX_PARTS // 2)}
+    messages = [{"role": "user", "content": half}, calls]
+    assert ChatCompletionRequest.model_validate({"messages": messages})
+    messages.append({"role": "user", "content": half[:1]})
+    (error,) = errors(ChatCompletionRequest, {"messages": messages})
+    assert error["type"] == "too_many_parts"
+    assert str(MAX_PARTS + 1) in error["msg"]
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (DetokenizeRequest, {"tokens": ["a"] * 1000}),
+        (ChatCompletionRequest, {"messages": [{}] * 1000}),
+        (CompletionRequest, {"prompt": "a", "stop_token_ids": ["a"] * 1000}),
+    ],
+)
+def test_a_long_list_of_wrong_values_is_few_errors(model: type[BaseModel], body: Any) -> None:
+    assert len(errors(model, body)) <= 2
