@@ -141,7 +141,7 @@ LISTS = (
         lambda: {
             "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 20_000}]
         },
-        "messages.0.content",
+        "messages",
     ),
     Hostile(
         "20,000 calls",
@@ -150,7 +150,7 @@ LISTS = (
                 {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 20_000}
             ]
         },
-        "messages.0.tool_calls",
+        "messages",
     ),
     Hostile(
         "20,000 items",
@@ -167,12 +167,6 @@ LISTS = (
 
 TEXTS = (
     Hostile("a prompt of 8 MB", lambda: {"prompt": "word " * 1_600_000}, "prompt", COMPLETIONS),
-    Hostile(
-        "a prompt of 8 MB to be truncated",
-        lambda: {"prompt": "word " * 1_600_000, "truncate_prompt_tokens": 5},
-        None,
-        COMPLETIONS,
-    ),
     Hostile(
         "a message of 8 MB",
         lambda: {"messages": [{"role": "user", "content": "word " * 1_600_000}]},

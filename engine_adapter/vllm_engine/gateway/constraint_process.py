@@ -1,6 +1,7 @@
 """The gateway's end of a process of `constraint_worker`."""
 
 import asyncio
+import copy
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 from engine_adapter.errors import EngineError, EngineStartError
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_worker import encode_frame
-from engine_adapter.vllm_engine.grammars import choices_text
+from engine_adapter.vllm_engine.grammars import BACKEND, choices_text
 
 START_TIMEOUT_S = 60.0
 """How long a worker may take to read the tokenizer, in seconds."""
@@ -36,6 +37,23 @@ class Vocabulary:
     vocab_size: int
     eos_token_id: int | None
     any_whitespace: bool
+
+    @classmethod
+    def of(cls, vllm_config: Any, tokenizer: Any) -> "Vocabulary | None":
+        """That of an engine; `None` with another backend, or a tokenizer that only vLLM reads."""
+        config = vllm_config.structured_outputs_config
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if config.backend != BACKEND or fast is None:
+            return None
+        fast = copy.copy(fast)
+        fast.no_padding()
+        fast.no_truncation()
+        return cls(
+            tokenizer=fast.to_str(),
+            vocab_size=max(vllm_config.model_config.get_vocab_size(), len(tokenizer)),
+            eos_token_id=tokenizer.eos_token_id,
+            any_whitespace=not config.disable_any_whitespace,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """One AsyncLLM and the engine process that it starts; only this file handles either of them."""
 
 import asyncio
-import copy
 import gc
 import multiprocessing
 import signal
@@ -22,7 +21,6 @@ from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
-from engine_adapter.vllm_engine.grammars import BACKEND
 from engine_adapter.vllm_engine.load_progress import progress_pipe
 from engine_adapter.vllm_engine.patches.admission import patch_admission, patch_constraint_check
 from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
@@ -141,7 +139,7 @@ class EngineProcess:
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
                 patch_admission(self._llm)
-                self.vocabulary = _vocabulary(vllm_config, self._llm.input_processor.tokenizer)
+                self.vocabulary = Vocabulary.of(vllm_config, self._llm.input_processor.tokenizer)
                 if self.vocabulary is not None:
                     patch_constraint_check(self._llm)
         except Exception as error:  # the engine process ended; its log has the cause
@@ -253,23 +251,6 @@ class EngineProcess:
         await asyncio.to_thread(llm.shutdown, _STOP_TIMEOUT_S)
         del llm, handler
         gc.collect()
-
-
-def _vocabulary(vllm_config: Any, tokenizer: Any) -> Vocabulary | None:
-    """See `EngineProcess.vocabulary`."""
-    config = vllm_config.structured_outputs_config
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if config.backend != BACKEND or fast is None:
-        return None
-    fast = copy.copy(fast)
-    fast.no_padding()
-    fast.no_truncation()
-    return Vocabulary(
-        tokenizer=fast.to_str(),
-        vocab_size=max(vllm_config.model_config.get_vocab_size(), len(tokenizer)),
-        eos_token_id=tokenizer.eos_token_id,
-        any_whitespace=not config.disable_any_whitespace,
-    )
 
 
 def describe_end(statuses: list[int | None], *, reported: bool) -> str:
