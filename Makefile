@@ -23,7 +23,7 @@ serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `s
 	$(BIN)/specgate serve $(ARGS)
 
 # Two processes; tests that share an engine or a port stay in one of them (tests/markers.py).
-PARALLEL := -n 2 --dist loadgroup
+PARALLEL := -n 2
 
 unit: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests that start no engine; ARGS="..." goes to pytest.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not engine and not prove" $(ARGS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine_adapter.message_parts import AssistantMessage, Piece
-from engine_adapter.types import Delta
+from engine_adapter.types import Delta, StructuredOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,24 @@ class ParsingRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     num_earlier_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallConstraint:
+    """A constraint that holds the calls which the model chooses to make to their schemas.
+
+    Attributes:
+        constraint: on the whole text.
+        begins: how the text of calls begins, if a text is either calls or an answer. Empty: there
+            may be text around calls.
+    """
+
+    constraint: StructuredOutput
+    begins: tuple[str, ...]
+
+
+class NoCallGrammar(Exception):
+    """No grammar can express the calls as the parser reads them; the message says why."""
 
 
 class OutputParser(Protocol):
@@ -56,4 +74,20 @@ class Parsing(Protocol):
 
     def new_parser(self) -> OutputParser:
         """A parser for one choice."""
+        ...
+
+    def call_constraint(
+        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
+    ) -> CallConstraint:
+        """The constraint on a text in which the model may call tools.
+
+        Args:
+            schemas: tool -> the JSON schema of its arguments, as JSON text.
+            answer: JSON that the text is if it is not calls; `None` leaves the text around calls
+                free.
+            single: there is at most one call.
+
+        Raises:
+            NoCallGrammar: the engine cannot hold such a text to its calls.
+        """
         ...

@@ -36,7 +36,7 @@ from engine_adapter.errors import (
     ProposerRefused,
 )
 from server.http.exchange import exchange_of
-from server.http.unknown_paths import allowed_methods, unknown_path, wrong_method
+from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
 from server.text import MAX_MESSAGE, cut, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
@@ -191,8 +191,12 @@ async def _handle(request: Request, error: Exception) -> JSONResponse:
 
 def _explain(request: Request, error: ApiError) -> None:
     """Says of an unknown path, or of a wrong method, what is right."""
+    path = request.scope["path"]
+    if error.status == 405 and is_missing(path):
+        # The path looks like that of one stored response, whose routes have other methods.
+        error.status, error.code = 404, "not_found"
     if error.status == 404:
-        error.message = unknown_path(request.scope["path"], request.app.routes)
+        error.message = unknown_path(path, request.app.routes)
     elif error.status == 405:
         allowed = allowed_methods(request)
         error.message = wrong_method(request, allowed)
@@ -237,6 +241,9 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         return ApiError(400, message)
     if kind == "missing":
         return InvalidField(param, f"{param} is required.", "missing_required_parameter")
+    if detail["input"] is None and isinstance(path[-1], str):
+        # Null is "not set", so an optional field accepts it.
+        return InvalidField(param, f"{param} must not be null.", "missing_required_parameter")
     if kind == "extra_forbidden":
         return InvalidField(param, f"{param} is not a known field.", "unknown_parameter")
     context = detail.get("ctx", {})

@@ -173,7 +173,7 @@ class Renderer:
             text = self._tokenizer.apply_chat_template(
                 list(messages), chat_template=self._chat_template, tokenize=False, **options
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, RecursionError) as error:
             message = f"The chat template rejects these messages: {cut(str(error))}"
             raise InvalidField("messages", message) from error
         return str(text)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine_adapter.config import EngineConfig
@@ -21,8 +21,8 @@ from engine_adapter.message_parts import (
     TextPiece,
     assemble,
 )
-from engine_adapter.parsing import ParsingRequest
-from engine_adapter.types import Delta
+from engine_adapter.parsing import CallConstraint, ParsingRequest
+from engine_adapter.types import ConstraintKind, Delta, StructuredOutput
 
 TOOL_CALL_PARSERS = ("hermes",)
 REASONING_PARSERS = ("deepseek_r1",)
@@ -51,6 +51,14 @@ def parsing(config: EngineConfig, request: ParsingRequest) -> "FakeParsing | Non
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenCalls(StructuredOutput):
+    """A scripted answer, whatever it is; without one JSON of the schema `value`.
+
+    An empty `value` leaves the text to chance.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class FakeParsing:
     """Which parts of a text are told apart. See `Parsing`."""
 
@@ -61,6 +69,17 @@ class FakeParsing:
     def new_parser(self) -> "FakeParser":
         """See `Parsing.new_parser`."""
         return FakeParser(self.calls, self.reasoning)
+
+    def call_constraint(
+        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
+    ) -> CallConstraint:
+        """See `Parsing.call_constraint`. Calls are scripted, so nothing holds them."""
+        if answer is None:
+            return CallConstraint(ChosenCalls(ConstraintKind.JSON_SCHEMA, param="tools"), ())
+        either = ChosenCalls(
+            answer.kind, answer.value, param=answer.param, unenforced=answer.unenforced
+        )
+        return CallConstraint(either, ("<tool_call>",))
 
 
 class FakeParser:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from engine_adapter.counts import ProposerCounts, SpecStats
 from engine_adapter.fake.detokenizer import Detokenizer
 from engine_adapter.fake.options import FakeOptions
+from engine_adapter.fake.parsing import ChosenCalls
 from engine_adapter.fake.schema_text import instance_text
 from engine_adapter.fake.tokens import ScriptedSource, TokenSource, text_key, token_logprob
 from engine_adapter.fake.vocabulary import Vocabulary
@@ -59,9 +60,17 @@ def given_text(
     Raises `InvalidRequest` for a schema that the fake engine cannot satisfy.
     """
     constraint = request.sampling.structured_output
-    if constraint is not None:
-        key = text_key(request.prompt_token_ids, seed)
-        return instance_text(constraint.value, key, constraint.param)
+    if constraint is None or isinstance(constraint, ChosenCalls):
+        scripted = _scripted(request, options, vocabulary)
+        if scripted is not None or constraint is None or not constraint.value:
+            return scripted
+    key = text_key(request.prompt_token_ids, seed)
+    return instance_text(constraint.value, key, constraint.param)
+
+
+def _scripted(
+    request: GenerationRequest, options: FakeOptions, vocabulary: Vocabulary
+) -> str | None:
     if not options.fake_answers:
         return None
     prompt = vocabulary.tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False)

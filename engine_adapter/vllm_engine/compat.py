@@ -35,6 +35,9 @@ NAMES = {
     "ReasoningParserManager": "vllm.reasoning",
     "ToolParserManager": "vllm.tool_parsers",
     "get_tokenizer": "vllm.tokenizers",
+    # The grammars of their calls.
+    "StructuredOutputOptions": "vllm.v1.structured_output.backend_types",
+    "limit_to_single_tool_call": "vllm.tool_parsers.structural_tag_registry",
     "make_tool_call_id": "vllm.renderers.chat_utils",
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",

@@ -69,8 +69,8 @@ STEP_LEXER_FUEL = 100_000
 """Work of a lexer for one mask; 14,000 take about a millisecond."""
 
 STEP_MAX_ITEMS = 10_000
-"""Items of a parser for one mask. Ordinary grammars need some hundreds; in an ambiguous one the time
-of each grows with their number."""
+"""Items of a parser for one mask. Ordinary grammars need some hundreds; in an ambiguous one the
+time of each grows with their number."""
 
 MAX_LEXER_STATES = 50_000
 """States that a lexer keeps, of 1 to 2 kB each."""

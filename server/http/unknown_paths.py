@@ -34,11 +34,13 @@ _MISSING: Mapping[str, str] = {
     "batch(es)?": "`specgate batch` answers a file of requests without a server",
     "assistants|threads|conversations|evals": f"{_TEXT} and keeps no assistants or threads",
     "fine_tuning|fine-tunes": f"{_TEXT} and trains no models",
+    "responses/input_tokens": "POST /tokenize counts the tokens of a chat",
+    "responses/compact": f"{_TEXT} and compacts no conversations",
     "messages|complete": "this server speaks OpenAI's API, not Anthropic's",
     "api": "this server speaks OpenAI's API, not Ollama's",
     "generate|generate_stream|infill": "this server speaks OpenAI's API",
 }
-"""The first part of a path after the version -> why another server's route is not here."""
+"""The first parts of a path after the version -> why another server's route is not here."""
 
 
 def unknown_path(path: str, routes: Iterable[BaseRoute]) -> str:
@@ -48,11 +50,11 @@ def unknown_path(path: str, routes: Iterable[BaseRoute]) -> str:
     for route in known:
         methods.setdefault(route.path_format, set()).update(route.methods)
     message = f"There is no {_shown(path)} here"
-    if (meant := _meant(path, known)) is not None:
+    reason = _reason(path)
+    if not reason and (meant := _meant(path, known)) is not None:
         right, route = meant
         allowed = " or ".join(sorted(methods[route.path_format]))
         return f"{message}; did you mean {allowed} {_shown(right)}?{_hint(path, right)}"
-    reason = _reason(path)
     close = difflib.get_close_matches(path[:MAX_PATH].lower(), methods, n=3, cutoff=0.75)
     listed = [*(() if reason else close), *(p for p in _MAIN if p in methods)]
     named = [f"{' and '.join(sorted(methods[p]))} {p}" for p in dict.fromkeys(listed)]
@@ -60,6 +62,11 @@ def unknown_path(path: str, routes: Iterable[BaseRoute]) -> str:
     if named:
         message += f" It has {', '.join(named[:MAX_ROUTES])}, and what GET /openapi.json lists."
     return message
+
+
+def is_missing(path: str) -> bool:
+    """Whether the path is that of another server's route."""
+    return _reason(path) is not None
 
 
 def wrong_method(request: Request, allowed: Sequence[str]) -> str:
@@ -109,9 +116,11 @@ def _reason(path: str) -> str | None:
     parts = [part.lower() for part in _parts(path)]
     while parts and re.fullmatch(r"v\d+|openai", parts[0]):
         del parts[0]
-    if not parts:
-        return None
-    return next((why for task, why in _MISSING.items() if re.fullmatch(task, parts[0])), None)
+    begins = ("/".join(parts[:1]), "/".join(parts[:2]))
+    for task, why in _MISSING.items():
+        if any(re.fullmatch(task, begin) for begin in begins):
+            return why
+    return None
 
 
 def _parts(path: str) -> list[str]:

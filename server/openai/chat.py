@@ -1,5 +1,7 @@
 """`/v1/chat/completions`: from the body to a prepared request."""
 
+from dataclasses import replace
+
 from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
 from server.openai.chat_shape import ChatShape
@@ -14,7 +16,7 @@ from server.openai.prompts import (
 )
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
-from server.openai.tool_use import check_tool_use, for_parsing, new_reader, parsing_of
+from server.openai.tool_use import check_tool_use, tool_use
 from server.schema.chat import ChatCompletionRequest
 from server.state import Runtime
 
@@ -46,17 +48,16 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     overlap = None
     if runtime.router.uses_overlap:
         overlap = await earlier_overlap(runtime.renderer, body.messages)
-    parsing = parsing_of(runtime, body, tuple(prompt))
-    options = for_parsing(options, parsing)
-    shape = ChatShape(num_top, [new_reader(body, parsing) for _ in range(body.n or 1)])
+    use = tool_use(runtime, body, tuple(prompt), options.structured_output)
+    unmet = use.unmet(strict=runtime.settings.strict_fields)
     return PreparedRequest(
         body,
-        checked,
+        replace(checked, ignored=(*checked.ignored, *unmet)),
         "chatcmpl-",
         [prompt],
-        [options],
+        [use.constrained(options)],
         prediction,
-        shape,
+        ChatShape(num_top, [use.new_reader() for _ in range(body.n or 1)]),
         overlap,
         template_variables=template_variables(body),
     )

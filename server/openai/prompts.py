@@ -8,6 +8,7 @@ from server.errors import InvalidField
 from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, Prediction
+from server.schema.json_values import surrogate_path
 from server.schema.messages import Message
 from server.text import clip
 
@@ -23,16 +24,25 @@ async def chat_prompt(
     if continues and fields.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise InvalidField("continue_final_message", message)
-    return await renderer.encode_chat(
-        [message.for_template() for message in messages],
-        # If the model continues the last message, the template must not open a new one.
-        add_generation_prompt=not continues and fields.add_generation_prompt is not False,
-        continue_final_message=continues,
-        add_special_tokens=bool(fields.add_special_tokens),
-        variables=template_variables(fields),
-        tools=[tool.for_template() for tool in fields.tools or ()],
-        max_tokens=max_tokens,
-    )
+    try:
+        return await renderer.encode_chat(
+            [message.for_template() for message in messages],
+            # If the model continues the last message, the template must not open a new one.
+            add_generation_prompt=not continues and fields.add_generation_prompt is not False,
+            continue_final_message=continues,
+            add_special_tokens=bool(fields.add_special_tokens),
+            variables=template_variables(fields),
+            tools=[tool.for_template() for tool in fields.tools or ()],
+            max_tokens=max_tokens,
+        )
+    except InvalidField as error:
+        if error.code is not None:
+            raise
+        shown = {name: getattr(fields, name) for name in ("tools", "chat_template_kwargs")}
+        path = surrogate_path({"messages": list(messages), **shown})
+        if path is None:
+            raise
+        raise InvalidField(path, f"{path} contains a lone surrogate.") from None
 
 
 def most_tokens(body: GenerationBody, info: EngineInfo) -> int | None:

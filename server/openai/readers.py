@@ -64,6 +64,70 @@ class ParsedReader(MessageReader):
         return piece.index < self._max_calls
 
 
+class AnswerOrCallsReader(MessageReader):
+    """A message that is either calls or an answer in a format, which may look like calls inside.
+
+    Both readers get everything until the beginning of the text tells which it is; then the other
+    one is left aside.
+
+    Args:
+        answer: reads a message without calls.
+        calls: reads a message with calls.
+        begins: how the text of calls begins.
+    """
+
+    def __init__(self, answer: MessageReader, calls: MessageReader, begins: Sequence[str]) -> None:
+        self._answer = answer
+        self._calls = calls
+        self._begins = tuple(begins)
+        self._chosen: MessageReader | None = None
+        self._text = ""
+        self._waiting: list[Piece] = []
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        """The pieces of what the text is; none while its beginning does not tell."""
+        if self._chosen is not None:
+            return self._chosen.read(delta)
+        pieces = self._answer.read(delta)
+        self._waiting += (p for p in self._calls.read(delta) if not isinstance(p, ReasoningPiece))
+        shown: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, TextPiece):
+                self._text += piece.text
+            else:
+                shown.append(piece)
+        chosen = self._chosen = self._choice(ends=delta.finish_reason is not None)
+        if chosen is self._calls:
+            shown += self._waiting
+        elif chosen is self._answer and self._text:
+            shown.append(TextPiece(self._text))
+        return shown
+
+    def whole(self, everything: Delta) -> AssistantMessage:
+        """The answer, or the calls."""
+        message = self._answer.whole(everything)
+        self._text = message.text
+        self._chosen = self._choice(ends=True)
+        return self._calls.whole(everything) if self._chosen is self._calls else message
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """As the reader of what it is says."""
+        return (self._chosen or self._answer).finish_reason(reason)
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """As the reader of what it is counts them."""
+        return (self._chosen or self._answer).num_reasoning_tokens
+
+    def _choice(self, *, ends: bool) -> MessageReader | None:
+        """The reader of what the text is; `None` while its beginning does not tell."""
+        if self._text.startswith(self._begins):
+            return self._calls
+        if not ends and any(begin.startswith(self._text) for begin in self._begins):
+            return None
+        return self._answer
+
+
 class ForcedReader(MessageReader):
     """A message whose text a constraint holds to tool calls. `inner` reads what is before them."""
 

@@ -1,15 +1,15 @@
-"""How a chat's tools and reasoning are read: from the fields of its body to a reader per choice."""
+"""How a chat's tools and reasoning are held and read: from its body to a reader per choice."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from engine_adapter.parsing import Parsing, ParsingRequest
-from engine_adapter.types import SamplingOptions
+from engine_adapter.parsing import CallConstraint, NoCallGrammar, Parsing, ParsingRequest
+from engine_adapter.types import SamplingOptions, StructuredOutput
 from server.errors import InvalidField
 from server.openai.message_parts import MessageReader, TextReader
 from server.openai.prompts import template_variables
-from server.openai.readers import NamedReader, ParsedReader, RequiredReader
+from server.openai.readers import AnswerOrCallsReader, NamedReader, ParsedReader, RequiredReader
 from server.schema.chat import ChatCompletionRequest
-from server.schema.tools import NamedTool, check_choice, check_tools
+from server.schema.tools import NamedTool, call_schemas, check_choice, check_tools
 from server.state import Runtime
 
 
@@ -31,37 +31,120 @@ def check_tool_use(runtime: Runtime, body: ChatCompletionRequest) -> None:
                 raise InvalidField("include_reasoning", message)
 
 
-def parsing_of(
-    runtime: Runtime, body: ChatCompletionRequest, prompt: tuple[int, ...]
-) -> Parsing | None:
-    """The engine's parsers for a chat; `None` if its text needs none."""
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the text of one chat is held to its tools, and read.
+
+    Attributes:
+        parsing: the engine's parsers; `None` if the text needs none.
+        of_answer: those of a text that is an answer where it can be calls.
+        calls: the constraint on a text in which the model may call tools, if it has one.
+    """
+
+    body: ChatCompletionRequest
+    parsing: Parsing | None
+    of_answer: Parsing | None = None
+    calls: CallConstraint | None = None
+
+    def constrained(self, options: SamplingOptions) -> SamplingOptions:
+        """The options with the constraint, and with the special tokens that parsers need."""
+        if self.calls is not None:
+            options = replace(options, structured_output=self.calls.constraint)
+        if self.parsing is None or not self.parsing.needs_special_tokens:
+            return options
+        return replace(options, skip_special_tokens=False)
+
+    def new_reader(self) -> MessageReader:
+        """The reader of one choice."""
+        if self.calls is not None and self.calls.begins:
+            answer, calls = self._reader(self.of_answer), self._reader(self.parsing)
+            return AnswerOrCallsReader(answer, calls, self.calls.begins)
+        inner = self._reader(self.parsing)
+        choice = self.body.choice
+        if isinstance(choice, NamedTool):
+            return NamedReader(inner, choice.function.name)
+        return RequiredReader(inner) if choice == "required" else inner
+
+    def unmet(self, *, strict: bool) -> tuple[str, ...]:
+        """The fields `strict` of tools that are ignored.
+
+        Raises `InvalidField` for such a field, if `strict`.
+        """
+        if self.body.choice != "auto" or self.calls is not None:
+            return ()
+        tools = enumerate(self.body.tools or ())
+        fields = [f"tools.{i}.function.strict" for i, tool in tools if tool.function.strict]
+        if fields and strict:
+            message = f"{fields[0]} cannot be enforced with this server's tool call parser"
+            raise InvalidField(fields[0], f"{message}; leave it out.", "unsupported_parameter")
+        return tuple(fields)
+
+    def _reader(self, parsing: Parsing | None) -> MessageReader:
+        if parsing is None:
+            return TextReader()
+        return ParsedReader(
+            parsing.new_parser(),
+            max_calls=1 if self.body.parallel_tool_calls is False else None,
+            shows_reasoning=self.body.include_reasoning is not False,
+        )
+
+
+def tool_use(
+    runtime: Runtime,
+    body: ChatCompletionRequest,
+    prompt: tuple[int, ...],
+    constraint: StructuredOutput | None,
+) -> ToolUse:
+    """How the text is held to the tools, and read.
+
+    Args:
+        constraint: on the text, as the body has it.
+
+    Raises:
+        InvalidField: a format cannot be held beside calls that the model may choose.
+    """
     tools = body.tools if body.choice == "auto" else None
-    calls = sum(len(message.tool_calls or ()) for message in body.messages)
+    num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
     request = ParsingRequest(
         prompt_token_ids=prompt,
         tools=tuple(tool.for_template() for tool in tools or ()),
         template_variables=template_variables(body),
-        num_earlier_calls=calls,
+        num_earlier_calls=num_calls,
     )
-    return runtime.engine.parsing(request)
+    parsing = runtime.engine.parsing(request)
+    if parsing is None or not request.tools:
+        return ToolUse(body, parsing)
+    calls = _chosen_calls(body, parsing, constraint)
+    of_answer = None
+    if calls is not None and calls.begins:
+        of_answer = runtime.engine.parsing(replace(request, tools=()))
+    return ToolUse(body, parsing, of_answer, calls)
 
 
-def new_reader(body: ChatCompletionRequest, parsing: Parsing | None) -> MessageReader:
-    """The reader of one choice."""
-    inner: MessageReader = TextReader()
-    if parsing is not None:
-        inner = ParsedReader(
-            parsing.new_parser(),
-            max_calls=1 if body.parallel_tool_calls is False else None,
-            shows_reasoning=body.include_reasoning is not False,
+def _chosen_calls(
+    body: ChatCompletionRequest, parsing: Parsing, answer: StructuredOutput | None
+) -> CallConstraint | None:
+    """The constraint on a text that may have calls; `None` if nothing holds it.
+
+    Without a format, `strict` is enforced where it can be, and otherwise ignored with notice.
+    """
+    tools = body.tools or ()
+    if answer is None and (_has_own_end(body) or not any(one.function.strict for one in tools)):
+        return None
+    single = body.parallel_tool_calls is False
+    try:
+        return parsing.call_constraint(call_schemas(tools), answer, single=single)
+    except NoCallGrammar as error:
+        if answer is None:
+            return None
+        field = answer.param.partition(".")[0]
+        message = (
+            f"{field} cannot be enforced beside tools with tool_choice 'auto': {error}. Send "
+            "another tool_choice, or leave it out."
         )
-    if isinstance(body.choice, NamedTool):
-        return NamedReader(inner, body.choice.function.name)
-    return RequiredReader(inner) if body.choice == "required" else inner
+        raise InvalidField(field, message, "unsupported_parameter") from error
 
 
-def for_parsing(options: SamplingOptions, parsing: Parsing | None) -> SamplingOptions:
-    """The options with the special tokens in the text that parsers need."""
-    if parsing is None or not parsing.needs_special_tokens:
-        return options
-    return replace(options, skip_special_tokens=False)
+def _has_own_end(body: ChatCompletionRequest) -> bool:
+    """Whether other fields than a constraint say where the text ends."""
+    return bool(body.ignore_eos or body.min_tokens)

@@ -99,7 +99,9 @@ async def cancel_response(request: Request, response_id: str, runtime: StartedRu
     "/v1/responses/{response_id}/input_items",
     operation_id="list_input_items",
     response_model=None,
-    responses=answers(schema.InputItemList, errors={400: "", 404: "response_not_found"}),
+    responses=answers(
+        schema.InputItemList, errors={400: "unsupported_parameter", 404: "response_not_found"}
+    ),
 )
 async def get_input_items(
     request: Request,
@@ -108,8 +110,12 @@ async def get_input_items(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
     order: Literal["asc", "desc"] = "desc",
+    before: Annotated[str | None, Query(include_in_schema=False)] = None,
 ) -> dict[str, Any]:
     """The items that a stored response was generated from."""
+    if before is not None:
+        message = "before is not supported; send after, with the other order."
+        raise InvalidField("before", message, "unsupported_parameter")
     return retrieval.list_input(
         runtime.responses,
         response_id,

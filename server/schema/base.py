@@ -88,6 +88,7 @@ INSTEAD: Mapping[str, str] = {
     "structural_tag": "send response_format or structured_outputs",
     "functions": "send tools",
     "function_call": "send tool_choice",
+    "reasoning": "send reasoning_effort",
     "chat_template": "start the server with --chat-template",
     "lora_request": "send the adapter's name as model",
     "lora_path": "send the adapter's name as model",

@@ -4,12 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from engine_adapter.types import StructuredOutput
+from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import MAX_FIELDS
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.messages import Messages
 from server.schema.tools import ToolChoice, Tools, call_constraint, check_choice, check_tools
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model reasons."""
 
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
 """Variables of the chat template."""
@@ -23,9 +26,7 @@ class ChatPromptFields(BaseModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     tools: Tools | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: ReasoningEffort | None = None
 
 
 class ChatCompletionRequest(GenerationBody, ChatPromptFields):
@@ -47,26 +48,12 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
             return "none"
         return self.tool_choice or "auto"
 
-    def ignored_fields(self, *, strict: bool) -> tuple[str, ...]:
-        """See `Body.ignored_fields`. A call that the model chooses to make has no constraint."""
-        ignored = super().ignored_fields(strict=strict)
-        if self.choice != "auto":
-            return ignored
-        unmet = [
-            f"tools.{i}.function.strict"
-            for i, tool in enumerate(self.tools or ())
-            if tool.function.strict
-        ]
-        if unmet and strict:
-            message = f"{unmet[0]} is not enforced with tool_choice 'auto'; leave it out."
-            raise InvalidField(unmet[0], message, "unsupported_parameter")
-        return (*ignored, *unmet)
-
     def structured_output(self) -> StructuredOutput | None:
         """The constraint of a call that must be made, otherwise that of the text.
 
-        `response_format` says how text is formatted, and such a call has no text. Raises
-        `InvalidField` as for other bodies, and for a choice that the tools do not allow.
+        `response_format` says how text is formatted, and such a call has no text. Beside calls
+        that the model may choose, it is that of a text without calls. Raises `InvalidField` as for
+        other bodies, and for a choice that the tools do not allow.
         """
         tools = self.tools or ()
         check_tools(tools)
@@ -81,9 +68,13 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
     def _check_beside_tools(self, of_text: StructuredOutput) -> None:
         """Raises `InvalidField` if a constraint on the text and the tools exclude each other."""
         field = of_text.param.partition(".")[0]
+        is_json = of_text.kind in (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
         if self.choice == "auto":
-            reason = "would make calls impossible; send another tool_choice, or leave it out"
-            raise InvalidField(field, f"{field} beside tools with tool_choice 'auto' {reason}.")
-        if self.choice != "none" and field != "response_format":
+            if not is_json:
+                reason = "must be JSON or a JSON schema; send another tool_choice, or leave it out"
+                param = of_text.param
+                message = f"{param}: beside tools with tool_choice 'auto', the format {reason}."
+                raise InvalidField(param, message)
+        elif self.choice != "none" and field != "response_format":
             message = f"{field} and a tool_choice that forces a call exclude each other."
             raise InvalidField(field, message)

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from engine_adapter.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Body, Strict, UnicodeText
+from server.schema.base import Body, Strict, check_unicode
 from server.schema.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_CHARS,
@@ -147,6 +147,9 @@ BadWords = Annotated[
 MAX_SALT = 1024
 """vLLM's limit of the characters of `cache_salt`."""
 
+Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT), AfterValidator(check_unicode)]
+"""What separates the cached prefixes of some requests from those of others."""
+
 
 class GenerationBody(Body, ForeignConstraints):
     """Sampling, streaming and the selection of a proposer. Null means "not set" in every field."""
@@ -179,7 +182,7 @@ class GenerationBody(Body, ForeignConstraints):
     return_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)
     truncation_side: Literal["left", "right"] | None = None
-    cache_salt: Annotated[UnicodeText, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    cache_salt: Salt | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     prediction: Prediction | None = None
     spec_decode: SpecDecode | None = None

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from server.schema.base import Bounded
 from server.schema.bounds import MAX_PARTS
 from server.schema.generation_body import TextPart
+from server.schema.json_values import is_nested_deeper
 
 MAX_MESSAGES = 2048
 """OpenAI's limit of the messages of a chat."""
@@ -17,13 +18,41 @@ LEGACY_FIELDS = {"function_call": "tool_calls"}
 """Fields of messages that OpenAI has replaced, and their replacements."""
 
 
+MAX_ARGUMENT_LEVELS = 100
+"""The most levels of objects and lists in a call's arguments: templates walk through them."""
+
+
+def _as_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The object of a call's arguments, which chat templates expect.
+
+    As in vLLM, arguments that are not the JSON of an object become an empty one: the model may
+    have written them, and the chat must be able to continue.
+    """
+    levels = f"can have {MAX_ARGUMENT_LEVELS} levels of objects and lists"
+    value: Any = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except json.JSONDecodeError:
+            return {}
+        except ValueError:  # Python reads no number of thousands of digits
+            raise ValueError("has a number with too many digits") from None
+        except RecursionError:
+            raise ValueError(levels) from None
+    if not isinstance(value, dict):
+        return {}
+    if is_nested_deeper(value, MAX_ARGUMENT_LEVELS):
+        raise ValueError(levels)
+    return value
+
+
 class CalledFunction(Bounded):
     """The function of an earlier call. Arguments are JSON text, or the object itself."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Annotated[str | dict[str, Any] | None, AfterValidator(_as_object)] = None
 
 
 class EarlierCall(Bounded):
@@ -36,25 +65,14 @@ class EarlierCall(Bounded):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """The call as chat templates expect it: its arguments are an object.
-
-        As in vLLM, arguments that are not the JSON of an object become an empty one: the model may
-        have written them, and the chat must be able to continue.
-        """
+        """The call as chat templates expect it: its arguments are an object."""
         function = self.function
-        arguments = function.arguments
-        if not isinstance(arguments, dict):
-            arguments = _object(arguments or "{}")
-        shown = {**(function.model_extra or {}), "name": function.name, "arguments": arguments}
+        shown = {
+            **(function.model_extra or {}),
+            "name": function.name,
+            "arguments": function.arguments or {},
+        }
         return {**(self.model_extra or {}), "id": self.id, "type": self.type, "function": shown}
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _known_role(value: Any) -> Any:

@@ -149,7 +149,7 @@ class ResponseReasoning(BaseModel):
     """How the response was to reason."""
 
     effort: str | None
-    summary: None
+    summary: Literal["auto"] | None = Field(description="as the request had it; none is made")
 
 
 class ResponseText(BaseModel):

@@ -109,7 +109,7 @@ Returned = Annotated[
 class MessageItem(_Part):
     """A message. `id` and `status` are those of an item that a server returned earlier."""
 
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     id: str | None = None

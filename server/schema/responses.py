@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidField
 from server.schema.base import Strict
-from server.schema.chat import TemplateVariables
+from server.schema.chat import ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.response_items import Input
 from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat
@@ -44,16 +44,23 @@ def _unsupported(reason: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported", "{reason}", context)
 
 
-def _refused(*neutral: Any, instead: str = "leave it out") -> BeforeValidator:
-    """A known field that cannot be honoured; only null and its neutral values are accepted."""
+def _refused(*neutral: Any, instead: str = "leave it out", keeps: bool = False) -> BeforeValidator:
+    """A known field that cannot be honoured; only null and its neutral values are accepted.
 
-    def check(value: Any) -> None:
+    Args:
+        keeps: the field keeps a neutral value; otherwise it becomes null.
+    """
+
+    def check(value: Any) -> Any:
         # `type`, because 1 == true.
         known = any(type(value) is type(other) and value == other for other in neutral)
         if value is not None and not known:
             raise _unsupported(f"is not supported by this server; {instead}")
+        return value if keeps else None
 
-    return BeforeValidator(check)
+    words = tuple(value for value in neutral if isinstance(value, str | int))
+    accepted: Any = Literal[words] | None if words else None
+    return BeforeValidator(check, json_schema_input_type=accepted)
 
 
 def _function_only(value: Any) -> Any:
@@ -111,8 +118,8 @@ class TextConfig(Strict):
 class Reasoning(Strict):
     """How the model reasons. Reasoning is returned as it is written, so nothing is summarized."""
 
-    effort: str | None = None
-    summary: Annotated[None, _refused("auto")] = None
+    effort: ReasoningEffort | None = None
+    summary: Annotated[Literal["auto"] | None, _refused("auto", keeps=True)] = None
     generate_summary: Annotated[None, _refused("auto")] = None
     context: Annotated[None, _refused("auto")] = None
     mode: Annotated[None, _refused("standard")] = None
@@ -191,6 +198,8 @@ class ResponsesRequest(GenerationBody):
 
     # Known in order to be refused.
     n: Annotated[None, _refused(1)] = None
+    prompt_logprobs: Annotated[None, _refused(instead="send a chat")] = None
+    return_token_ids: Annotated[None, _refused(False, instead="send a chat")] = None
     response_format: Annotated[None, _refused(instead="use text.format")] = None
     background: Annotated[None, _refused(False)] = None
     conversation: Annotated[None, _refused(instead="use previous_response_id")] = None

@@ -22,6 +22,8 @@ MAX_NESTING = 50
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """OpenAI's limits of a tool's name."""
 
+_ANY_OBJECT = '{"type": "object"}'
+
 _SCHEMA_MAPS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 )
@@ -106,7 +108,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Raises `InvalidField` for a choice that needs a tool which is not there."""
     if not tools and (choice == "required" or isinstance(choice, NamedTool)):
-        raise InvalidField("tool_choice", "tool_choice needs `tools`.")
+        message = "tool_choice asks for a call, so `tools` must have at least one tool."
+        raise InvalidField("tool_choice", message)
     if isinstance(choice, NamedTool):
         _index(tools, choice)
 
@@ -137,9 +140,24 @@ def call_constraint(
     if not parallel:
         schema["maxItems"] = 1
     unenforced = dict.fromkeys(word for of in arguments.values() for word in of.unenforced)
+    params = [constraint.param for constraint in arguments.values()]
     return StructuredOutput(
-        ConstraintKind.JSON_SCHEMA, json.dumps(schema), param="tools", unenforced=tuple(unenforced)
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps(schema),
+        param=params[0] if len(params) == 1 else "tools",
+        unenforced=tuple(unenforced),
     )
+
+
+def call_schemas(tools: Sequence[Tool]) -> dict[str, str]:
+    """Tool -> the JSON schema to which a call that the model chooses to make is held.
+
+    It is that of a strict tool, and any object for another one. Tools must be checked.
+    """
+    return {
+        tool.function.name: _constraint(i, tool).value if tool.function.strict else _ANY_OBJECT
+        for i, tool in enumerate(tools)
+    }
 
 
 def _index(tools: Sequence[Tool], choice: NamedTool) -> int:

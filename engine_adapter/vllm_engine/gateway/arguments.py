@@ -68,9 +68,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     given.setdefault("use_tqdm_on_load", False)
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
-    given["structured_outputs_config"] = _structured_outputs_config(
-        given.get("structured_outputs_config", {}), config.reasoning_parser
-    )
+    given["structured_outputs_config"] = structured_outputs_config(config)
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -93,9 +91,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         raise EngineConfigError("engine_args", str(error)) from error
 
 
-def _structured_outputs_config(
-    given: Mapping[str, Any], reasoning_parser: str | None
-) -> dict[str, Any]:
+def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:
     """vLLM's configuration of structured output: one backend, and compact JSON.
 
     llguidance enforces a schema, or refuses it and names the keyword that it does not support;
@@ -103,11 +99,15 @@ def _structured_outputs_config(
     picks a backend for each request and then compiles every grammar with the first one picked.
     Where white space is free, small models write nothing else. A constraint begins after the
     reasoning, which the reasoning parser tells.
+
+    Raises:
+        EngineConfigError: a field is reserved or not proven.
     """
+    given: Mapping[str, Any] = engine.arguments.get("structured_outputs_config") or {}
     if given.get("reasoning_parser"):
         message = "reasoning_parser: has a setting of its own, --reasoning-parser"
         raise EngineConfigError("structured_outputs_config", message)
-    config = {"backend": "guidance", **given, "reasoning_parser": reasoning_parser or ""}
+    config = {"backend": "guidance", **given, "reasoning_parser": engine.reasoning_parser or ""}
     if config["backend"] == "auto":
         raise EngineConfigError(
             "structured_outputs_config", "backend: must name a backend; auto is not proven"

@@ -1,6 +1,6 @@
 """vLLM's own parsers of reasoning and of the calls that a target makes by itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ from engine_adapter.message_parts import (
     TextPiece,
     ToolCall,
 )
-from engine_adapter.parsing import ParsingRequest
-from engine_adapter.types import Delta
+from engine_adapter.parsing import CallConstraint, ParsingRequest
+from engine_adapter.types import Delta, StructuredOutput
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway.call_constraint import CallConstraints
 
 
 class VllmParsers:
@@ -31,6 +32,7 @@ class VllmParsers:
         self._tokenizer: Any = None
         self._with_calls: Any = None
         self._without_calls: Any = None
+        self._constraints: CallConstraints | None = None
 
     @property
     def are_configured(self) -> bool:
@@ -51,6 +53,7 @@ class VllmParsers:
         self._with_calls = self._without_calls
         if config.tool_call_parser:
             self._with_calls = self._composed(config.tool_call_parser)
+            self._constraints = CallConstraints(config, self._tokenizer)
 
     def _composed(self, tool_call_parser: str | None) -> Any:
         """vLLM's class of both parsers; `None` if there is neither."""
@@ -71,7 +74,7 @@ class VllmParsers:
         parser = self._with_calls if request.tools else self._without_calls
         if parser is None:
             return None
-        return VllmParsing(parser, self._tokenizer, model_config, request)
+        return VllmParsing(parser, self._tokenizer, model_config, request, self._constraints)
 
 
 def _check_name(setting: str, name: str | None, manager: Any) -> None:
@@ -98,14 +101,21 @@ class VllmParsing:
     """The parsers of one request. See `Parsing`."""
 
     def __init__(
-        self, parser: Any, tokenizer: Any, model_config: Any, request: ParsingRequest
+        self,
+        parser: Any,
+        tokenizer: Any,
+        model_config: Any,
+        request: ParsingRequest,
+        constraints: CallConstraints | None,
     ) -> None:
         self._parser = parser
         self._tokenizer = tokenizer
         self._model_config = model_config
         self._request = request
+        self._constraints = constraints
         first = self._new_parser_of(_body(request))
         self._body = first.adjust_request(_body(request))
+        self._tool_parser = first.tool_parser
         self._marks_are_special = _marks_are_special(first.reasoning_parser, tokenizer)
 
     @property
@@ -117,6 +127,13 @@ class VllmParsing:
         """See `Parsing.new_parser`."""
         parser = self._new_parser_of(self._body)
         return VllmParser(parser, self._body, self._request.prompt_token_ids)
+
+    def call_constraint(
+        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
+    ) -> CallConstraint:
+        """See `Parsing.call_constraint`."""
+        assert self._constraints is not None, "the request has tools"
+        return self._constraints.make(self._tool_parser, self._body, schemas, answer, single=single)
 
     def _new_parser_of(self, body: Any) -> Any:
         return self._parser(

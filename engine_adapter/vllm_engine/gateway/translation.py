@@ -108,10 +108,12 @@ def to_invalid_request(error: BaseException, request: GenerationRequest) -> Inva
     that it refuses, or the gateway has checked them before.
     """
     param = getattr(error, "parameter", None)
+    # The text of a `VLLMValidationError` repeats the whole value; its first argument does not.
+    message = truncate(str(error.args[0] if error.args else error))
     constraint = request.sampling.structured_output
     if param is None and constraint is not None:
-        return InvalidRequest(constraint.param, f"{constraint.param}: {truncate(str(error))}")
-    return InvalidRequest(param, truncate(str(error)))
+        return InvalidRequest(constraint.param, f"{constraint.param}: {message}")
+    return InvalidRequest(param, message if param is None else f"{param}: {message}")
 
 
 def to_failed_constraint(error: ConstraintFailed, request: GenerationRequest) -> InvalidRequest:

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from server.errors import InvalidField
 from server.openai.responses.conversation import Message
 from server.openai.responses.field_names import validation_error
-from server.openai.responses.input_items import Item
 from server.schema.chat import ChatCompletionRequest
 from server.schema.generation_body import GenerationBody
+from server.schema.json_values import surrogate_path
 from server.schema.responses import (
     AllowedTools,
     ChosenFunction,
@@ -45,6 +45,7 @@ _OWN = frozenset(ResponsesRequest.model_fields) - frozenset(GenerationBody.model
 
 
 _REPEATED = {
+    "input",
     "instructions",
     "metadata",
     "text",
@@ -84,12 +85,12 @@ def check_own_fields(body: ResponsesRequest) -> None:
             raise InvalidField(name, message, "unsupported_parameter")
 
 
-def check_text(body: ResponsesRequest, items: Sequence[Item]) -> None:
+def check_text(body: ResponsesRequest) -> None:
     """Raises `InvalidField` for a lone surrogate in what the response or the store repeats."""
-    repeated = {**body.model_dump(include=_REPEATED), "input": items}
-    for name, value in repeated.items():
-        if not is_unicode(json.dumps(value, ensure_ascii=False)):
-            raise InvalidField(name, f"{name} contains a lone surrogate.")
+    repeated = body.model_dump(include=_REPEATED)
+    if not is_unicode(json.dumps(repeated, ensure_ascii=False)):
+        path = surrogate_path(repeated)
+        raise InvalidField(path, f"{path} contains a lone surrogate.")
 
 
 def _unknown(body: ResponsesRequest) -> dict[str, Any]:

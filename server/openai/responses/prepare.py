@@ -56,7 +56,7 @@ async def prepare_response(
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
     items = input_items(body.input)
-    check_text(body, items)
+    check_text(body)
     own = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     conversation = turns([*history, *own])
     request = await _prepare_chat(runtime, body, conversation)
@@ -149,8 +149,15 @@ async def _render(
         prepared = await prepare_chat(runtime, chat_body(body, messages))
     except ApiError as error:
         raise response_error(error, sources) from None
+    ignored = tuple(
+        name if name in (body.model_extra or {}) else response_field(name)
+        for name in prepared.checked.ignored
+    )
     return replace(
-        prepared, id_prefix="resp_", options=[_renamed(each) for each in prepared.options]
+        prepared,
+        checked=replace(prepared.checked, ignored=ignored),
+        id_prefix="resp_",
+        options=[_renamed(each) for each in prepared.options],
     )
 
 

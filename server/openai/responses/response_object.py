@@ -8,12 +8,13 @@ from server.openai.request import AdmittedRequest
 from server.openai.responses.prepare import PreparedResponse
 from server.openai.usage import usage
 from server.schema.base import Strict
+from server.schema.responses import Reasoning
 
 
 def request_fields(response: PreparedResponse) -> dict[str, Any]:
     """The request's fields, with their defaults where they are not set."""
     body, sampling = response.body, response.sampling
-    reasoning = body.reasoning
+    reasoning = body.reasoning or Reasoning()
     choice = body.tool_choice or "auto"
     return {
         "instructions": body.instructions,
@@ -27,7 +28,7 @@ def request_fields(response: PreparedResponse) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "text": _text(response),
-        "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
+        "reasoning": reasoning.model_dump(include={"effort", "summary"}),
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice,
         "parallel_tool_calls": body.parallel_tool_calls is not False,

@@ -28,7 +28,7 @@ def tell(config: pytest.Config, folder: Path, client: str, url: str, part: str) 
         url: the server's address, without `/v1`.
         part: `forced` asks for what every model can be held to: required or named calls, and
             formats with a schema. `json_mode` asks for any JSON object. In `chosen` the model
-            chooses its calls, which needs the parsers.
+            chooses its calls, which needs the parsers; in `beside` it also answers in a format.
     """
     python = python_tool(config, PACKAGES[client], "python")
     program = PROGRAMS / f"{client.replace('-', '_')}_program.py"

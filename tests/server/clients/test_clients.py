@@ -25,6 +25,8 @@ def call(name: str, **arguments: str) -> str:
 
 
 ANSWERS = {
+    "the report says": '<think>It rains.</think>{"sky": "rain"}',
+    "Report the sky": call("get_report", place="Bonn"),
     "<tool_response>": "<think>I see.</think>It rains.",
     "How is the weather": call("get_weather", city="Bonn"),
     "What time": call("now"),
@@ -78,6 +80,13 @@ def test_an_agent_of_pydantic_ai_calls_a_tool_and_answers(told: Tell) -> None:
         assert api["typed"] == "City"
     # Only of chats: of a response, this version of pydantic-ai has a thought without text.
     assert apis["OpenAIChatModel"]["thoughts"] == ["I see."]
+
+
+@pytest.mark.parametrize("client", ["langchain", "pydantic-ai", "openai-agents"])
+def test_an_agent_with_a_tool_answers_in_a_format(told: Tell, client: str) -> None:
+    apis = told(client, "beside")
+    assert len(apis) == 2
+    assert list(apis.values()) == [{"sky": ["rain", "rain"], "called": True}] * 2
 
 
 def test_agents_of_the_sdk_call_a_tool_and_hand_over(told: Tell) -> None:

@@ -123,6 +123,19 @@ def test_a_prompt_and_a_stop_have_all_their_forms(document: dict[str, Any]) -> N
     assert [form["type"] for form in fields["stop"]["anyOf"]] == ["string", "array", "null"]
 
 
+def test_fields_of_a_response_are_as_they_are_taken(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    fields = schemas["Reasoning"]["properties"]
+    assert set(fields["effort"]["anyOf"][0]["enum"]) >= {"none", "low", "high"}
+    for name in ("summary", "generate_summary"):
+        assert {form.get("const") for form in fields[name]["anyOf"]} == {"auto", None}
+    assert "type" not in schemas["MessageItem"].get("required", ())
+    for name in ("prompt_logprobs", "response_format"):
+        assert schemas["ResponsesRequest"]["properties"][name]["type"] == "null"
+    told = schemas["ResponseReasoning"]["properties"]["summary"]
+    assert {form.get("const") for form in told["anyOf"]} == {"auto", None}
+
+
 def test_a_stream_is_described(document: dict[str, Any]) -> None:
     for path, chunk in (
         ("/v1/chat/completions", "ChatCompletionChunk"),

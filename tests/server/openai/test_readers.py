@@ -17,7 +17,12 @@ from server.openai.message_parts import (
     ToolCall,
     assemble,
 )
-from server.openai.readers import NamedReader, ParsedReader, RequiredReader
+from server.openai.readers import (
+    AnswerOrCallsReader,
+    NamedReader,
+    ParsedReader,
+    RequiredReader,
+)
 
 TWO: tuple[Piece, ...] = (
     ReasoningPiece("hm"),
@@ -130,3 +135,62 @@ def test_what_is_not_wanted_of_a_parsed_message_is_left_out(whole: bool) -> None
     everything = read(max_calls=None, shows_reasoning=True)
     assert everything == AssistantMessage("I call", "hm", calls)
     assert read(max_calls=1, shows_reasoning=False) == AssistantMessage("I call", "", calls[:1])
+
+
+GET = ToolCall("call_1", "get", '["get')
+
+
+class Calls(TextReader):
+    """A reader that finds a call where the text begins with a bracket."""
+
+    is_plain = False
+    num_reasoning_tokens = 5
+
+    def read(self, delta: Delta) -> Sequence[Piece]:
+        reasoning, bar, text = delta.text.rpartition("|")
+        found: tuple[Piece, ...] = (ReasoningPiece(reasoning),) if bar else ()
+        if text.startswith("["):
+            found = (*found, CallBegin(0, "call_1", "get"))
+        return (*found, CallArguments(0, text)) if text else found
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        return "tool_calls"
+
+
+def either(*texts: str) -> tuple[list[Sequence[Piece]], AnswerOrCallsReader]:
+    """What is read of a stream with these texts, delta by delta."""
+    reader = AnswerOrCallsReader(Reasons(), Calls(), ('["get', '["set'))
+    read = [reader.read(Delta(text)) for text in texts]
+    return [*read, reader.read(Delta("", (2,), finish_reason=STOP))], reader
+
+
+def test_the_beginning_tells_an_answer_from_calls() -> None:
+    read, reader = either("so|", "[", '"', "ge", "t", "!")
+    assert assemble(piece for pieces in read for piece in pieces) == AssistantMessage(
+        "", "so", (ToolCall("call_1", "get", '["get!'),)
+    )
+    assert read[1:4] == [[], [], []]
+    assert (reader.finish_reason(STOP), reader.num_reasoning_tokens) == ("tool_calls", 5)
+    read, reader = either("so|[", '"', "n", 'o, ["get')
+    assert read[:4] == [[ReasoningPiece("so")], [], [TextPiece('["n')], (TextPiece('o, ["get'),)]
+    assert (reader.finish_reason(STOP), reader.num_reasoning_tokens) == ("stop", 3)
+
+
+def test_a_text_that_ends_before_it_tells_is_an_answer() -> None:
+    assert either('["g')[0] == [[], [TextPiece('["g')]]
+    assert either("so|")[0] == [[ReasoningPiece("so")], []]
+    assert either()[0] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("text", "want", "reason"),
+    [
+        ('so|["get', AssistantMessage("", "so", (GET,)), "tool_calls"),
+        ('so|["no', AssistantMessage('["no', "so"), "stop"),
+        ("so|", AssistantMessage("", "so"), "stop"),
+    ],
+)
+def test_a_whole_text_is_an_answer_or_calls(text: str, want: AssistantMessage, reason: str) -> None:
+    reader = AnswerOrCallsReader(Reasons(), Calls(), ['["get'])
+    assert reader.whole(Delta(text, finish_reason=STOP)) == want
+    assert reader.finish_reason(STOP) == reason

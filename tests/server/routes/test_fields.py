@@ -78,7 +78,7 @@ async def test_header_survives_any_name(gateway: Gateway) -> None:
     assert "x-evil" not in response.headers
     assert response.headers[HEADER].startswith("a%0D%0Ax-evil%3A%201, %D0%BA")
     assert (await gateway.complete(**{"half \ud800": 1})).status_code == 400
-    many = {f"unknown{i}": i for i in range(500)}
+    many = {f"unknown{i}": i for i in range(200)}
     response = await gateway.complete(max_tokens=1, **many)
     assert len(response.headers[HEADER]) <= 1024
 

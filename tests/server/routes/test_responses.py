@@ -230,6 +230,21 @@ async def test_unknown_fields_are_listed_in_the_header(gateway: Gateway) -> None
     assert response.headers["x-specgate-ignored-fields"] == "shoe_size"
 
 
+async def test_ignored_fields_have_the_responses_own_names(gateway: Gateway) -> None:
+    header = "x-specgate-ignored-fields"
+    nested = {"text": {"verbosity": "low"}, "reasoning": {"effort": "high"}}
+    response = await gateway.post(PATH, {**SHORT, **nested})
+    assert response.headers[header] == "text.verbosity, reasoning.effort"
+    response = await gateway.post(PATH, {**SHORT, "verbosity": "low"})
+    assert response.headers[header] == "verbosity"
+
+
+async def test_what_is_asked_of_the_reasoning_is_repeated(gateway: Gateway) -> None:
+    asked = {"effort": "low", "summary": "auto"}
+    body = (await gateway.post(PATH, {**SHORT, "reasoning": asked})).json()
+    assert checked(body)["reasoning"] == asked
+
+
 async def test_strict_fields_refuse_an_unknown_one(start: StartGateway) -> None:
     gateway = await start(strict_fields=True)
     error = (await gateway.post(PATH, {**SHORT, "shoe_size": 44})).json()["error"]

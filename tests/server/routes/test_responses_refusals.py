@@ -17,19 +17,23 @@ def part(**fields: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"input": None}, "input", None),
+    ({"input": None}, "input", "missing_required_parameter"),
     ({"input": 5}, "input", None),
     ({"input": {"role": "user"}}, "input", None),
     ({"input": []}, "input", None),
     ({"input": [5]}, "input.0", None),
     ({"input": [{}]}, "input.0.role", "missing_required_parameter"),
     ({"input": [{"role": "user"}]}, "input.0.content", "missing_required_parameter"),
+    (
+        {"input": [{"role": "user", "content": None}]},
+        "input.0.content",
+        "missing_required_parameter",
+    ),
     ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", None),
     *(
         ({"input": [{"role": "user", "content": value}]}, "input.0.content", None)
         for value in (
             5,
-            None,
             {"type": "input_text"},
             [{"type": "input_text", "text": ""}] * 10_001,
         )
@@ -67,15 +71,30 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
         UNSUPPORTED,
     ),
     ({"input": "\ud800"}, "input", None),
-    ({"input": [{"role": "user", "content": "x", "id": "\ud800"}]}, "input", None),
+    ({"input": [{"role": "user", "content": "x", "id": "\ud800"}]}, "input.0.id", None),
     ({"input": [{"role": "user", "content": "x"}] * 10_001}, "input", None),
     *(
         ({name: "\ud800"}, name, None)
         for name in ("instructions", "user", "safety_identifier", "prompt_cache_key")
     ),
-    ({"metadata": {"a": "\ud800"}}, "metadata", None),
+    ({"metadata": {"a": "\ud800"}}, "metadata.a", None),
     ({"metadata": {"\ud800": "a"}}, "metadata", None),
-    ({"tools": [{"type": "function", "name": "f", "parameters": {"d": "\ud800"}}]}, "tools", None),
+    (
+        {"tools": [{"type": "function", "name": "f", "parameters": {"d": "\ud800"}}]},
+        "tools.0.parameters.d",
+        None,
+    ),
+    (
+        {
+            "input": [
+                {"role": "user", "content": "x"},
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "[" * 100_000},
+                {"type": "function_call_output", "call_id": "a", "output": "1"},
+            ]
+        },
+        "input.1",
+        None,
+    ),
     *(
         ({"tools": [{"type": kind}]}, "tools.0", UNSUPPORTED)
         for kind in (

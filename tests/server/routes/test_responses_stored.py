@@ -142,6 +142,7 @@ async def test_items_of_every_kind_are_listed_in_full(gateway: Gateway) -> None:
         ({"limit": "x"}, "limit"),
         ({"order": "up"}, "order"),
         ({"after": "msg_x"}, "after"),
+        ({"before": "msg_x"}, "before"),
     ],
 )
 async def test_a_wrong_query_is_named(gateway: Gateway, query: Any, param: str) -> None:

@@ -50,6 +50,11 @@ async def test_a_salt_that_is_no_text_of_that_length_is_refused(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "cache_salt")
 
 
+async def test_an_empty_salt_is_called_a_text(gateway: Gateway) -> None:
+    message = (await gateway.complete(cache_salt="")).json()["error"]["message"]
+    assert "1 character" in message
+
+
 async def test_priority_needs_a_scheduler_that_knows_it(gateway: Gateway) -> None:
     for ask in (gateway.complete, gateway.chat):
         error = (await ask(priority=1)).json()["error"]

@@ -161,6 +161,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [""]}, "bad_words.0"),
     ({"bad_words": ["\ud800"]}, "bad_words.0"),
     ({"bad_words": "a"}, "bad_words"),
+    ({"bad_words": ["a"] * 129}, "bad_words"),
     ({"response_format": "json"}, "response_format"),
     ({"response_format": {}}, "response_format"),
     ({"response_format": {"type": "xml"}}, "response_format"),

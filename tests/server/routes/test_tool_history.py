@@ -57,7 +57,7 @@ async def test_the_demos_template_shows_tools_calls_and_results(gateway: Gateway
         ("{}", "{}"),
         ('{"a": ', "{}"),
         ("[1]", "{}"),
-        ("[" * 100_000, "{}"),
+        ('{"a": ' * 50 + "1" + "}" * 50, '{"a": ' * 50 + "1" + "}" * 50),
     ],
 )
 async def test_arguments_are_an_object_for_the_template(
@@ -82,11 +82,31 @@ async def test_a_whole_turn_with_tools_is_answered(gateway: Gateway) -> None:
     assert response.json()["choices"][0]["message"]["content"]
 
 
+ARGUMENTS = "messages.1.tool_calls.0.function.arguments"
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     (called() | {"tool_calls": {}}, "messages.1.tool_calls"),
     (called() | {"tool_calls": ["now"]}, "messages.1.tool_calls.0"),
     (called() | {"tool_calls": [{"id": "a"}]}, "messages.1.tool_calls.0.function"),
-    (called(5), "messages.1.tool_calls.0.function.arguments"),
+    (called(5), ARGUMENTS),
+    (called("[" * 100_000), ARGUMENTS),
+    (called('{"a": ' * 101 + "1" + "}" * 101), ARGUMENTS),
+    (called({"a": [[] for _ in range(3)], "b": deep(101)}), ARGUMENTS),
+    (called('{"a": ' + "9" * 5000 + "}"), ARGUMENTS),
+    (called('{"a": "\\ud800"}'), f"{ARGUMENTS}.a"),
+    ({"role": "assistant", "content": "\ud800"}, "messages.1.content"),
+    (
+        {"role": "user", "content": [{"type": "text", "text": "\ud800"}]},
+        "messages.1.content.0.text",
+    ),
     (called(id=5), "messages.1.tool_calls.0.id"),
     (called(type="custom"), "messages.1.tool_calls.0.type"),
     (called(function={"arguments": "{}"}), "messages.1.tool_calls.0.function.name"),

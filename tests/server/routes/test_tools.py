@@ -262,18 +262,6 @@ async def test_the_model_chooses(
     assert 0 < counted < body["usage"]["completion_tokens"] if reasoning else counted == 0
 
 
-async def test_strict_is_met_by_forced_calls_only(choosing: Gateway, start: StartGateway) -> None:
-    header = "x-specgate-ignored-fields"
-    response = await choosing.chat("no call", tools=TOOLS)
-    assert response.headers[header] == "tools.1.function.strict"
-    for choice in ("required", "none", NAMED):
-        assert header not in (await choosing.chat(tools=TOOLS, tool_choice=choice)).headers
-    picky = await start(**AUTO, strict_fields=True)
-    error = (await picky.chat("no call", tools=TOOLS)).json()["error"]
-    assert (error["param"], error["code"]) == ("tools.1.function.strict", "unsupported_parameter")
-    assert (await picky.chat("no call", tools=TOOLS, tool_choice="required")).status_code == 200
-
-
 async def test_one_call_is_the_limit_without_parallel_calls(choosing: Gateway) -> None:
     for stream in (False, True):
         response = await choosing.chat(
@@ -333,13 +321,3 @@ async def test_template_variables_and_earlier_calls_reach_the_engine(
     response = await choosing.post("/v1/chat/completions", body)
     assert response.status_code == 200
     assert seen == [(variables, 2, 3), variables]
-
-
-async def test_a_format_and_a_choice_of_tools_exclude_each_other(choosing: Gateway) -> None:
-    for field, value in (
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"json": {}}),
-    ):
-        response = await choosing.chat("no call", tools=TOOLS, **{field: value})
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == field

@@ -36,6 +36,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool("now", description=5)]}, "tools.0.function.description"),
     ({"tools": [tool("now", description="\ud800")]}, "tools.0.function.description"),
     ({"tools": [tool("now", strict="yes")]}, "tools.0.function.strict"),
+    (
+        {"tools": [tool("now", {"description": "\ud800"})], "tool_choice": "none"},
+        "tools.0.function.parameters.description",
+    ),
     ({"tools": [tool("now", [])]}, "tools.0.function.parameters"),
     ({"tools": [tool("now", "{}")]}, "tools.0.function.parameters"),
     ({"tools": [tool("now", {"type": "string"})]}, "tools.0.function.parameters"),
@@ -87,8 +91,14 @@ async def test_wrong_input_is_a_400_that_names_its_field(
         assert len(error["message"]) < 500
 
 
+async def test_a_choice_that_needs_a_tool_says_so(gateway: Gateway) -> None:
+    error = (await gateway.chat(tools=[], tool_choice="required")).json()["error"]
+    assert "at least one tool" in error["message"]
+
+
 async def test_old_names_say_what_to_send_instead(gateway: Gateway) -> None:
     for field, value, instead in (
+        ("reasoning", {"effort": "low"}, "send reasoning_effort"),
         ("functions", [{"name": "f"}], "send tools"),
         ("function_call", {"name": "f"}, "send tool_choice"),
     ):
@@ -99,9 +109,12 @@ async def test_old_names_say_what_to_send_instead(gateway: Gateway) -> None:
 
 async def test_a_schema_that_the_engine_refuses_names_the_tools(gateway: Gateway) -> None:
     tools = [tool("a", {"properties": {"x": {"pattern": "a"}}, "required": ["x"]})]
-    for choice, param in (("required", "tools"), (named("a"), "tools.0.function.parameters")):
+    for choice in ("required", named("a")):
         error = (await gateway.chat(tools=tools, tool_choice=choice)).json()["error"]
-        assert error["param"] == param
+        assert error["param"] == "tools.0.function.parameters"
+    tools.append(tool("b"))
+    error = (await gateway.chat(tools=tools, tool_choice="required")).json()["error"]
+    assert error["param"] == "tools"
 
 
 async def test_tools_are_not_for_completions(gateway: Gateway) -> None:

@@ -21,6 +21,7 @@ from engine_adapter.vllm_engine.core.counting import RowState
 from engine_adapter.vllm_engine.gateway.translation import (
     sampling_params,
     to_delta,
+    to_invalid_request,
     token_prompt,
 )
 from engine_adapter.vllm_engine.wire import from_extra_args
@@ -154,6 +155,19 @@ def test_a_value_that_vllm_refuses_is_an_invalid_request(bad: dict[str, float]) 
     (name,) = bad
     assert caught.value.param in (name, None), "vLLM does not name every field"
     assert name in str(caught.value)
+
+
+@pytest.mark.needs_vllm
+def test_a_refusal_does_not_repeat_the_value() -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    request = GenerationRequest("r", (1,), SamplingOptions())
+    for message, value in (("Too many.", ["a" * 1000] * 200), ("b" * 10_000, None)):
+        error = VLLMValidationError(message, parameter="bad_words", value=value)
+        refusal = to_invalid_request(error, request)
+        assert refusal.param == "bad_words"
+        assert str(refusal).startswith(f"bad_words: {message[:9]}")
+        assert len(str(refusal)) < 250
 
 
 # -- outputs ---------------------------------------------------------------------------------

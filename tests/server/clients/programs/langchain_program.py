@@ -7,6 +7,7 @@ import warnings
 from typing import Any, Literal
 
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
@@ -26,6 +27,18 @@ class City(BaseModel):
 def get_weather(city: str) -> str:
     """The weather of a city."""
     return "rain in " + city
+
+
+class Sky(BaseModel):
+    """The sky."""
+
+    sky: Literal["rain", "sun"]
+
+
+@tool
+def get_report(place: str) -> str:
+    """What the sky is like."""
+    return "the report says rain"
 
 
 async def forced(model: ChatOpenAI) -> dict[str, Any]:
@@ -69,6 +82,18 @@ async def chosen(model: ChatOpenAI) -> dict[str, Any]:
     }
 
 
+async def beside(model: ChatOpenAI) -> dict[str, Any]:
+    """A tool, and an output in a format, whole and streamed."""
+    asked: Any = {"messages": [{"role": "user", "content": "Report the sky."}]}
+    agent = create_agent(model, [get_report], response_format=ProviderStrategy(Sky))
+    whole = agent.invoke(asked)
+    *_, last = [update async for update in agent.astream(asked, stream_mode="values")]
+    return {
+        "sky": [one["structured_response"].sky for one in (whole, last)],
+        "called": any(type(message).__name__ == "ToolMessage" for message in whole["messages"]),
+    }
+
+
 async def main() -> None:
     url, part = sys.argv[1:]
     told = {}
@@ -82,7 +107,8 @@ async def main() -> None:
             temperature=0,
             use_responses_api=api == "responses",
         )
-        told[api] = await {"forced": forced, "json_mode": json_mode, "chosen": chosen}[part](model)
+        parts = {"forced": forced, "json_mode": json_mode, "chosen": chosen, "beside": beside}
+        told[api] = await parts[part](model)
     print(json.dumps(told))
 
 

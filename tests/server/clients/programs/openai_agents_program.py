@@ -28,6 +28,18 @@ def now() -> str:
     return "It is 12:00."
 
 
+@function_tool
+def get_report(place: str) -> str:
+    """What the sky is like."""
+    return "the report says rain"
+
+
+class Sky(BaseModel):
+    """The sky."""
+
+    sky: Literal["rain", "sun"]
+
+
 class Verdict(BaseModel):
     """A verdict."""
 
@@ -77,12 +89,31 @@ async def chosen(model: Any) -> dict[str, Any]:
     }
 
 
+async def beside(model: Any) -> dict[str, Any]:
+    """A tool, and an output in a format, whole and streamed."""
+    agent = Agent(
+        name="s",
+        instructions="Help.",
+        tools=[get_report],
+        output_type=Sky,
+        model=model,
+        model_settings=ModelSettings(temperature=0),
+    )
+    whole = await Runner.run(agent, "Report the sky.")
+    streamed, _, names = await watched(agent, "Report the sky.")
+    return {
+        "sky": [whole.final_output.sky, streamed.sky],
+        "called": any(type(item).__name__ == "ToolCallItem" for item in whole.new_items)
+        and "tool_called" in names,
+    }
+
+
 async def main() -> None:
     url, part = sys.argv[1:]
     client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
     set_tracing_disabled(True)
     set_default_openai_client(client)
-    asked = {"forced": forced, "chosen": chosen}[part]
+    asked = {"forced": forced, "chosen": chosen, "beside": beside}[part]
     # A name is the default model class.
     models = {"default": MODEL, "chat": OpenAIChatCompletionsModel(MODEL, client)}
     print(json.dumps({name: await asked(model) for name, model in models.items()}))

@@ -18,6 +18,12 @@ class City(BaseModel):
     people: Literal[1, 2]
 
 
+class Sky(BaseModel):
+    """The sky."""
+
+    sky: Literal["rain", "sun"]
+
+
 class Trip(BaseModel):
     """A trip."""
 
@@ -60,6 +66,25 @@ async def chosen(model: Any, settings: ModelSettings) -> dict[str, Any]:
     }
 
 
+async def beside(model: Any, settings: ModelSettings) -> dict[str, Any]:
+    """A tool, and an output in a format, whole and streamed."""
+    agent = Agent(model, output_type=NativeOutput(Sky), model_settings=settings)
+
+    @agent.tool_plain
+    def get_report(place: str) -> str:
+        """What the sky is like."""
+        return "the report says rain"
+
+    turn = await agent.run("Report the sky.")
+    async with agent.run_stream("Report the sky.") as stream:
+        streamed = await stream.get_output()
+    parts = [part for message in turn.all_messages() for part in message.parts]
+    return {
+        "sky": [turn.output.sky, streamed.sky],
+        "called": any(type(part).__name__ == "ToolReturnPart" for part in parts),
+    }
+
+
 async def main() -> None:
     url, part = sys.argv[1:]
     provider = OpenAIProvider(base_url=url, api_key="none")
@@ -67,7 +92,7 @@ async def main() -> None:
     told = {}
     for model in (OpenAIChatModel, OpenAIResponsesModel):
         made = model("specgate-demo", provider=provider)
-        asked = {"forced": forced, "chosen": chosen}[part]
+        asked = {"forced": forced, "chosen": chosen, "beside": beside}[part]
         told[model.__name__] = await asked(made, settings)
     print(json.dumps(told))
 

@@ -1,0 +1,135 @@
+"""The constraint on texts in which a target may call tools, for vLLM's parsers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.parsing import CallConstraint, NoCallGrammar
+from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway.arguments import structured_outputs_config
+from engine_adapter.vllm_engine.gateway.call_grammar import call_begins, call_grammar
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+class CallConstraints:
+    """Makes the constraints for one tokenizer and one parser. Its own making blocks for a second.
+
+    Args:
+        tokenizer: as vLLM has loaded it.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Any) -> None:
+        self._parser_name = config.tool_call_parser
+        self._config = structured_outputs_config(config)
+        self._specials: Mapping[str, int] = {}
+        self._lacks = ""
+        if self._config["backend"] != "guidance":
+            self._lacks = f"the backend {self._config['backend']!r} has no grammar for calls"
+            return
+        try:
+            self._specials = _special_tokens(tokenizer)
+        except ValueError as error:
+            self._lacks = f"llguidance does not take this model's tokenizer: {error}"
+
+    def make(
+        self,
+        parser: Any,
+        body: Any,
+        schemas: Mapping[str, str],
+        answer: StructuredOutput | None,
+        *,
+        single: bool,
+    ) -> CallConstraint:
+        """The constraint; see `Parsing.call_constraint`.
+
+        Args:
+            parser: vLLM's parser of the request's calls.
+            body: the request as that parser reads it.
+        """
+        tag = self._structural_tag(parser, body, schemas, answer, single=single)
+        schema = None
+        if answer is not None:
+            is_any = answer.kind is ConstraintKind.JSON_OBJECT
+            schema = json.loads(_ANY_OBJECT if is_any else answer.value)
+        try:
+            begins = () if answer is None else call_begins(tag)
+            text = call_grammar(
+                tag, schema, specials=self._specials, json_schema=self._inline_schema
+            )
+        except NoCallGrammar as error:
+            raise self._refusal(str(error)) from error
+        param = "tools" if answer is None else answer.param
+        unenforced = () if answer is None else answer.unenforced
+        constraint = StructuredOutput(
+            ConstraintKind.GRAMMAR, text, param=param, unenforced=unenforced
+        )
+        return CallConstraint(constraint, begins)
+
+    def _structural_tag(
+        self,
+        parser: Any,
+        body: Any,
+        schemas: Mapping[str, str],
+        answer: StructuredOutput | None,
+        *,
+        single: bool,
+    ) -> dict[str, Any]:
+        """vLLM's description of the calls, as JSON. Every tool is strict: it has its schema."""
+        if self._lacks:
+            raise NoCallGrammar(self._lacks)
+        choice = "auto" if answer is None else "required"
+        wanted = body.model_copy(update={"tools": _strict(schemas), "tool_choice": choice})
+        try:
+            tag = parser.get_structural_tag(wanted)
+        except (ValueError, compat.VLLMClientError) as error:  # a tag that this release lacks
+            raise self._refusal(str(error)) from error
+        if tag is None:
+            raise self._refusal("vLLM has no description of its calls")
+        if single:
+            tag = compat.limit_to_single_tool_call(tag)
+        dumped: dict[str, Any] = tag.format.model_dump()
+        return dumped
+
+    def _inline_schema(self, schema: Any) -> Any:
+        """A schema within a grammar, with what the server's configuration says of all schemas."""
+        serialized = compat.serialize_guidance_grammar(
+            compat.StructuredOutputOptions.JSON,
+            _ANY_OBJECT if schema is True else json.dumps(schema),
+            bool(self._config.get("disable_any_whitespace")),
+            bool(self._config.get("disable_additional_properties")),
+        )
+        return json.loads(serialized)["grammars"][0]["json_schema"]
+
+    def _refusal(self, reason: str) -> NoCallGrammar:
+        return NoCallGrammar(f"the tool call parser {self._parser_name!r}: {reason}")
+
+
+def _strict(schemas: Mapping[str, str]) -> Sequence[Any]:
+    """vLLM's tools with these schemas."""
+    body = compat.ChatCompletionRequest(
+        messages=[{"role": "user", "content": ""}],
+        tools=[
+            {
+                "type": "function",
+                "function": {"name": name, "parameters": json.loads(schema), "strict": True},
+            }
+            for name, schema in schemas.items()
+        ],
+    )
+    tools: Sequence[Any] = body.tools
+    return tools
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, int]:
+    """The added tokens that llguidance does not match as text. Blocks for about a second.
+
+    Raises `ValueError` for a tokenizer that llguidance does not take.
+    """
+    from llguidance.hf import from_tokenizer
+
+    known = from_tokenizer(tokenizer)
+    added = tokenizer.get_added_vocab()
+    return {text: token for text, token in added.items() if known.is_special_token(token)}
