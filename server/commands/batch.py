@@ -72,7 +72,11 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
     """
     rules = settings.rules(settings.read_keys().names(Role.API))
     kept = tuple(dict(rule.given) for rule in rules if rule.match.api_key is None)
-    closed = {**dict.fromkeys(KEY_SETTINGS, ()), "named_api_key": {}, "key_file": None}
+    closed: dict[str, Any] = {
+        **dict.fromkeys(KEY_SETTINGS, ()),
+        "named_api_key": {},
+        "key_file": None,
+    }
     timeouts = {"queue_timeout_s": 0.0, "first_token_timeout_s": 0.0, "request_timeout_s": 0.0}
     unlimited = {
         "access_log": False,
