@@ -51,6 +51,8 @@ class StepState:
 class RunnerHooks:
     """Mixed into a V1 runner whose drafter is a `ProposerDispatch`."""
 
+    num_prompt_logprobs: dict[str, int]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         silence_min_p_warning()
         super().__init__(*args, **kwargs)
