@@ -27,6 +27,9 @@ from server.text import cut
 CLOSE_TIMEOUT_S = 2.0
 """How long a stop waits for the last spans to be sent, in seconds."""
 
+GIVE_UP_S = 0.5
+"""How long it then waits for an exporter that was told to give up, in seconds."""
+
 REPORT_INTERVAL_S = 300.0
 """At most one line of log about failed exports in so many seconds."""
 
@@ -73,6 +76,7 @@ class Tracing:
             self._reports.report(f"the last spans could not be sent within {timeout_s:g} s")
             # It stops trying; what its thread still logs stays out of the log.
             await asyncio.to_thread(self._exporter.shutdown)
+            await asyncio.to_thread(flush.join, GIVE_UP_S)
         else:
             _LOGGER.removeHandler(self._reports)
             _LOGGER.propagate = True
