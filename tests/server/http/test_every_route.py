@@ -107,7 +107,7 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 def make_app() -> FastAPI:
     """A gateway with a key of each kind, which has not started."""
-    keys = {f"{role}_key": [KEYS[role]] for role in ("api", "admin", "metrics")}
+    keys: dict[str, Any] = {f"{role}_key": [KEYS[role]] for role in ("api", "admin", "metrics")}
     return build(**keys)[0]
 
 
