@@ -198,7 +198,7 @@ class BatchRun:
         items = (item for item in read_input(self._source) if not self._output.done.has(item))
         transport = httpx.ASGITransport(app)
         gone: EngineGone | None = None
-        async with httpx.AsyncClient(transport=transport, base_url="http://batch") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             with self._bar() as bar:
                 task = bar.add_task("", total=self._total, completed=self._skipped, rate="")
                 try:

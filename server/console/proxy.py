@@ -23,6 +23,19 @@ _PASSED_ON = ("accept", "authorization", "content-type")
 _PASSED_BACK = ("content-type", "retry-after", "x-request-id", "x-specgate-spec-method")
 
 
+def _client(url: str, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        # A drain may take as long as its own limit says.
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        transport=transport,
+        # Admin routes without a key answer direct requests only: no proxy to loopback.
+        trust_env=not is_loopback(urlsplit(url).hostname or ""),
+        # SSL_CERT_FILE counts for loopback too.
+        verify=httpx.create_ssl_context(),
+    )
+
+
 def create_console(
     url: str, *, on_loopback: bool, transport: httpx.AsyncBaseTransport | None = None
 ) -> FastAPI:
@@ -33,16 +46,7 @@ def create_console(
         on_loopback: only this machine can reach the console.
         transport: used instead of the network.
     """
-    client = httpx.AsyncClient(
-        base_url=url,
-        # A drain may take as long as its own limit says.
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        transport=transport,
-        # Admin routes without a key answer direct requests only: no proxy to loopback.
-        trust_env=not is_loopback(urlsplit(url).hostname or ""),
-        # SSL_CERT_FILE counts for loopback too.
-        verify=httpx.create_ssl_context(),
-    )
+    client = _client(url, transport)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

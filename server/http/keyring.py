@@ -33,6 +33,9 @@ class Keyring:
         A file that cannot be used changes nothing, and the log says why. Requests that have been
         authorized go on.
         """
+        if self._settings.key_file is None:
+            log.info("nothing_to_reload", reason="--key-file is not set")
+            return False
         try:
             keys = self._read_again()
         except SettingError as error:

@@ -112,8 +112,8 @@ def completion(body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     return b"".join(
         [
-            b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n",
-            b"Content-Length: %d\r\n\r\n" % len(content),
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content),
             content,
         ]
     )

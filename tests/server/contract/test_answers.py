@@ -244,7 +244,7 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
     keys = await start(**KEYS)
     assert await having(401, lambda name: send(keys.client, name, None)) == documented(401)
     open_ = await start()
-    foreign = {"origin": "http://192.0.2.1"}
+    foreign = {"host": "192.0.2.1"}
     refused = await having(403, lambda name: send(open_.client, name, None, headers=foreign))
     assert refused == documented(403)
     small = await start(max_body_bytes=10)

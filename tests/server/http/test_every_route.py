@@ -107,7 +107,7 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 def make_app() -> FastAPI:
     """A gateway with a key of each kind, which has not started."""
-    keys = {f"{role}_key": [KEYS[role]] for role in ("api", "admin", "metrics")}
+    keys: dict[str, Any] = {f"{role}_key": [KEYS[role]] for role in ("api", "admin", "metrics")}
     return build(**keys)[0]
 
 
@@ -167,7 +167,7 @@ async def test_what_a_key_does_not_open_stays_shut(kind: str) -> None:
     tried = 0
     for target in targets(app):
         for method in METHODS:
-            await middleware(scope_of(app, method, target, KEYS[kind]), _nothing, _ignore)
+            await middleware(scope_of(app, method, target, KEYS[kind]), empty_body(), _ignore)
             tried += 1
     assert tried > 10_000
     reached = {
@@ -194,7 +194,7 @@ async def test_the_application_runs_no_route_that_the_key_does_not_open(kind: st
                 async def keep(message: Message, sent: list[Message] = sent) -> None:
                     sent.append(message)
 
-                await app(scope, _nothing, keep)
+                await app(scope, empty_body(), keep)
                 route = getattr(scope.get("route"), "path", None)
                 assert route is None or kind in OPENED_BY[route], (method, scope["raw_path"])
                 if path in ("/health", "/ready") or path.startswith("/console"):
@@ -203,9 +203,14 @@ async def test_the_application_runs_no_route_that_the_key_does_not_open(kind: st
                     assert sent[0]["status"] == 401, (method, scope["raw_path"])
 
 
-async def _nothing() -> Message:
-    """A client that sends no body and leaves."""
-    return {"type": "http.disconnect"}
+def empty_body() -> Receive:
+    """A client that sends no body and then leaves."""
+    messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> Message:
+        return next(messages, {"type": "http.disconnect"})
+
+    return receive
 
 
 async def _ignore(_: Message) -> None:

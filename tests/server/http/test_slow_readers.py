@@ -32,7 +32,7 @@ def ask(server: ThreadedServer, path: str, body: Any) -> socket.socket:
     connection.connect(("127.0.0.1", server.port))
     content = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         f"content-length: {len(content)}\r\n\r\n"
     )
     connection.sendall(head.encode() + content)
