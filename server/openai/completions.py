@@ -40,8 +40,8 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     if len(body.prompt) * (body.n or 1) > MAX_PROMPTS:
         raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
     prompts = []
-    for prompt in body.prompt:
-        prompts.append(await _encode(renderer, body, info, prompt))
+    for given in body.prompt:
+        prompts.append(await _encode(renderer, body, info, given))
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
@@ -128,11 +128,11 @@ def _options(
     runtime: Runtime, body: CompletionRequest, sizes: Sequence[int]
 ) -> list[SamplingOptions]:
     """The options of each prompt, of these sizes in tokens; they differ in their limit only."""
-    limits = [
+    chosen = [
         output_limit(runtime, size, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
         for size in sizes
     ]
-    limits = [max(limit or 0, 1) for limit in limits]
+    limits = [max(limit or 0, 1) for limit in chosen]
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
     shared = sampling_options(
         body,
