@@ -128,11 +128,11 @@ def _options(
     runtime: Runtime, body: CompletionRequest, sizes: Sequence[int]
 ) -> list[SamplingOptions]:
     """The options of each prompt, of these sizes in tokens; they differ in their limit only."""
-    limits = [
+    chosen = [
         output_limit(runtime, size, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
         for size in sizes
     ]
-    limits = [max(limit or 0, 1) for limit in limits]
+    limits = [max(limit or 0, 1) for limit in chosen]
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
     shared = sampling_options(
         body,

@@ -26,7 +26,7 @@ def sampling_options(
     _check_min_tokens(min_tokens, limit)
     bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
     check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
-    check_token_ids(info, bias, "logit_bias")
+    check_token_ids(info, tuple(bias), "logit_bias")
     check_token_ids(info, body.allowed_token_ids or (), "allowed_token_ids")
     return SamplingOptions(
         temperature=_temperature(body),

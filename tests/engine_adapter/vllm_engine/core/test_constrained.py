@@ -22,7 +22,7 @@ def backend() -> Any:
     import llguidance.hf
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
     return SimpleNamespace(
         ll_tokenizer=llguidance.hf.from_tokenizer(tokenizer, len(tokenizer)),
         vocab_size=len(tokenizer),
@@ -39,6 +39,19 @@ def compiled(backend: Any, option: str, spec: str, compiler: Any = None) -> Any:
 
     compiler = compiler or GrammarCompiler()
     return compiler.compile(backend, StructuredOutputOptions[option], spec)
+
+
+def record_compilations(constrained: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The grammars that are compiled from now on."""
+    made: list[str] = []
+    original = constrained.new_matcher
+
+    def new_matcher(tokenizer: Any, grammar: str) -> Any:
+        made.append(grammar)
+        return original(tokenizer, grammar)
+
+    monkeypatch.setattr(constrained, "new_matcher", new_matcher)
+    return made
 
 
 def mask(backend: Any) -> Any:
@@ -68,11 +81,7 @@ def test_equal_grammars_are_compiled_once_and_matched_apart(
 ) -> None:
     from engine_adapter.vllm_engine.core import constrained
 
-    made: list[str] = []
-    original = constrained.new_matcher
-    monkeypatch.setattr(
-        constrained, "new_matcher", lambda *given: made.append(given[1]) or original(*given)
-    )
+    made = record_compilations(constrained, monkeypatch)
     compiler = constrained.GrammarCompiler()
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
     assert one.accept_tokens("a", backend.encode("yes"))
@@ -86,11 +95,7 @@ def test_threads_that_ask_at_once_compile_once(
 ) -> None:
     from engine_adapter.vllm_engine.core import constrained
 
-    made: list[str] = []
-    original = constrained.new_matcher
-    monkeypatch.setattr(
-        constrained, "new_matcher", lambda *given: made.append(given[1]) or original(*given)
-    )
+    made = record_compilations(constrained, monkeypatch)
     compiler = constrained.GrammarCompiler()
     threads = [
         threading.Thread(target=compiled, args=(backend, "CHOICE", CHOICE, compiler))
@@ -145,7 +150,7 @@ def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
     clock = iter(range(1000))
     compiler = constrained.GrammarCompiler()
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
-    monkeypatch.setattr(constrained.time, "thread_time", lambda: next(clock) * 0.1)
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.1)
     bitmask = mask(backend)
     for _ in range(4):
         assert one.failure is None
