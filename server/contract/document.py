@@ -117,7 +117,7 @@ def _security(path: str) -> list[dict[str, list[str]]]:
         return []
     if path in ADMIN_PATHS:
         return [{ADMIN_KEY: []}]
-    keys = [{API_KEY: []}, {ADMIN_KEY: []}]
+    keys: list[dict[str, list[str]]] = [{API_KEY: []}, {ADMIN_KEY: []}]
     return [*keys, {METRICS_KEY: []}] if path == METRICS_PATH else keys
 
 

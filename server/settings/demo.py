@@ -55,7 +55,8 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def _long_prefill(given: Mapping[str, Any]) -> int:
     """vLLM takes none above the context, which is not validated yet."""
     context = str(given.get("max_model_len", ""))
-    return min(int(context), _LONG_PREFILL) if context.isdecimal() else _LONG_PREFILL
+    tokens = int(context) if context.isdecimal() else 0
+    return min(tokens, _LONG_PREFILL) if tokens else _LONG_PREFILL
 
 
 def _proposer(name: str, method: str) -> dict[str, Any]:

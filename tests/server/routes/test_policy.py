@@ -188,9 +188,9 @@ async def test_rules_route_requests_that_name_no_proposer(gateway: Gateway) -> N
 
 
 async def test_a_switch_does_not_move_a_routed_request(start: StartGateway) -> None:
-    gateway = await start(engine_args={"fake_hang_after_steps": 3})
+    gateway = await start(engine_args={"fake_step_ms": 20})
     await put(gateway, rules=[rule("all", "ngram")])
-    exchange = gateway.exchange("/v1/completions", {"prompt": "a"})
+    exchange = gateway.exchange("/v1/completions", {"prompt": "a", "max_tokens": 1000})
     task = exchange.begin()
     async with asyncio.timeout(30):
         while not gateway.engine.num_running:  # noqa: ASYNC110

@@ -6,9 +6,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from server.schema.base import MAX_FIELDS
+from server.schema.bounds import MAX_PARTS
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
-from server.schema.messages import MAX_MESSAGES, MAX_PARTS
+from server.schema.messages import MAX_MESSAGES
 from server.schema.tokenize import DetokenizeRequest
 from tests.server.gateway import Gateway
 

@@ -9,7 +9,7 @@ from server.openai.responses.store import (
     StoredResponse,
 )
 
-OWNER = b"owner"
+OWNER = "owner"
 
 
 def stored(name: str, previous: str | None = None, size: int = 100) -> StoredResponse:
@@ -61,7 +61,7 @@ def test_a_limit_of_zero_stores_nothing(limits: tuple[int, int]) -> None:
 def test_nobody_finds_the_response_of_another_owner() -> None:
     store = ResponseStore(10, 10**6)
     store.add(stored("a"))
-    assert store.find("a", b"another") is None
+    assert store.find("a", "another") is None
     assert store.find("b", OWNER) is None
 
 
