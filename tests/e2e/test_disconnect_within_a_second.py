@@ -41,9 +41,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def load(served: Served) -> tuple[float, float]:
-    """The numbers of running and of waiting sequences."""
+    """The numbers of running sequences, and of requests that wait for a slot or in the engine."""
     scrape = served.scrape()
-    return scrape("vllm:num_requests_running"), scrape("vllm:num_requests_waiting")
+    waiting = scrape("specgate_queued_requests") + scrape("vllm:num_requests_waiting")
+    return scrape("vllm:num_requests_running"), waiting
 
 
 async def begin(client: httpx.AsyncClient, path: str, body: Any) -> "asyncio.Task[Any]":

@@ -110,7 +110,7 @@ async def test_counters_grow_by_the_counts_of_the_responses(served: Served) -> N
 def test_each_name_is_exported_once_and_no_ratio_is(served: Served) -> None:
     scrape = served.scrape()
     assert len(scrape.families) == len(set(scrape.families))
-    assert not [name for name in scrape.names if name.startswith("specgate") and "rate" in name]
+    assert not [name for name in scrape.names if name.startswith("specgate") and "_rate" in name]
     labels = {"model_name": "specgate-demo", "engine": "0"}
     assert scrape("vllm:num_requests_running", **labels) == 0
 

@@ -235,8 +235,8 @@ SERVE = ("serve", "--engine", "fake", "--port", "0")
         (["--max-model-len", "many"], "--max-model-len: input should be a valid integer"),
         (["/no/such/model"], "MODEL: there is no folder '/no/such/model'"),
         (["--primary", "nobody"], "--primary: there is no proposer 'nobody'"),
-        (["--host", "no..name"], "--host: cannot resolve 'no..name'"),
-        (["--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),
+        (["--insecure", "--host", "no..name"], "--host: cannot resolve 'no..name'"),
+        (["--insecure", "--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),
     ],
 )
 def test_an_invalid_setting_ends_it_with_one_line(argv: list[str], expected: str) -> None:

@@ -38,7 +38,7 @@ MALFORMED = [
         (EngineNotReady("no"), 503, "server_error", None, "engine_not_ready"),
         (EngineDead("no"), 503, "server_error", None, "engine_dead"),
         (EngineStartError("no"), 500, "server_error", None, "internal_error"),
-        (EngineConfigError("model", "no"), 500, "server_error", None, "internal_error"),
+        (EngineConfigError("model", "no"), 400, "invalid_request_error", None, None),
         (RuntimeError("a secret"), 500, "server_error", None, "internal_error"),
     ],
 )

@@ -21,7 +21,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
-    ({"messages": [{"role": "user", "content": "half \ud800"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "half \ud800"}]}, "messages.0.content"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),

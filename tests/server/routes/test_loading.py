@@ -79,13 +79,6 @@ async def test_an_unloaded_proposer_cannot_be_selected_until_reloaded(gateway: G
         ({"name": "x", "method": "medusa"}, 400, "model", MISSING, "needs the path"),
         ({"name": "c", "method": "cascade", "members": ["ngram"]}, 400, "members", None, "two"),
         ({"name": "ngram"}, 409, "name", "proposer_exists", "already"),
-        (
-            {"name": "x", "method": "draft_model", "model": "a/b"},
-            409,
-            "name",
-            "needs_restart",
-            "--proposer",
-        ),
     ],
 )
 async def test_an_invalid_load_is_refused_and_changes_nothing(
@@ -102,6 +95,14 @@ async def test_an_invalid_load_is_refused_and_changes_nothing(
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
     assert reason in error["message"]
     assert await names(gateway) == before
+
+
+async def test_a_model_that_only_a_start_can_load_is_refused(start: StartGateway) -> None:
+    gateway = await start(allowed_hub_id=("a/b",))
+    response = await load(gateway, name="x", method="draft_model", model="a/b")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (409, "name", "needs_restart")
+    assert "--proposer" in error["message"]
 
 
 @pytest.mark.parametrize("body", [[], "ngram", None, 5])
@@ -224,10 +225,10 @@ async def test_every_requested_change_is_recorded(gateway: Gateway) -> None:
         await load(gateway, **LOOKUP)
         await unload(gateway, "draft")
         await unload(gateway, "lookup")
-        await load(gateway, name="x" * 1000, method="ngram")
+        await load(gateway, name="lookup", method="ngram", num_speculative_tokens=99)
     changes = (await gateway.client.get("/v1/proposers")).json()["changes"]
     assert [(c["what"], c["proposer"], c["outcome"]) for c in changes] == [
-        ("load_proposer", "x" * 64, "failed"),
+        ("load_proposer", "lookup", "failed"),
         ("unload_proposer", "lookup", "unloaded"),
         ("unload_proposer", "draft", "refused"),
         ("load_proposer", "lookup", "loaded"),

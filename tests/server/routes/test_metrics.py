@@ -61,7 +61,8 @@ async def test_an_engine_that_is_not_replaced_is_shown(start: StartGateway) -> N
     assert failure.retry_after_s is None
     assert await engine_gauges(gateway) == (0, 1)
     # A real engine is replaced: it is down, and not given up.
-    failure.retry_after_s = 5.0
+    gateway.engine.revive()
+    gateway.engine.die(retry_after_s=5.0)
     assert await engine_gauges(gateway) == (0, 0)
 
 

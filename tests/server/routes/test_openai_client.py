@@ -145,7 +145,7 @@ def test_closing_a_stream_aborts_it(client: openai.OpenAI, served: ThreadedServe
 def test_a_client_timeout_aborts_a_whole_response(served: ThreadedServer) -> None:
     host, _, port = served.url.removeprefix("http://").partition(":")
     body = json.dumps({"prompt": "a", "max_tokens": 1500, "ignore_eos": True})
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         deadline = time.monotonic() + 5
