@@ -12,7 +12,7 @@ DRAIN_TIMEOUT_S = 30.0
 
 
 MAX_DRAIN_TIMEOUT_S = 3600.0
-"""The longest that a drain may wait, in seconds: new requests wait as long."""
+"""The longest that a drain may wait, in seconds. New requests wait in the queue meanwhile."""
 
 
 class SwitchMode(StrEnum):
