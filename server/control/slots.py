@@ -13,8 +13,9 @@ import asyncio
 import time
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from server.control.drain_rate import DrainRate
 
@@ -96,12 +97,15 @@ class Place:
         """Starts the next sequence unless it must wait. Returns whether it has started."""
         return self._all.start_now(self)
 
-    async def start(self) -> None:
-        """Waits for the turn of the next sequence, and starts it."""
-        if self._all.start_now(self):
+    def start(self) -> Coroutine[Any, Any, None]:
+        """Waits for the turn of the next sequence, and starts it. It waits from this call on."""
+        return self._turn(None if self._all.start_now(self) else self._all.wait(self))
+
+    async def _turn(self, waiter: "asyncio.Future[None] | None") -> None:
+        if waiter is None:
             return
         try:
-            await self._all.wait(self)
+            await waiter
         finally:
             self._all.stop_waiting(self)
 
@@ -201,11 +205,6 @@ class Slots:
         self._waiting = 0
         # Somebody waits for more slots than are free; nobody may overtake it for ever.
         self._is_blocked = False
-
-    @property
-    def total(self) -> int:
-        """All slots."""
-        return self.limits.total
 
     @property
     def in_use(self) -> int:

@@ -10,7 +10,6 @@ from server.contract.answers import answers
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
 from server.control.method_names import SelectionError
 from server.control.records import SwitchResult
-from server.control.types import OnTimeout
 from server.errors import ApiError, InvalidField, NotFound, Stopping
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
@@ -51,7 +50,7 @@ async def switch_spec_method(
         body.mode,
         body.reason,
         timeout_s=body.timeout_s,
-        on_timeout=OnTimeout(body.on_timeout),
+        on_timeout=body.after_timeout(),
         caller=caller(request),
     )
     try:

@@ -9,7 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
-from server.control.types import DRAIN_TIMEOUT_S, MAX_DRAIN_TIMEOUT_S, SwitchMode
+from server.control.types import (
+    DRAIN_TIMEOUT_S,
+    MAX_DRAIN_TIMEOUT_S,
+    OnTimeout,
+    SwitchMode,
+)
 from server.errors import InvalidField
 from server.schema.base import UnicodeText
 from server.telemetry.rolling_stats import RollingStats
@@ -52,6 +57,13 @@ class SwitchRequest(BaseModel):
     reason: UnicodeText | None = Field(
         None, max_length=200, description="stored in the audit record"
     )
+
+    def after_timeout(self) -> OnTimeout:
+        """What a drain does at its limit. Raises `InvalidField` if the switch is no drain."""
+        if "on_timeout" in self.model_fields_set and self.mode != SwitchMode.DRAIN:
+            message = f"on_timeout needs mode drain; the mode is {self.mode}."
+            raise InvalidField("on_timeout", message)
+        return OnTimeout(self.on_timeout)
 
     def method_request(self) -> MethodRequest:
         """The requested method. Raises `InvalidField` if none is named, or two different ones."""

@@ -71,7 +71,7 @@ class AdmissionMetrics:
         """Makes the gauges show these slots and their queue, read at each scrape."""
         self._queued.set_function(lambda: slots.num_queued)
         self._queued_tokens.set_function(lambda: slots.queued_prompt_tokens)
-        self._slots.set_function(lambda: slots.total)
+        self._slots.set_function(lambda: slots.limits.total)
         self._in_use.set_function(lambda: slots.in_use)
 
     def count_limited(self, code: str) -> None:

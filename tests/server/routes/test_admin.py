@@ -94,6 +94,7 @@ async def test_null_and_none_are_plain_decoding(
             None,
         ),
         ({"speculative_model": "ngram", "timeout_s": 0}, 400, "timeout_s", None),
+        ({"speculative_model": "ngram", "on_timeout": "move"}, 400, "on_timeout", None),
         ({"speculative_model": "ngram", "reason": "x" * 201}, 400, "reason", None),
         ({"speculative_model": "ngram", "k": 4}, 400, "k", "unknown_parameter"),
         ({"speculative_model": "ngram", "proposer": "draft"}, 400, "proposer", None),

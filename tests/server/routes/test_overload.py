@@ -253,3 +253,19 @@ async def test_two_thousand_requests_at_once_are_all_answered(
     assert sum(end in exchange.text for exchange in exchanges) == 2000
     assert gateway.runtime.admission.slots.in_use == 0
     assert len(gateway.runtime.switcher.in_flight) == 0
+
+
+async def test_a_queue_has_no_room_for_requests_that_arrive_at_the_same_time(
+    start: StartGateway,
+) -> None:
+    gateway = await start(
+        max_num_seqs=2,
+        max_engine_sequences=2,
+        max_request_sequences=2,
+        max_queued_requests=2,
+        engine_args={"fake_step_ms": 1},
+    )
+    exchanges = [gateway.exchange("/v1/completions", SMALL) for _ in range(20)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(exchange.begin() for exchange in exchanges))
+    assert sorted(exchange.status for exchange in exchanges) == [200] * 4 + [429] * 16
