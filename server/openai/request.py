@@ -180,7 +180,8 @@ async def admitted(
         prepared.options[0],
         prepared.body.priority or 0,
     )
-    with runtime.admission.place(needed) as place:
+    adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
+    with runtime.admission.place(needed) as place, adapter_used:
         if constraints := {one.structured_output for one in prepared.options} - {None}:
             choose(runtime, prepared, origin)
             await check_constraints(runtime, receive, constraints, limit)
