@@ -49,11 +49,13 @@ async def turn(
         timeout_s, lambda: admission.counted(QueueTimeout(timeout_s, admission.retry_after_s))
     )
     limit = TimeLimit.earliest(of_queue, of_request)
-    await until_disconnect(receive, place.start(), limit)
-    while not admission.slots.is_open:
-        # A drain has begun since the request's turn came: the drain does not know of it.
-        place.give_back()
+    try:
         await until_disconnect(receive, place.start(), limit)
-    admission.observe_wait(loop.time() - begun_s)
+        while not admission.slots.is_open:
+            # A drain has begun since the request's turn came: the drain does not know of it.
+            place.give_back()
+            await until_disconnect(receive, place.start(), limit)
+    finally:
+        admission.observe_wait(loop.time() - begun_s)
     if runtime.stopping.is_set():
         raise Stopping
