@@ -19,6 +19,7 @@ from engine_adapter.types import (
     LoraAdapter,
     PolicyInfo,
     ProposerInfo,
+    StructuredOutput,
     Switch,
 )
 
@@ -62,8 +63,20 @@ class Engine(Protocol):
         """
         ...
 
+    async def check_constraint(self, constraint: StructuredOutput) -> None:
+        """Returns if the engine can enforce a constraint. It may take seconds, and no slot.
+
+        Raises:
+            InvalidRequest: it cannot, or only with too much time or memory.
+            EngineError: the constraint could not be checked.
+            EngineDead: the engine is dead, or was stopped.
+        """
+        ...
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Generates one sequence. Closing the generator aborts it.
+
+        `check_constraint` must have returned for the request's constraint.
 
         Raises:
             InvalidRequest: the engine cannot do what a field asks: before the first delta, but

@@ -40,6 +40,7 @@ from engine_adapter.types import (
     PolicyInfo,
     ProposerInfo,
     SpecMethod,
+    StructuredOutput,
     Switch,
 )
 
@@ -114,6 +115,10 @@ class FakeEngine:
                 on_progress(f"Loading adapter {name}")
         self._info = describe(self._config, self._options, vocabulary, self._capacity)
         self._lifetime.begin()
+
+    async def check_constraint(self, constraint: StructuredOutput) -> None:
+        """See `Engine.check_constraint`. `generate` refuses what cannot be honoured."""
+        self._begin_call("check_constraint")
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""

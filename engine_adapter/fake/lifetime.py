@@ -51,8 +51,11 @@ class Lifetime:
         return EngineDead(message, self._announced_s)
 
     def begin(self) -> None:
-        """Begins a life. Does nothing after `stop`."""
+        """Begins a life, instead of one that a death has planned. Does nothing after `stop`."""
         if not self.stopped:
+            if self._next is not None:
+                self._next.cancel()
+                self._next = self._back_at = None
             self._reason = ""
             self.ended.clear()
             self._steps = asyncio.create_task(self._live(), name="fake-engine")

@@ -101,7 +101,7 @@ class Admission:
         return error
 
     def observe_wait(self, seconds: float) -> None:
-        """Records the time that a request waited for its first sequence."""
+        """Records the time that a request waited for its first sequence, or until it gave up."""
         self._metrics.observe_wait(seconds)
 
     def _key(self, name: str | None) -> _Key:

@@ -1,4 +1,4 @@
-"""Reasons for which a switch does not happen. Nothing has changed when one of them is raised."""
+"""Reasons for which a switch does not happen. The method is the old one when one is raised."""
 
 
 class SwitchInProgress(Exception):
@@ -20,11 +20,16 @@ class DrainTimeout(Exception):
 
     Attributes:
         in_flight: how many were left.
+        aborted: how many of the admitted requests the drain has aborted.
     """
 
-    def __init__(self, timeout_s: float, in_flight: int) -> None:
-        super().__init__(f"{in_flight} admitted requests did not end within {timeout_s:g} s")
+    def __init__(self, timeout_s: float, in_flight: int, aborted: int = 0) -> None:
+        message = f"{in_flight} admitted requests did not end within {timeout_s:g} s"
+        if aborted:
+            message += f", nor after the drain had aborted {aborted} requests"
+        super().__init__(message)
         self.in_flight = in_flight
+        self.aborted = aborted
 
 
 class DrainStopped(Exception):

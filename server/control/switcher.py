@@ -125,7 +125,8 @@ class Switcher:
         Raises:
             SelectionError: an unknown mode or proposer, or a k too large; nothing changed.
             SwitchInProgress, ProposerQuarantined: not possible now; nothing changed.
-            DrainTimeout, DrainStopped: requests did not end in time; nothing changed.
+            DrainTimeout, DrainStopped: requests did not end in time; the old method stays. Those
+                that the drain has aborted are lost.
             EngineError: the engine failed; the old method stays active.
         """
         attempt = self._prepare(request, mode, timeout_s, on_timeout, reason, caller)
@@ -197,7 +198,7 @@ class Switcher:
             return attempt
         self._slots.close()
         try:
-            await self._emptied(attempt.timeout_s)
+            await self._emptied(attempt.timeout_s, attempt)
         except DrainTimeout:
             if attempt.on_timeout == OnTimeout.MOVE:
                 return replace(attempt, moves=True)
@@ -205,12 +206,12 @@ class Switcher:
                 attempt = replace(attempt, aborted=self.in_flight.abort(DrainAborted()))
                 # For the record, if even that takes too long.
                 self._attempt = attempt
-                await self._emptied(ABORT_S)
+                await self._emptied(ABORT_S, attempt)
                 return attempt
             raise
         return attempt
 
-    async def _emptied(self, timeout_s: float) -> None:
+    async def _emptied(self, timeout_s: float, attempt: Attempt) -> None:
         """Waits until no request is in flight. Raises `DrainTimeout`, `DrainStopped`."""
         try:
             async with asyncio.timeout(timeout_s) as self._deadline:
@@ -220,7 +221,8 @@ class Switcher:
         except TimeoutError:
             if self._stopping:
                 raise DrainStopped from None
-            raise DrainTimeout(timeout_s, len(self.in_flight)) from None
+            left = len(self.in_flight)
+            raise DrainTimeout(attempt.timeout_s, left, attempt.aborted) from None
         finally:
             self._deadline = None
 

@@ -1,6 +1,5 @@
 """A request on its way to the engine: its body is checked, then it is prepared, then admitted."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,14 +16,13 @@ from server.control.router import NO_ROUTING, Routing
 from server.control.routing import Traits
 from server.control.selection import Selection, decides_itself, select
 from server.control.slots import Place
-from server.errors import InvalidField, Stopping
-from server.http.event_stream import until_disconnect
-from server.limit_errors import QueueTimeout
+from server.errors import InvalidField
 from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
 from server.openai.demand import demand
 from server.openai.method_request import method_request
 from server.openai.models import find_adapter
+from server.openai.turn import check_constraints, turn
 from server.schema.base import Body
 from server.schema.generation_body import GenerationBody
 from server.state import Runtime
@@ -163,11 +161,13 @@ async def admitted(
 ) -> AsyncIterator[AdmittedRequest]:
     """Selects a request's spec method and admits it; it is in flight until the block ends.
 
-    While the engine has no free slot, or a drain runs, the request waits for its turn first.
-    `receive` must be past the request's body, and `limit` is that of the request.
+    Its constraints are checked first. While the engine has no free slot, or a drain runs, the
+    request then waits for its turn. `receive` must be past the request's body, and `limit` is that
+    of the request.
 
     Raises:
         InvalidField: the requested proposer or k cannot be selected.
+        InvalidRequest, EngineError: the engine refuses a constraint.
         TooManyRequests: the queue is full, or the request's API key is at its limit.
         QueueTimeout, or the limit's error: the request waited too long.
         ClientDisconnected: the client closed the connection while the request waited.
@@ -180,40 +180,23 @@ async def admitted(
         prepared.options[0],
         prepared.body.priority or 0,
     )
-    with runtime.admission.place(needed) as place:
+    adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
+    with runtime.admission.place(needed) as place, adapter_used:
+        if constraints := {one.structured_output for one in prepared.options} - {None}:
+            choose(runtime, prepared, origin)
+            await check_constraints(runtime, receive, constraints, limit)
         if place.start_now():
             runtime.admission.observe_wait(0.0)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
             runtime.admission.check_queue(needed)
-            await _turn(runtime, receive, place, limit)
+            await turn(runtime, receive, place, limit)
         # No `await` from here on: no drain may come in between.
         request = _admit(runtime, prepared, origin, place)
         selection = request.selection
         with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
             yield request
-
-
-async def _turn(
-    runtime: Runtime, receive: Receive, place: Place, of_request: TimeLimit | None
-) -> None:
-    """Waits for a request's turn. Raises as `admitted`."""
-    admission, timeout_s = runtime.admission, runtime.settings.queue_timeout_s
-    loop = asyncio.get_running_loop()
-    begun_s = loop.time()
-    of_queue = TimeLimit.after(
-        timeout_s, lambda: admission.counted(QueueTimeout(timeout_s, admission.retry_after_s))
-    )
-    limit = TimeLimit.earliest(of_queue, of_request)
-    await until_disconnect(receive, place.start(), limit)
-    while not admission.slots.is_open:
-        # A drain has begun since the request's turn came: the drain does not know of it.
-        place.give_back()
-        await until_disconnect(receive, place.start(), limit)
-    admission.observe_wait(loop.time() - begun_s)
-    if runtime.stopping.is_set():
-        raise Stopping
 
 
 def _admit(

@@ -65,7 +65,7 @@ async def switch_spec_method(
         message = "Another switch has not ended yet; nothing was changed."
         raise ApiError(409, message, code="switch_in_progress") from None
     except DrainTimeout as error:
-        message = f"{error}; nothing was changed."
+        message = f"{error}; the method was not changed."
         raise ApiError(504, message, type="server_error", code="drain_timeout") from None
     except DrainStopped:
         raise Stopping("The server is stopping; nothing was changed.") from None

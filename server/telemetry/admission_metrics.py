@@ -79,5 +79,5 @@ class AdmissionMetrics:
         self._limited.labels(code).inc()
 
     def observe_wait(self, seconds: float) -> None:
-        """Records the time that a request waited for its first slot."""
+        """Records the time that a request waited for its first slot, or until it gave up."""
         self._seconds.observe(seconds)

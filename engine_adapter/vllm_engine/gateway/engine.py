@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.counts import StepReport
 from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
@@ -25,6 +26,7 @@ from engine_adapter.types import (
     LoraAdapter,
     PolicyInfo,
     ProposerInfo,
+    StructuredOutput,
     Switch,
 )
 from engine_adapter.vllm_engine import compat
@@ -145,11 +147,21 @@ class VllmEngine:
             proposers=self._proposer_registry.infos,
         )
 
+    async def check_constraint(self, constraint: StructuredOutput) -> None:
+        """See `Engine.check_constraint`."""
+        if (failure := self.failure) is not None:
+            raise failure
+        if self._checker is None:
+            return
+        try:
+            await self._checker.check(constraint)
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise EngineDead("The engine was stopped.") from None
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
-        constraint = request.sampling.structured_output
-        if constraint is not None and self._checker is not None:
-            await self._checker.check(constraint)
         process = self._supervisor.child
         params = sampling_params(request, is_checked=self._checker is not None)
         prompt = token_prompt(request)

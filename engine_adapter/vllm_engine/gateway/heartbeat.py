@@ -84,6 +84,8 @@ class Heartbeat:
             now = await asyncio.to_thread(self._witness.look)
             idle_s = idle_s + listened_s if _is_idle(before, now, listened_s) else 0.0
             before = now
+            if asking.done():  # it has answered during the look
+                return ""
             if self._policy.idle_s and idle_s >= self._policy.idle_s:
                 how = "was stopped" if now and now.stopped else "used no CPU time"
                 return f"did not answer for {silent_s:.0f} s, {how}, and was killed"

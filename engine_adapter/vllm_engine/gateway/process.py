@@ -18,7 +18,7 @@ from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartErro
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
-from engine_adapter.vllm_engine.gateway.heartbeat import Heartbeat
+from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
@@ -76,19 +76,28 @@ class EngineProcess:
         # vLLM starts it with the first request, and a death before that would go unnoticed.
         self._llm._run_output_handler()
         silence_engine_death()
-        self._watch = asyncio.create_task(self._kill_when_hung(), name="engine-heartbeat")
+        # A core that only replays, as that of `bench gateway`, has no process that could hang.
+        for process in self._processes:
+            watching = self._kill_when_hung(ProcessTree(process.pid))
+            self._watch = asyncio.create_task(watching, name="engine-heartbeat")
 
-    async def _kill_when_hung(self) -> None:
-        """Kills a process that hangs: its death then ends every call that waits for it."""
-        (process,) = self._processes
-        tree = ProcessTree(process.pid)
+    async def _kill_when_hung(self, tree: ProcessTree, retry_s: float = TICK_S) -> None:
+        """Kills a process that hangs: its death then ends every call that waits for it.
+
+        A watch that fails is logged, and begins again after `retry_s` seconds.
+        """
         heartbeat = Heartbeat(self._answer, tree, self._config.hang)
-        try:
-            self._hang = await heartbeat.hung()
-        except EngineDead:
-            return
-        log.error("engine_hung", cause=f"the engine process {self._hang}")
-        await asyncio.to_thread(tree.kill)
+        while True:
+            try:
+                self._hang = await heartbeat.hung()
+                log.error("engine_hung", cause=f"the engine process {self._hang}")
+                await asyncio.to_thread(tree.kill)
+                return
+            except EngineDead:
+                return
+            except Exception:
+                log.exception("engine_watch_failed")
+                await asyncio.sleep(retry_s)
 
     async def _answer(self) -> None:
         """Returns when EngineCore has answered. Raises `EngineDead`."""

@@ -30,7 +30,7 @@ class ProcessTree:
         self._pid = pid
 
     def look(self) -> Sight | None:
-        """What they do now; `None` if the process has ended."""
+        """What they do now; `None` if that cannot be seen, as when the process has ended."""
         cpu_s, states = 0.0, set()
         try:
             for one in self._members():
@@ -38,7 +38,8 @@ class ProcessTree:
                 # Those of children count from their end on: a compiler's, for example.
                 cpu_s += times.user + times.system + times.children_user + times.children_system
                 states.add(one.status())
-        except psutil.Error:
+        except (psutil.Error, OSError):
+            # psutil lets an error of the system through: no file can be opened, for example.
             return None
         return Sight(cpu_s, bool(states & _STOPPED), psutil.STATUS_DISK_SLEEP in states)
 

@@ -27,6 +27,21 @@ def text_prompt(harness: FakeHarness, text: str) -> tuple[int, ...]:
     return tuple(harness.engine._vocabulary.tokenizer.encode(text).ids)
 
 
+async def test_a_revival_takes_the_place_of_the_planned_restart(start: StartEngine) -> None:
+    harness = await start(fake_restart_s=0.02)
+    harness.engine.die()
+    harness.engine.revive()
+    await asyncio.sleep(0.1)
+    loops = [task for task in asyncio.all_tasks() if task.get_name() == "fake-engine"]
+    assert len(loops) == 1
+    assert harness.reports.restarts == []
+    assert tokens(await run(harness, make_request(max_tokens=3)))
+    harness.engine.die()
+    await asyncio.sleep(0.1)
+    assert harness.reports.restarts == [True]
+    assert harness.engine.failure is None
+
+
 async def test_nothing_is_served_before_the_start() -> None:
     harness = build()
     with pytest.raises(EngineNotReady):

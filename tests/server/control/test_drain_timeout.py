@@ -99,6 +99,26 @@ class Unread(Exchange):
             await self.gone.wait()
 
 
+async def test_a_request_that_does_not_even_end_when_it_is_aborted(
+    start: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.control.switcher.ABORT_S", 0.02)
+    async with drain(start, timeout_s=LIMIT_S, on_timeout="abort") as running:
+        with running.gateway.runtime.switcher.in_flight.track("draft"):
+            # Its task is this one, which is not cancelled.
+            for entry in running.gateway.runtime.switcher.in_flight._entries:
+                if entry.task is asyncio.current_task():
+                    entry.task = None
+            response = await asyncio.wait_for(running.drain, 20)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (504, "drain_timeout")
+        assert error["message"] == (
+            f"1 admitted requests did not end within {LIMIT_S:g} s, nor after the drain had "
+            "aborted 2 requests; the method was not changed."
+        )
+        assert running.gateway.runtime.switcher.active.name == "draft"
+
+
 @pytest.mark.parametrize("max_tokens", [2000, 20])
 async def test_an_unread_stream_does_not_stop_a_drain(start: StartGateway, max_tokens: int) -> None:
     gateway = await start(engine_args={"fake_step_ms": 1, "fake_acceptance": 0})

@@ -1,5 +1,6 @@
 """LoRA adapters over HTTP: loaded, selected by name, shown, unloaded."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,54 @@ async def test_an_adapter_in_use_is_not_unloaded_until_its_requests_end(
     exchange.leave()
     await running
     assert (await gateway.post(GONE, {"lora_name": "mine"})).status_code == 200
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_an_adapter_of_a_choice_that_has_not_started_is_in_use(
+    start: StartGateway, folder: str, n: int
+) -> None:
+    """A queued request, and a request of which two choices wait for the first one."""
+    gateway = await start(
+        enable_lora=True,
+        lora_modules={"mine": folder},
+        max_num_seqs=1,
+        engine_args={"fake_step_ms": 5, "fake_acceptance": 0},
+    )
+    ahead = gateway.exchange("/v1/completions", {"prompt": "a", "max_tokens": 2000})
+    first = ahead.begin()
+    await eventually(lambda: gateway.engine.num_running == 1)
+    body = {"prompt": "a", "model": "mine", "max_tokens": 4, "n": n, "ignore_eos": True}
+    behind = gateway.exchange("/v1/completions", body)
+    second = behind.begin()
+    await eventually(lambda: gateway.runtime.admission.slots.num_queued == 1)
+    response = await gateway.post(GONE, {"lora_name": "mine"})
+    assert response.status_code == 409
+    assert response.json()["error"]["code"] == "adapter_in_use"
+    assert "1 unfinished requests use 'mine'" in response.json()["error"]["message"]
+    ahead.leave()
+    await asyncio.gather(first, second)
+    assert behind.status == 200
+    assert (await gateway.post(GONE, {"lora_name": "mine"})).status_code == 200
+
+
+async def test_an_adapter_stays_between_two_choices_of_a_request(
+    start: StartGateway, folder: str
+) -> None:
+    gateway = await start(
+        enable_lora=True,
+        lora_modules={"mine": folder},
+        max_num_seqs=1,
+        engine_args={"fake_step_ms": 1, "fake_acceptance": 0},
+    )
+    body = {"prompt": "a", "model": "mine", "max_tokens": 8, "n": 8, "ignore_eos": True}
+    exchange = gateway.exchange("/v1/completions", body)
+    running = exchange.begin()
+    await eventually(lambda: gateway.engine.num_running == 1)
+    while not running.done():
+        status = (await gateway.post(GONE, {"lora_name": "mine"})).status_code
+        assert status == 409 or running.done()
+    await running
+    assert exchange.status == 200
 
 
 async def test_only_an_admin_key_opens_these_routes(start: StartGateway, folder: str) -> None:

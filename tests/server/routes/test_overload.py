@@ -173,6 +173,8 @@ async def test_a_client_that_leaves_the_queue_is_taken_out(
     exchange.leave()
     await asyncio.wait_for(task, 2)
     assert (exchange.status, server.queued) == (499, 0)
+    # The one that is ahead did not wait; this one did, and is counted too.
+    assert server.gateway.sample("specgate_queue_seconds_count") == 2
     await server.end()
     assert server.gateway.runtime.admission.slots.in_use == 0
 

@@ -102,6 +102,33 @@ async def test_a_process_that_works_now_and_then_does_not_hang() -> None:
     assert ("did not end a step" in reason, looks) == (True, 40)
 
 
+async def test_an_answer_during_a_look_is_an_answer() -> None:
+    """The look is the one after which the process would be killed."""
+    loop, answer = asyncio.get_running_loop(), asyncio.Event()
+    asked = 0
+
+    class Slow(Scripted):
+        def look(self) -> Sight | None:
+            sight = super().look()
+            if self.looks == 10:
+                loop.call_soon_threadsafe(answer.set)
+                # The answer is there before this look ends.
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), loop).result(20)
+            return sight
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise EngineDead("it has answered")
+        await answer.wait()
+
+    witness = Slow(stopped())
+    with pytest.raises(EngineDead, match="it has answered"):
+        await Heartbeat(ask, witness, SHORT, TICK_S, Clock()).hung()
+    assert (asked, witness.looks) == (2, 10)
+
+
 async def test_zero_is_no_limit() -> None:
     reason, looks = await hang(sleeping(), HangPolicy(idle_s=0, busy_s=20 * TICK_S))
     assert ("did not end a step" in reason, looks) == (True, 20)

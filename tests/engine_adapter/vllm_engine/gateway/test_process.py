@@ -1,10 +1,18 @@
-"""The cause of a death, as the log and the clients have it."""
+"""The cause of a death, as the log and the clients have it; and the watch over a process."""
 
+import asyncio
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from engine_adapter.vllm_engine.gateway.process import describe_end
+from engine_adapter.config import EngineConfig
+from engine_adapter.errors import EngineDead
+from engine_adapter.vllm_engine.gateway import process as process_module
+from engine_adapter.vllm_engine.gateway.process import EngineProcess, describe_end
+from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 
 
 @pytest.mark.parametrize(
@@ -26,3 +34,53 @@ def test_the_cause_says_what_happened(status: int | None, reported: bool, expect
 
 def test_of_several_processes_the_one_that_failed_is_described() -> None:
     assert "SIGTERM" in describe_end([0, -signal.SIGTERM], reported=True)
+
+
+class Watched:
+    """What `_kill_when_hung` kills; the first `failures` times it cannot."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self._failures = failures
+        self.kills = 0
+
+    def kill(self) -> None:
+        if self._failures:
+            self._failures -= 1
+            raise OSError(24, "Too many open files")
+        self.kills += 1
+
+
+def watched_by(monkeypatch: pytest.MonkeyPatch, *findings: Exception | str) -> EngineProcess:
+    """A process whose heartbeat finds these things, one after the other."""
+    found = list(findings)
+
+    async def hung() -> str:
+        finding = found.pop(0)
+        if isinstance(finding, Exception):
+            raise finding
+        return finding
+
+    heartbeat = SimpleNamespace(hung=hung)
+    monkeypatch.setattr(process_module, "Heartbeat", lambda *_: heartbeat)
+    metrics = VllmMetrics(CollectorRegistry(), lambda _: None)
+    return EngineProcess(EngineConfig("m", "m"), 5, metrics)
+
+
+async def watch(process: EngineProcess, tree: Watched) -> None:
+    watched: Any = tree
+    await asyncio.wait_for(process._kill_when_hung(watched, 0.0), 20)
+
+
+async def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = watched_by(
+        monkeypatch, RuntimeError("a"), OSError(24, "b"), "did not answer", "hangs"
+    )
+    tree = Watched(failures=1)
+    await watch(process, tree)
+    assert (tree.kills, process._hang) == (1, "hangs")
+
+
+async def test_the_watch_ends_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Watched()
+    await watch(watched_by(monkeypatch, EngineDead("it died")), tree)
+    assert tree.kills == 0

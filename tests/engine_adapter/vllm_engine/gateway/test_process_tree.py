@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree, Sight
@@ -55,6 +56,19 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 def first_line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline()
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), PermissionError(13, "no")])
+def test_what_cannot_be_read_is_not_seen(
+    start: Start, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def fail(self: psutil.Process) -> None:
+        raise error
+
+    tree = ProcessTree(start(SLEEPS).pid)
+    look(tree)
+    monkeypatch.setattr(psutil.Process, "cpu_times", fail)
+    assert tree.look() is None
 
 
 def test_cpu_time_grows_while_it_computes_and_stands_still_while_it_sleeps(start: Start) -> None:

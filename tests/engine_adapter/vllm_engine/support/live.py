@@ -136,6 +136,8 @@ async def generate(
     times: list[float] = []
     text, cached, last = "", 0, None
     loop = asyncio.get_running_loop()
+    if sampling.structured_output is not None:
+        await live.engine.check_constraint(sampling.structured_output)
     async for delta in live.engine.generate(request):
         tokens += delta.token_ids
         times += [loop.time()] * len(delta.token_ids)
