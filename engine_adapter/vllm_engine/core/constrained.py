@@ -22,6 +22,12 @@ MAX_COMPILED = 64
 BURST_S = 0.3
 """CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
 
+CREDIT_S = 0.05
+"""CPU time that each new sequence brings, in seconds: many clients may share one grammar."""
+
+MOST_S = 1.0
+"""The most CPU time that is left by it, in seconds, however many sequences begin at once."""
+
 PER_CALL_S = 0.002
 """CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
 
@@ -30,7 +36,7 @@ PER_CALL_S = 0.002
 class Allowance:
     """The CPU time that the matchers of one grammar have left, in seconds.
 
-    All sequences with the grammar share it, so that many choices of one request do not multiply it.
+    All sequences with the grammar share it. What the choices of one request bring has a bound.
     """
 
     left_s: float = BURST_S
@@ -40,10 +46,16 @@ class Allowance:
         """Whether the grammar has taken too long."""
         return self.left_s <= 0
 
+    def begin(self) -> None:
+        """Counts a new sequence."""
+        if not self.is_spent:
+            self.left_s = min(MOST_S, self.left_s + CREDIT_S)
+
     def spend(self, seconds: float) -> None:
         """Counts a call of a matcher. What is spent stays spent."""
         if not self.is_spent:
-            self.left_s = min(BURST_S, self.left_s + PER_CALL_S) - seconds
+            given_back = min(BURST_S, self.left_s + PER_CALL_S)
+            self.left_s = max(self.left_s, given_back) - seconds
 
 
 class BoundedGrammar(compat.GuidanceGrammar):
@@ -128,7 +140,8 @@ class GrammarCompiler:
         entry = self._entry(grammar)
         with entry.lock:
             if entry.matcher is None:
-                entry.matcher = new_matcher(backend.ll_tokenizer, grammar)
+                entry.matcher = _warmed(new_matcher(backend.ll_tokenizer, grammar))
+            entry.allowance.begin()
             matcher = entry.matcher.deep_copy()
         return BoundedGrammar(matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance)
 
@@ -149,6 +162,14 @@ def new_matcher(tokenizer: Any, grammar: str) -> Any:
     import llguidance
 
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=matcher_limits())
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+def _warmed(matcher: Any) -> Any:
+    """A matcher whose copies share what the lexer learns by a mask: their first ones are quick."""
+    matcher.compute_bitmask()
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     return matcher
