@@ -61,46 +61,92 @@ class Allowance:
 class BoundedGrammar(compat.GuidanceGrammar):
     """The matcher of one sequence.
 
+    vLLM also asks it about drafts, which it takes back. What fails on a draft must not end a text
+    that plain decoding would finish: a failure counts only when a token is accepted after it, and
+    is forgotten when vLLM goes on with the sequence. A failed matcher is made again.
+
     Attributes:
-        failure: why it cannot be followed any longer; `None` while it can.
+        failure: why the sequence cannot be continued; `None` while it can.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, allowance: Allowance) -> None:
-        super().__init__(ll_matcher=matcher, ll_tokenizer=tokenizer, vocab_size=vocab_size)
+    def __init__(
+        self, pristine: Any, tokenizer: Any, vocab_size: int, allowance: Allowance
+    ) -> None:
+        super().__init__(
+            ll_matcher=pristine.deep_copy(), ll_tokenizer=tokenizer, vocab_size=vocab_size
+        )
         self.failure: str | None = None
+        self._pristine = pristine
         self._allowance = allowance
+        self._tokens: list[int] = []
+        # The tokens after which no mask could be computed, and the reason.
+        self._maskless: tuple[list[int], str] | None = None
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Advances the matcher; `False` ends the request with an error."""
+        """Advances the matcher; `False` ends the request with an error, or rejects a draft."""
         with self._watched():
+            self.failure = self._fault() or self._missing_mask_before(tokens)
             accepted = self.failure is None and super().accept_tokens(request_id, tokens)
-        return bool(accepted) and self.failure is None
+            self.failure = self.failure or self._fault()
+        if not accepted or self.failure is not None:
+            return False
+        self._tokens.extend(tokens)
+        return True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """The first drafts that the matcher accepts."""
-        if self.failure is not None:
-            return []
+        """The first drafts that the matcher accepts; none if it fails on them."""
         with self._watched():
-            return list(super().validate_tokens(tokens))
+            valid = list(super().validate_tokens(tokens))
+        return [] if self._fault() else valid
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last tokens."""
+        with self._watched():
+            super().rollback(num_tokens)
+            if num_tokens > 0:
+                del self._tokens[-num_tokens:]
 
     def fill_bitmask(self, bitmask: Any, idx: int) -> None:
         """Writes the mask of the next token. After a failure any will do: it is not emitted."""
-        if self.failure is not None:
+        if not self._allowance.is_spent:
+            with self._watched():
+                super().fill_bitmask(bitmask, idx)
+        if (fault := self._fault()) is not None:
             bitmask[idx].fill_(-1)
-            return
-        with self._watched():
-            super().fill_bitmask(bitmask, idx)
+            self._maskless = ([*self._tokens], fault)
 
     def check_error(self) -> None:
         """Nothing: `failure` goes to the client instead of the log."""
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
+        """Around a call of the matcher, which begins without an error."""
         began = time.thread_time()
+        if not self._allowance.is_spent:
+            # vLLM would have ended the sequence if the failure had been on a token of its own.
+            self.failure = None
+            if self.ll_matcher.is_error():
+                self._make_again()
         yield
         self._allowance.spend(time.thread_time() - began)
-        if self.failure is None:
+        if self._allowance.is_spent:
             self.failure = self._fault()
+
+    def _make_again(self) -> None:
+        self.ll_matcher = self._pristine.deep_copy()
+        for token in self._tokens:
+            if self.ll_matcher.is_stopped():
+                break
+            self.ll_matcher.consume_token(token)
+
+    def _missing_mask_before(self, tokens: list[int]) -> str | None:
+        """Why one of the next tokens has no mask, if that is known."""
+        if self._maskless is None:
+            return None
+        before, reason = self._maskless
+        after = self._tokens + tokens
+        follows = len(after) > len(before) and after[: len(before)] == before
+        return reason if follows else None
 
     def _fault(self) -> str | None:
         if self._allowance.is_spent:
@@ -142,8 +188,9 @@ class GrammarCompiler:
             if entry.matcher is None:
                 entry.matcher = _warmed(new_matcher(backend.ll_tokenizer, grammar))
             entry.allowance.begin()
-            matcher = entry.matcher.deep_copy()
-        return BoundedGrammar(matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance)
+            return BoundedGrammar(
+                entry.matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance
+            )
 
     def _entry(self, grammar: str) -> _Compiled:
         with self._lock:

@@ -138,8 +138,43 @@ def test_an_ambiguous_grammar_fails_with_its_reason_and_does_not_end_its_text(
             break
     assert grammar.failure is not None
     assert not grammar.accept_tokens("r", [backend.ll_tokenizer.eos_token])
-    assert grammar.validate_tokens([token]) == []
+    assert not grammar.accept_tokens("r", [token])
+
+
+def test_a_draft_that_fails_does_not_end_its_sequence(backend: Any) -> None:
+    grammar = compiled(backend, "CHOICE", CHOICE)
+    yes, no = backend.encode("yes"), backend.encode("no")
+    bitmask, plain = mask(backend), mask(backend)
+    compiled(backend, "CHOICE", CHOICE).fill_bitmask(plain, 0)
+    grammar.validate_tokens([2**31 - 1])
+    assert grammar.failure is None
+    # vLLM looks ahead: it accepts drafts, and takes back those that were accepted.
+    assert grammar.accept_tokens("r", yes[:1])
+    assert not grammar.accept_tokens("r", [no[0]])
+    grammar.rollback(1)
+    assert grammar.failure is None
     grammar.fill_bitmask(bitmask, 0)
+    assert (bitmask == plain).all()
+    # None were accepted: nothing is taken back.
+    assert not grammar.accept_tokens("r", backend.encode("x"))
+    assert grammar.accept_tokens("r", no)
+    assert grammar.accept_tokens("r", [backend.ll_tokenizer.eos_token])
+    assert grammar.failure is None
+    assert grammar.is_terminated()
+
+
+def test_a_missing_mask_counts_only_where_a_token_follows(backend: Any) -> None:
+    yes = backend.encode("yes")
+    for follows in (True, False):
+        grammar = compiled(backend, "CHOICE", CHOICE)
+        assert grammar.accept_tokens("r", yes[:1])
+        grammar._maskless = ([*yes[:1]], "too complex")
+        assert not grammar.accept_tokens("r", yes[1:])
+        assert grammar.failure == "too complex"
+        grammar.rollback(1)
+        own = yes if follows else backend.encode("no")
+        assert grammar.accept_tokens("r", own) is not follows
+        assert grammar.failure == ("too complex" if follows else None)
 
 
 def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
