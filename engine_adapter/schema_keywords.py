@@ -31,6 +31,9 @@ UNENFORCED = frozenset(
 )
 """Keywords of JSON Schema that are not enforced."""
 
+_ASK_NOTHING_IF_FALSE = frozenset({"not", "uniqueItems"})
+"""Those of them that ask for nothing when they are `false`. As a schema, `false` allows nothing."""
+
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )
@@ -80,7 +83,7 @@ def relax(schema: dict[str, Any]) -> tuple[str, ...]:
             nodes.extend(reversed(node))
         if isinstance(node, dict):
             for keyword, name in list(_unenforced(node)):
-                if node.pop(keyword) is not False:
+                if node.pop(keyword) is not False or keyword not in _ASK_NOTHING_IF_FALSE:
                     removed[name] = None
             for keyword, count in list(_counts(node)):
                 if items + count > MAX_ITEMS:

@@ -136,7 +136,9 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
     "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
     "PrometheusStatLogger": ("record",),
-    "GuidanceGrammar": ("accept_tokens", "validate_tokens", "fill_bitmask", "check_error"),
+    "GuidanceGrammar": (
+        *("accept_tokens", "validate_tokens", "rollback", "fill_bitmask", "check_error"),
+    ),
 }
 """Class of `NAMES` -> its methods that a subclass or a mixin of Specgate's overrides."""
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import signal
 import socket
 import ssl
 from collections.abc import Sequence
@@ -28,11 +29,14 @@ from server.telemetry.logs import configure_logs
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
+_STDIN = 0
+
 log = structlog.get_logger(__name__)
 
 
 def serve(argv: Sequence[str]) -> int:
     """Serves until a signal. Returns the process's exit status."""
+    ignore_hang_ups()
     try:
         settings = load_settings(argv, os.environ)
         check_exposure(settings)
@@ -55,6 +59,21 @@ def serve(argv: Sequence[str]) -> int:
         from server.commands.server_process import ServerProcess
 
         return ServerProcess(settings, listener, display, audit, max_connections).run()
+
+
+def ignore_hang_ups() -> None:
+    """Until the server runs, SIGHUP does nothing, unless its terminal is closed.
+
+    By default it ends a process. This is a handler and not `SIG_IGN`, which the engine's processes
+    would inherit.
+    """
+    has_terminal = os.isatty(_STDIN)
+
+    def hang_up(number: int, frame: object) -> None:
+        if has_terminal and not os.isatty(_STDIN):
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 def connection_limit(settings: Settings, limit: int) -> int:

@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
             return
         self._running = cycle
         cycle.transport = self._answers
-        if self._place is Place.SPARE and self._connections.full:
+        if self._is_spare():
             cycle.keep_alive = False
             if cycle.scope["path"] not in PROBES:
                 self._note(CloseReason.REFUSED)
@@ -205,7 +205,7 @@ class Connection(HttpToolsProtocol):
 
     def _check_reading(self, waited_s: float) -> None:
         limits = self._limits
-        if self._place is Place.SPARE and waited_s >= SPARE_TIMEOUT_S:
+        if self._is_spare() and waited_s >= SPARE_TIMEOUT_S:
             self._close(CloseReason.REFUSED)
         elif self._reading is Reading.REQUEST and waited_s >= limits.idle_timeout_s:
             self._close(CloseReason.IDLE)
@@ -214,6 +214,12 @@ class Connection(HttpToolsProtocol):
             self._close(CloseReason.SLOW_HEADERS, ApiError(408, message, code="slow_client"))
         elif self._reading is Reading.BODY and waited_s >= limits.body_timeout_s:
             self._close(CloseReason.SLOW_BODY)
+
+    def _is_spare(self) -> bool:
+        """Whether it is above the limit. It gets a place for good once there is one."""
+        if self._place is Place.SPARE and not self._connections.full:
+            self._place = Place.OPEN
+        return self._place is Place.SPARE
 
     # How it ends.
 

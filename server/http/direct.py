@@ -18,12 +18,14 @@ _DIRECT_HEADERS = frozenset(
         *("accept", "authorization", "baggage", "cache-control", "connection", "content-length"),
         *("content-type", "cookie", "date", "dnt", "expect", "host", "http2-settings"),
         *("idempotency-key", "keep-alive", "origin", "pragma", "priority", "purpose", "range"),
-        *("referer", "te", "traceparent", "tracestate", "transfer-encoding", "upgrade"),
-        *("upgrade-insecure-requests", "user-agent", "x-request-id", "x-requested-with"),
+        *("referer", "save-data", "te", "transfer-encoding", "upgrade"),
+        *("upgrade-insecure-requests", "user-agent", "x-requested-with"),
+        *("openai-organization", "openai-project", "postman-token", "request-id", "x-request-id"),
+        *("b3", "sentry-trace", "traceparent", "tracestate"),
     }
 )
-_DIRECT_PREFIXES = ("accept-", "if-", "sec-", "x-stainless-")
-"""The headers that browsers, command lines and client libraries send by themselves.
+_DIRECT_PREFIXES = ("accept-", "if-", "sec-", "x-b3-", "x-datadog-", "x-stainless-")
+"""The headers that browsers, command lines, client libraries and their tracing send by themselves.
 
 Proxies add others: there are dozens of names for the address of their client, and any new one
 must count too.
@@ -33,8 +35,8 @@ _SHOWN_CHARS = 100
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, can be reached from this machine only."""
-    if host == "localhost":
+    """Whether an address, or `localhost` and names in it, can be reached from this machine only."""
+    if f".{host.removesuffix('.').lower()}".endswith(".localhost"):
         return True
     try:
         return ip_address(host).is_loopback

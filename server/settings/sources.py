@@ -7,6 +7,7 @@ field instead, and has no "did you mean".
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -179,9 +180,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--config: cannot read {path}: {error}") from None
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise SettingsError(f"--config: {path} is not valid YAML: {reason}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise SettingsError(f"--config: {path} is not valid YAML: {_fault(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -197,6 +197,13 @@ def _read_yaml(path: str) -> dict[str, Any]:
             )
         )
     return settings
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong and where, without words of the file: they may be a key."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    reason = re.sub(r"""['"](?!<).{2,}['"]""", "'...'", problem or "it cannot be read")
+    return reason if mark is None else f"{reason} (line {mark.line + 1}, column {mark.column + 1})"
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -28,6 +28,11 @@ UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
         ({"type": ["null", "string"], "format": "x"}, {"type": ["null", "string"]}, ("format:x",)),
         ({"format": 5, "pattern": {}}, {"format": 5, "pattern": {}}, ()),
         ({"type": "array", "uniqueItems": False}, {"type": "array"}, ()),
+        ({"type": "array", "not": False}, {"type": "array"}, ()),
+        *(
+            ({"type": "object", keyword: False}, {"type": "object"}, (keyword,))
+            for keyword in sorted(UNENFORCED - {"not", "uniqueItems"})
+        ),
         ({"type": "array", "minItems": MANY}, {"type": "array"}, ("minItems",)),
         (
             {"items": {"maxItems": float(MANY), "minItems": 1}},

@@ -156,6 +156,15 @@ def test_while_loading_it_answers_probes_and_can_be_stopped(served: Serve) -> No
     assert "Traceback" not in "".join(server.err)
 
 
+@pytest.mark.engine
+def test_sighup_while_its_libraries_load_does_not_end_it(served: Serve) -> None:
+    server = served()
+    server.line("Loading libraries")
+    server.process.send_signal(signal.SIGHUP)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.end() == 0
+
+
 def listening_port(pid: int) -> int:
     """The one TCP port on which a process listens."""
     (port,) = {c.laddr.port for c in psutil.Process(pid).net_connections() if c.status == "LISTEN"}

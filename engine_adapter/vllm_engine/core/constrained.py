@@ -22,6 +22,12 @@ MAX_COMPILED = 64
 BURST_S = 0.3
 """CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
 
+CREDIT_S = 0.05
+"""CPU time that each new sequence brings, in seconds: many clients may share one grammar."""
+
+MOST_S = 1.0
+"""The most CPU time that is left by it, in seconds, however many sequences begin at once."""
+
 PER_CALL_S = 0.002
 """CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
 
@@ -30,7 +36,7 @@ PER_CALL_S = 0.002
 class Allowance:
     """The CPU time that the matchers of one grammar have left, in seconds.
 
-    All sequences with the grammar share it, so that many choices of one request do not multiply it.
+    All sequences with the grammar share it. What the choices of one request bring has a bound.
     """
 
     left_s: float = BURST_S
@@ -40,55 +46,107 @@ class Allowance:
         """Whether the grammar has taken too long."""
         return self.left_s <= 0
 
+    def begin(self) -> None:
+        """Counts a new sequence."""
+        if not self.is_spent:
+            self.left_s = min(MOST_S, self.left_s + CREDIT_S)
+
     def spend(self, seconds: float) -> None:
         """Counts a call of a matcher. What is spent stays spent."""
         if not self.is_spent:
-            self.left_s = min(BURST_S, self.left_s + PER_CALL_S) - seconds
+            given_back = min(BURST_S, self.left_s + PER_CALL_S)
+            self.left_s = max(self.left_s, given_back) - seconds
 
 
 class BoundedGrammar(compat.GuidanceGrammar):
     """The matcher of one sequence.
 
+    vLLM also asks it about drafts, which it takes back. What fails on a draft must not end a text
+    that plain decoding would finish: a failure counts only when a token is accepted after it, and
+    is forgotten when vLLM goes on with the sequence. A failed matcher is made again.
+
     Attributes:
-        failure: why it cannot be followed any longer; `None` while it can.
+        failure: why the sequence cannot be continued; `None` while it can.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, allowance: Allowance) -> None:
-        super().__init__(ll_matcher=matcher, ll_tokenizer=tokenizer, vocab_size=vocab_size)
+    def __init__(
+        self, pristine: Any, tokenizer: Any, vocab_size: int, allowance: Allowance
+    ) -> None:
+        super().__init__(
+            ll_matcher=pristine.deep_copy(), ll_tokenizer=tokenizer, vocab_size=vocab_size
+        )
         self.failure: str | None = None
+        self._pristine = pristine
         self._allowance = allowance
+        self._tokens: list[int] = []
+        # The tokens after which no mask could be computed, and the reason.
+        self._maskless: tuple[list[int], str] | None = None
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Advances the matcher; `False` ends the request with an error."""
+        """Advances the matcher; `False` ends the request with an error, or rejects a draft."""
         with self._watched():
+            self.failure = self._fault() or self._missing_mask_before(tokens)
             accepted = self.failure is None and super().accept_tokens(request_id, tokens)
-        return bool(accepted) and self.failure is None
+            self.failure = self.failure or self._fault()
+        if not accepted or self.failure is not None:
+            return False
+        self._tokens.extend(tokens)
+        return True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """The first drafts that the matcher accepts."""
-        if self.failure is not None:
-            return []
+        """The first drafts that the matcher accepts; none if it fails on them."""
         with self._watched():
-            return list(super().validate_tokens(tokens))
+            valid = list(super().validate_tokens(tokens))
+        return [] if self._fault() else valid
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last tokens."""
+        with self._watched():
+            super().rollback(num_tokens)
+            if num_tokens > 0:
+                del self._tokens[-num_tokens:]
 
     def fill_bitmask(self, bitmask: Any, idx: int) -> None:
         """Writes the mask of the next token. After a failure any will do: it is not emitted."""
-        if self.failure is not None:
+        if not self._allowance.is_spent:
+            with self._watched():
+                super().fill_bitmask(bitmask, idx)
+        if (fault := self._fault()) is not None:
             bitmask[idx].fill_(-1)
-            return
-        with self._watched():
-            super().fill_bitmask(bitmask, idx)
+            self._maskless = ([*self._tokens], fault)
 
     def check_error(self) -> None:
         """Nothing: `failure` goes to the client instead of the log."""
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
+        """Around a call of the matcher, which begins without an error."""
         began = time.thread_time()
+        if not self._allowance.is_spent:
+            # vLLM would have ended the sequence if the failure had been on a token of its own.
+            self.failure = None
+            if self.ll_matcher.is_error():
+                self._make_again()
         yield
         self._allowance.spend(time.thread_time() - began)
-        if self.failure is None:
+        if self._allowance.is_spent:
             self.failure = self._fault()
+
+    def _make_again(self) -> None:
+        self.ll_matcher = self._pristine.deep_copy()
+        for token in self._tokens:
+            if self.ll_matcher.is_stopped():
+                break
+            self.ll_matcher.consume_token(token)
+
+    def _missing_mask_before(self, tokens: list[int]) -> str | None:
+        """Why one of the next tokens has no mask, if that is known."""
+        if self._maskless is None:
+            return None
+        before, reason = self._maskless
+        after = self._tokens + tokens
+        follows = len(after) > len(before) and after[: len(before)] == before
+        return reason if follows else None
 
     def _fault(self) -> str | None:
         if self._allowance.is_spent:
@@ -128,9 +186,11 @@ class GrammarCompiler:
         entry = self._entry(grammar)
         with entry.lock:
             if entry.matcher is None:
-                entry.matcher = new_matcher(backend.ll_tokenizer, grammar)
-            matcher = entry.matcher.deep_copy()
-        return BoundedGrammar(matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance)
+                entry.matcher = _warmed(new_matcher(backend.ll_tokenizer, grammar))
+            entry.allowance.begin()
+            return BoundedGrammar(
+                entry.matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance
+            )
 
     def _entry(self, grammar: str) -> _Compiled:
         with self._lock:
@@ -149,6 +209,14 @@ def new_matcher(tokenizer: Any, grammar: str) -> Any:
     import llguidance
 
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=matcher_limits())
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+def _warmed(matcher: Any) -> Any:
+    """A matcher whose copies share what the lexer learns by a mask: their first ones are quick."""
+    matcher.compute_bitmask()
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     return matcher

@@ -422,6 +422,22 @@ async def test_a_connection_above_the_limit_has_little_time() -> None:
     assert (first.closing, second.closing) == (False, True)
 
 
+async def test_a_connection_that_got_a_place_keeps_it() -> None:
+    bench = Bench(answer, limit=1)
+    first, _ = bench.connect()
+    second, wire = bench.connect()
+    first.connection_lost(None)
+    second.data_received(GET)
+    await settle()
+    bench.later(SPARE_TIMEOUT_S + 1)
+    assert not wire.closing
+    assert bench.closed("refused") == 0
+    bench.connect()  # now this one is above the limit
+    second.data_received(GET)
+    await settle()
+    assert wire.sent.count(b"200 OK") == 2
+
+
 async def test_a_connection_that_got_a_place_meanwhile_is_served() -> None:
     bench = Bench(answer, limit=1)
     first, _ = bench.connect()

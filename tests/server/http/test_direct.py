@@ -57,6 +57,17 @@ def test_a_direct_client_is_recognized(headers: dict[str, str]) -> None:
     assert indirect(scope(headers, peer="::1")) is None
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Postman-Token", "sentry-trace", "b3", "x-b3-traceid", "x-datadog-trace-id"),
+        *("request-id", "save-data", "OpenAI-Organization", "OpenAI-Project"),
+    ],
+)
+def test_a_header_that_clients_send_by_themselves_is_direct(name: str) -> None:
+    assert indirect(scope({**CURL, name: "1"})) is None
+
+
 @pytest.mark.parametrize("name", PROXY_HEADERS)
 def test_a_header_that_a_proxy_may_have_added_is_not_direct(name: str) -> None:
     reason = indirect(scope({**CURL, name: "127.0.0.1"}))
@@ -100,6 +111,13 @@ def test_the_reason_repeats_little_of_a_header() -> None:
         ("127.8.0.1", True),
         ("::1", True),
         ("localhost", True),
+        ("localhost.", True),
+        ("LocalHost", True),
+        ("console.localhost", True),
+        ("console.localhost.", True),
+        ("notlocalhost", False),
+        ("localhost..", False),
+        ("host.docker.internal", False),
         ("0.0.0.0", False),
         ("::", False),
         ("10.0.0.1", False),

@@ -165,6 +165,26 @@ def test_an_error_in_the_file_names_the_file_and_the_setting(
     assert error_of("--config", file).startswith(expected.format(file=file))
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("port: 1\nadmin_key: @s3cret", "line 2, column 12"),
+        ("admin_key: *s3cret", "line 1, column 12"),
+        ("admin_key: !s3cret x", "line 1, column 12"),
+        ("admin_key: !a's3cret x", "line 1, column 12"),
+        ("admin_key: 2026-13-45 s3cret\n2026-13-45: x", ""),
+        ('admin_key: "s3cret', "line 1, column 19"),
+        ("admin_key: s3cret: x", "line 1, column 18"),
+        ("admin_key: s3cret\x07", ""),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_not_quoted(tmp_path: Path, text: str, place: str) -> None:
+    error = error_of("--config", config(tmp_path, text))
+    assert "is not valid YAML: " in error
+    assert place in error
+    assert "s3cret" not in error
+
+
 def test_a_flag_overrides_an_invalid_variable() -> None:
     assert load_settings(["--port", "1"], {"SPECGATE_PORT": "http"}).port == 1
 

@@ -138,8 +138,43 @@ def test_an_ambiguous_grammar_fails_with_its_reason_and_does_not_end_its_text(
             break
     assert grammar.failure is not None
     assert not grammar.accept_tokens("r", [backend.ll_tokenizer.eos_token])
-    assert grammar.validate_tokens([token]) == []
+    assert not grammar.accept_tokens("r", [token])
+
+
+def test_a_draft_that_fails_does_not_end_its_sequence(backend: Any) -> None:
+    grammar = compiled(backend, "CHOICE", CHOICE)
+    yes, no = backend.encode("yes"), backend.encode("no")
+    bitmask, plain = mask(backend), mask(backend)
+    compiled(backend, "CHOICE", CHOICE).fill_bitmask(plain, 0)
+    grammar.validate_tokens([2**31 - 1])
+    assert grammar.failure is None
+    # vLLM looks ahead: it accepts drafts, and takes back those that were accepted.
+    assert grammar.accept_tokens("r", yes[:1])
+    assert not grammar.accept_tokens("r", [no[0]])
+    grammar.rollback(1)
+    assert grammar.failure is None
     grammar.fill_bitmask(bitmask, 0)
+    assert (bitmask == plain).all()
+    # None were accepted: nothing is taken back.
+    assert not grammar.accept_tokens("r", backend.encode("x"))
+    assert grammar.accept_tokens("r", no)
+    assert grammar.accept_tokens("r", [backend.ll_tokenizer.eos_token])
+    assert grammar.failure is None
+    assert grammar.is_terminated()
+
+
+def test_a_missing_mask_counts_only_where_a_token_follows(backend: Any) -> None:
+    yes = backend.encode("yes")
+    for follows in (True, False):
+        grammar = compiled(backend, "CHOICE", CHOICE)
+        assert grammar.accept_tokens("r", yes[:1])
+        grammar._maskless = ([*yes[:1]], "too complex")
+        assert not grammar.accept_tokens("r", yes[1:])
+        assert grammar.failure == "too complex"
+        grammar.rollback(1)
+        own = yes if follows else backend.encode("no")
+        assert grammar.accept_tokens("r", own) is not follows
+        assert grammar.failure == ("too complex" if follows else None)
 
 
 def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
@@ -150,7 +185,7 @@ def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
     clock = iter(range(1000))
     compiler = constrained.GrammarCompiler()
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
-    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.1)
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.12)
     bitmask = mask(backend)
     for _ in range(4):
         assert one.failure is None
@@ -174,6 +209,49 @@ def test_time_is_given_back_by_quick_calls() -> None:
     for _ in range(10_000):
         allowance.spend(PER_CALL_S * 1.5)
     assert allowance.is_spent
+
+
+def test_many_clients_with_one_grammar_are_never_ended(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.core import constrained
+
+    clock = iter(range(1_000_000))
+    compiler = constrained.GrammarCompiler()
+    # Each call takes 4 ms, as on a large vocabulary: twice what is given back for it.
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.004)
+    bitmask = mask(backend)
+    for _ in range(500):
+        grammar = compiled(backend, "CHOICE", CHOICE, compiler)
+        for _ in range(20):
+            grammar.fill_bitmask(bitmask, 0)
+        assert grammar.failure is None
+
+
+def test_the_choices_of_one_request_do_not_multiply_its_time(backend: Any) -> None:
+    from engine_adapter.vllm_engine.core import constrained
+
+    compiler = constrained.GrammarCompiler()
+    for _ in range(128):
+        compiled(backend, "CHOICE", CHOICE, compiler)
+    (entry,) = compiler._kept.values()
+    assert entry.allowance.left_s == constrained.MOST_S
+
+
+def test_the_first_mask_of_a_sequence_is_computed_before_it(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.core import constrained
+
+    matcher = SimpleNamespace(masks=0, is_error=lambda: False)
+    matcher.compute_bitmask = lambda: setattr(matcher, "masks", matcher.masks + 1)
+    copied: list[int] = []
+    matcher.deep_copy = lambda: copied.append(matcher.masks) or matcher
+    monkeypatch.setattr(constrained, "new_matcher", lambda *_: matcher)
+    compiler = constrained.GrammarCompiler()
+    for _ in range(3):
+        compiled(backend, "CHOICE", CHOICE, compiler)
+    assert copied == [1, 1, 1]
 
 
 def test_limits_hold_where_constraints_are_checked_too() -> None:
