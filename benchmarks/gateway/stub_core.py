@@ -24,7 +24,8 @@ from engine_adapter.vllm_engine import compat
 class ReplayingClient:
     """What AsyncLLM calls of its core, without the core.
 
-    It has no process, so Specgate watches none. Each step gives every live request `delta` tokens, at first one.
+    It has no process, so Specgate watches none. Each step gives every live request `delta` tokens,
+    at first one.
     """
 
     def __init__(self, step_s: float, delta: int, vllm_config: Any, *_: Any, **__: Any) -> None:
