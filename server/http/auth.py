@@ -91,8 +91,9 @@ class AuthMiddleware:
     def _missing_key(self, scope: Scope, roles: Collection[Role], needed: str) -> ApiError | None:
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        # Headers are decoded as Latin-1; this restores the bytes as sent.
-        key = self._keyring.keys.find(token.strip().encode("latin-1"))
+        # Headers are decoded as Latin-1; this restores the bytes as sent. White space of Latin-1
+        # may be a byte of a key in UTF-8.
+        key = self._keyring.keys.find(token.strip(" \t").encode("latin-1"))
         if key is not None and key.role in roles and scheme.lower() == "bearer":
             scope[_KEY] = key
             return None

@@ -12,9 +12,10 @@ import yaml
 from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.fake.metrics import FakeMetrics
 from server.http.auth import OPEN_PATHS
 from server.settings import Settings
+from server.telemetry.admission_metrics import AdmissionMetrics
+from server.telemetry.metric_maker import MetricMaker
 from tests.deploy import manifests
 from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Object, needs_kubectl
 
@@ -188,7 +189,7 @@ def test_the_autoscaler_reads_a_metric_that_the_server_has() -> None:
     (metric,) = autoscaler["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
     registry = CollectorRegistry()
-    FakeMetrics(registry, "demo", 5)
+    AdmissionMetrics(MetricMaker(registry))
     series = rule["seriesQuery"].partition("{")[0]
     assert series in {family.name for family in registry.collect()}
 

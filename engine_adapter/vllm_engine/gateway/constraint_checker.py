@@ -19,6 +19,7 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     CompileLimits,
     ConstraintProcess,
     Vocabulary,
+    setup_frame,
 )
 from engine_adapter.vllm_engine.gateway.translation import truncate
 
@@ -60,6 +61,7 @@ class ConstraintChecker:
     def __init__(self, vocabulary: Vocabulary, cpu_seconds: float) -> None:
         self._vocabulary = vocabulary
         self._limits = CompileLimits(cpu_seconds, MEMORY_BYTES)
+        self._setup: bytes | None = None
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
         self._idle: list[ConstraintProcess] = []
         self._jobs: dict[bytes, _Job] = {}
@@ -69,7 +71,7 @@ class ConstraintChecker:
 
     async def start(self) -> None:
         """Starts the first process, so that no request waits for it. Raises `EngineStartError`."""
-        self._idle.append(await ConstraintProcess.start(self._vocabulary, self._limits))
+        self._idle.append(await self._new_process())
 
     async def check(self, constraint: StructuredOutput) -> None:
         """Returns if the engine can enforce a constraint; equal ones are compiled once.
@@ -97,6 +99,11 @@ class ConstraintChecker:
         while self._idle:
             await self._idle.pop().end()
 
+    async def _new_process(self) -> ConstraintProcess:
+        if self._setup is None:
+            self._setup = await asyncio.to_thread(setup_frame, self._vocabulary, self._limits)
+        return await ConstraintProcess.start(self._setup)
+
     async def _shared(self, key: bytes, constraint: StructuredOutput) -> Verdict:
         """The verdict of the job that works on it already, or of a new one.
 
@@ -122,7 +129,7 @@ class ConstraintChecker:
             if self._idle:
                 process = self._idle.pop()
             else:
-                process = await ConstraintProcess.start(self._vocabulary, self._limits)
+                process = await self._new_process()
             answer = await process.compile(constraint)
             if answer is None:
                 verdict = self._of_ended(await process.ended())

@@ -64,6 +64,11 @@ class CompileLimits:
     memory_bytes: int
 
 
+def setup_frame(vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
+    """The first message to a worker. Megabytes, so it is made once, and not on the event loop."""
+    return encode_frame({"vocabulary": asdict(vocabulary), **asdict(limits)})
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a worker says of a constraint.
@@ -84,8 +89,8 @@ class ConstraintProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, vocabulary: Vocabulary, limits: CompileLimits) -> "ConstraintProcess":
-        """A worker that is ready. Raises `EngineStartError`."""
+    async def start(cls, setup: bytes) -> "ConstraintProcess":
+        """A worker that is ready; `setup` is of `setup_frame`. Raises `EngineStartError`."""
         paths = os.pathsep.join(path for path in sys.path if path)
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         process = cls(
@@ -99,7 +104,6 @@ class ConstraintProcess:
                 start_new_session=True,
             )
         )
-        setup = {"vocabulary": asdict(vocabulary), **asdict(limits)}
         ready = await process._exchange(setup, START_TIMEOUT_S)
         if ready is None or ready["error"] is not None:
             status = await process.ended()
@@ -114,7 +118,8 @@ class ConstraintProcess:
         """
         is_choice = constraint.kind is ConstraintKind.CHOICE
         value = choices_text(constraint.choices) if is_choice else constraint.value
-        answer = await self._exchange({"kind": constraint.kind.value, "value": value}, MAX_WAIT_S)
+        frame = encode_frame({"kind": constraint.kind.value, "value": value})
+        answer = await self._exchange(frame, MAX_WAIT_S)
         return None if answer is None else Answer(**answer)
 
     async def ended(self) -> int:
@@ -132,7 +137,7 @@ class ConstraintProcess:
                 self._process.kill()
         await self._process.communicate()
 
-    async def _exchange(self, frame: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+    async def _exchange(self, frame: bytes, timeout_s: float) -> dict[str, Any] | None:
         """Sends a message and waits for the answer; `None` if the process ended before it."""
         try:
             return await asyncio.wait_for(self._answer(frame), timeout_s)
@@ -144,12 +149,12 @@ class ConstraintProcess:
             await asyncio.shield(self.end())
             raise
 
-    async def _answer(self, frame: dict[str, Any]) -> dict[str, Any] | None:
+    async def _answer(self, frame: bytes) -> dict[str, Any] | None:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         try:
-            stdin.write(encode_frame(frame))
+            stdin.write(frame)
             await stdin.drain()
             head = await stdout.readexactly(4)
             answer: dict[str, Any] = json.loads(

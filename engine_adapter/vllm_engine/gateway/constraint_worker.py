@@ -39,11 +39,23 @@ def main() -> None:
     write_frame(answers, {"error": None})
     while (request := read_frame(requests)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
-        reason = compiler.fault(ConstraintKind(request["kind"]), request["value"])
+        reason = fault_of(compiler, ConstraintKind(request["kind"]), request["value"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         # Memory that is not given back would count for the next constraint.
         retires = _address_space() - base > setup["memory_bytes"] // 2
         write_frame(answers, {"reason": reason, "retires": retires})
+
+
+def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:
+    """Why a constraint cannot be enforced. One for which there is no memory ends the process."""
+    try:
+        reason: str | None = compiler.fault(kind, value)
+    except MemoryError:
+        # As llguidance ends it, so that the gateway says that the constraint is too complex.
+        os.abort()
+    except Exception as error:
+        reason = f"it cannot be compiled: {type(error).__name__}: {error}"
+    return reason
 
 
 class _Compiler:

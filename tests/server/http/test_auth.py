@@ -150,6 +150,14 @@ async def test_a_key_can_be_non_ascii() -> None:
         assert (await client.get("/v1/models", headers=headers)).status_code != 401
 
 
+@pytest.mark.parametrize("key", ["clé-à", "key-\u0105\u0185"])
+async def test_the_last_byte_of_a_key_is_not_white_space(key: str) -> None:
+    app = make_app(api_key=[key])
+    async with client_of(app) as client:
+        headers = {b"Authorization": b"Bearer  " + key.encode() + b" "}
+        assert (await client.get("/v1/models", headers=headers)).status_code != 401
+
+
 async def test_without_api_keys_inference_is_open_and_admin_closed(start: StartGateway) -> None:
     client = (await start(admin_key=[ADMIN])).client
     assert (await client.get("/v1/models")).status_code == 200

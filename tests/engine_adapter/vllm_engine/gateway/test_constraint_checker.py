@@ -1,6 +1,7 @@
 """The check of constraints in real processes, on the demo's tokenizer."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineError, InvalidRequest
 from engine_adapter.types import ConstraintKind, StructuredOutput
-from engine_adapter.vllm_engine.gateway import constraint_checker
+from engine_adapter.vllm_engine.gateway import constraint_checker, constraint_worker
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
 from engine_adapter.vllm_engine.gateway.constraint_process import (
     Answer,
@@ -113,6 +114,41 @@ async def test_one_that_takes_too_much_memory_is_given_up(
     assert error.code == CONSTRAINT_TOO_COMPLEX
     assert "64 MiB of memory" in str(error)
     await patient.check(regex("a"))
+
+
+async def test_the_tokenizer_is_encoded_once(
+    patient: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    original = constraint_checker.setup_frame
+
+    def setup_frame(vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
+        encoded.append(threading.get_ident())
+        return original(vocabulary, limits)
+
+    monkeypatch.setattr(constraint_checker, "setup_frame", setup_frame)
+    await patient.start()
+    await patient.start()
+    (thread,) = encoded
+    assert thread != threading.get_ident(), "not on the event loop"
+
+
+def test_an_error_of_the_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def fault(self, kind: ConstraintKind, value: str) -> str | None:
+            raise MemoryError if value == "large" else RecursionError("deep")
+
+    class AbortedError(Exception):
+        pass
+
+    def abort() -> None:
+        raise AbortedError
+
+    monkeypatch.setattr("os.abort", abort)
+    reason = constraint_worker.fault_of(Failing(), ConstraintKind.REGEX, "a")
+    assert reason == "it cannot be compiled: RecursionError: deep"
+    with pytest.raises(AbortedError):
+        constraint_worker.fault_of(Failing(), ConstraintKind.REGEX, "large")
 
 
 async def test_equal_constraints_are_compiled_once(
