@@ -188,6 +188,7 @@ class Slots:
         clock: seconds that never go back.
 
     Attributes:
+        total: all slots.
         num_queued, queued_prompt_tokens: the queue.
         drain_rate: how fast the queue empties.
         is_open: requests may start.
@@ -195,7 +196,7 @@ class Slots:
 
     def __init__(self, limits: SlotLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
-        self._free = limits.total
+        self.total = self._free = limits.total
         self.num_queued = 0
         self.queued_prompt_tokens = 0
         self.drain_rate = DrainRate(clock)
@@ -209,7 +210,7 @@ class Slots:
     @property
     def in_use(self) -> int:
         """The slots that requests hold."""
-        return self.limits.total - self._free
+        return self.total - self._free
 
     def place(self, demand: Demand) -> Place:
         """A place for a request that has arrived; `Place.leave` ends it."""

@@ -32,13 +32,9 @@ _BUCKETS = (
 class Watched(Protocol):
     """What the gauges read when they are scraped."""
 
+    total: int
     num_queued: int
     queued_prompt_tokens: int
-
-    @property
-    def total(self) -> int:
-        """The engine's slots."""
-        ...
 
     @property
     def in_use(self) -> int:
@@ -71,7 +67,7 @@ class AdmissionMetrics:
         """Makes the gauges show these slots and their queue, read at each scrape."""
         self._queued.set_function(lambda: slots.num_queued)
         self._queued_tokens.set_function(lambda: slots.queued_prompt_tokens)
-        self._slots.set_function(lambda: slots.limits.total)
+        self._slots.set_function(lambda: slots.total)
         self._in_use.set_function(lambda: slots.in_use)
 
     def count_limited(self, code: str) -> None:

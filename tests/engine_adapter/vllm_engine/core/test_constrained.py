@@ -246,7 +246,12 @@ def test_the_first_mask_of_a_sequence_is_computed_before_it(
     matcher = SimpleNamespace(masks=0, is_error=lambda: False)
     matcher.compute_bitmask = lambda: setattr(matcher, "masks", matcher.masks + 1)
     copied: list[int] = []
-    matcher.deep_copy = lambda: copied.append(matcher.masks) or matcher
+
+    def deep_copy() -> Any:
+        copied.append(matcher.masks)
+        return matcher
+
+    matcher.deep_copy = deep_copy
     monkeypatch.setattr(constrained, "new_matcher", lambda *_: matcher)
     compiler = constrained.GrammarCompiler()
     for _ in range(3):
