@@ -9,7 +9,11 @@ import pytest
 
 from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineError, InvalidRequest
 from engine_adapter.types import ConstraintKind, StructuredOutput
-from engine_adapter.vllm_engine.gateway import constraint_checker, constraint_worker
+from engine_adapter.vllm_engine.gateway import (
+    constraint_checker,
+    constraint_process,
+    constraint_worker,
+)
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
 from engine_adapter.vllm_engine.gateway.constraint_process import (
     Answer,
@@ -120,7 +124,7 @@ async def test_the_tokenizer_is_encoded_once(
     patient: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[int] = []
-    original = constraint_checker.setup_frame
+    original = constraint_process.setup_frame
 
     def setup_frame(vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
         encoded.append(threading.get_ident())
