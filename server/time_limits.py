@@ -22,7 +22,7 @@ class TimeLimit:
 
     @classmethod
     def after(cls, seconds: float, error: Callable[[], ApiError]) -> "TimeLimit | None":
-        """The limit so many seconds from now; 0 is no limit."""
+        """The limit so many seconds from now; 0 sets no limit."""
         if not seconds:
             return None
         return cls(asyncio.get_running_loop().time() + seconds, error)

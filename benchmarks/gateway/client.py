@@ -49,7 +49,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.stream.sent_s = time.monotonic()
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports do not inherit from asyncio's.
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:

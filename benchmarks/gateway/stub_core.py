@@ -89,7 +89,7 @@ class ReplayingClient:
         return [{}]
 
     async def reset_mm_cache_async(self) -> None:
-        """There is no cache."""
+        """Nothing is cached."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """There is nothing to stop."""

@@ -52,7 +52,7 @@ def parsing(config: EngineConfig, request: ParsingRequest) -> "FakeParsing | Non
 
 @dataclass(frozen=True, slots=True)
 class ChosenCalls(StructuredOutput):
-    """A scripted answer, whatever it is; without one JSON of the schema `value`.
+    """A scripted answer of any kind; without one JSON of the schema `value`.
 
     An empty `value` leaves the text to chance.
     """

@@ -26,7 +26,7 @@ def serialized(kind: ConstraintKind, value: str, *, any_whitespace: bool) -> str
         value: as in `StructuredOutput`; for `CHOICE` the choices as JSON text.
         any_whitespace: white space between the tokens of JSON is free.
 
-    Raises `ValueError` for a text that is no grammar.
+    Raises `ValueError` for a text that is not a grammar.
     """
     import llguidance
 

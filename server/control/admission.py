@@ -14,7 +14,7 @@ from server.telemetry.admission_metrics import AdmissionMetrics
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """How many requests are taken. `None` is no limit.
+    """How many requests are taken. `None` sets no limit.
 
     Attributes:
         queued_requests, queued_prompt_tokens: the queue.

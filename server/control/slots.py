@@ -6,7 +6,7 @@ sequences of a large one. The next slot goes to the lowest priority, then to the
 fewest slots, then to the request that holds the fewest, then to the one that came first.
 
 The queue is the requests of which no sequence has started. While a drain closes it, no request
-starts; one that has started goes on.
+starts; one that has started continues.
 """
 
 import asyncio

@@ -59,7 +59,7 @@ class SwitchRequest(BaseModel):
     )
 
     def after_timeout(self) -> OnTimeout:
-        """What a drain does at its limit. Raises `InvalidField` if the switch is no drain."""
+        """What a drain does at its limit. Raises `InvalidField` if the switch is not a drain."""
         if "on_timeout" in self.model_fields_set and self.mode != SwitchMode.DRAIN:
             message = f"on_timeout needs mode drain; the mode is {self.mode}."
             raise InvalidField("on_timeout", message)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ByteSize, Field
 from server.settings.types import Count
 
 Timeout = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""Seconds; 0 is no limit."""
+"""Seconds; 0 sets no limit."""
 
 
 class LimitSettings(BaseModel):
@@ -60,11 +60,11 @@ class LimitSettings(BaseModel):
         None, description="most requests a minute of one API key (no limit)"
     )
     queue_timeout_s: Timeout = Field(
-        300.0, description="seconds that a request may wait in the queue; 0 is no limit"
+        300.0, description="seconds that a request may wait in the queue; 0 sets no limit"
     )
     first_token_timeout_s: Timeout = Field(
-        600.0, description="seconds from its begin to a request's first token; 0 is no limit"
+        600.0, description="seconds from its begin to a request's first token; 0 sets no limit"
     )
     request_timeout_s: Timeout = Field(
-        3600.0, description="seconds that a request may take in all; 0 is no limit"
+        3600.0, description="seconds that a request may take in all; 0 sets no limit"
     )

@@ -51,7 +51,7 @@ def client(choosing: Served) -> Iterator[openai.OpenAI]:
 
 
 def said(message: Any) -> tuple[str | None, list[tuple[str, Any]]]:
-    """The text and the calls of a message. The parser writes a whole call's arguments anew."""
+    """The text and the calls of a message. The parser writes all arguments of a call again."""
     functions = [call.function for call in message.tool_calls or ()]
     return message.content or None, [(one.name, json.loads(one.arguments)) for one in functions]
 

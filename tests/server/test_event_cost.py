@@ -18,7 +18,7 @@ BUDGET = {
     ("/v1/chat/completions", 2): 13,
     ("/v1/completions", 1): 14,
 }
-"""(Path, n) -> the most calls for an event; a coroutine or generator that goes on is a call."""
+"""(Path, n) -> the most calls for an event; a coroutine or generator that is resumed is a call."""
 
 FIRST, LAST = 40, 140
 """Events between which the calls are counted."""

@@ -63,7 +63,7 @@ class BoundedGrammar(compat.GuidanceGrammar):
 
     vLLM also asks it about drafts, which it takes back. What fails on a draft must not end a text
     that plain decoding would finish: a failure counts only when a token is accepted after it, and
-    is forgotten when vLLM goes on with the sequence. A failed matcher is made again.
+    is forgotten when vLLM continues with the sequence. A failed matcher is made again.
 
     Attributes:
         failure: why the sequence cannot be continued; `None` while it can.

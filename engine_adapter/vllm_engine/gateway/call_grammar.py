@@ -186,7 +186,7 @@ def _quoted(text: str) -> str:
     """The text as a terminal, or as one for each string and sign of JSON.
 
     The JSON of an answer may begin in the same way, and llguidance's lexer cannot take back a
-    terminal that goes on in another way.
+    terminal that continues in another way.
     """
     parts = _JSON_PARTS.findall(text) if text.startswith("{") else [text]
     return _sequence(json.dumps(part) for part in parts if part)

@@ -76,7 +76,7 @@ class _Compiler:
             grammar = serialized(kind, value, any_whitespace=self._any_whitespace)
         except (ValueError, KeyError, TypeError) as error:
             return f"Invalid grammar specification: {error}"
-        # Without a tokenizer first: then tokens that are no text cannot be named.
+        # Without a tokenizer first: then tokens that are not text cannot be named.
         reason = self._matcher.validate_grammar(grammar, None, limits=matcher_limits())
         if not reason:
             matcher = self._matcher(self._tokenizer, grammar, log_level=0, limits=matcher_limits())

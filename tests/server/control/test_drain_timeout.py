@@ -206,7 +206,7 @@ async def test_clocks_that_jump_change_no_duration(
     seconds = gateway.sample("specgate_spec_method_switch_seconds_sum", **labels)
     assert seconds is not None
     assert 0.3 <= seconds < 60
-    assert gateway.engine.num_running == 1, "the stream goes on"
+    assert gateway.engine.num_running == 1, "the stream continues"
     ahead.leave()
     await task
 

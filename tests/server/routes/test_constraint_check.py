@@ -14,7 +14,7 @@ SLOW = {"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": {"type": 
 
 
 class Check:
-    """A check of constraints that goes on until it is let go; then it may refuse."""
+    """A check of constraints that runs until it is released; then it may refuse."""
 
     def __init__(self, gateway: Gateway, error: Exception | None = None) -> None:
         self.running = 0
