@@ -19,8 +19,13 @@ from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, NGRAM, Row
 pytestmark = pytest.mark.needs_vllm
 
 
-def test_the_utility_call_switches_rows_and_requests_that_arrive_later() -> None:
+@pytest.fixture(autouse=True)
+def patched() -> None:
+    """Each test finds EngineCore patched, in whichever process and order it runs."""
     patch_engine_core()
+
+
+def test_the_utility_call_switches_rows_and_requests_that_arrive_later() -> None:
     patch_engine_core()
     rows = RowSteps()
     rows.admit("r")
@@ -35,7 +40,6 @@ def test_the_utility_call_switches_rows_and_requests_that_arrive_later() -> None
 
 def core_of(rows: RowSteps) -> Any:
     """EngineCore, as far as a utility method reads it."""
-    patch_engine_core()
     return SimpleNamespace(scheduler=SimpleNamespace(row_table=rows.table))
 
 
