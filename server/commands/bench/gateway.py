@@ -55,7 +55,7 @@ def _add_latency(parser: Parser) -> None:
         type=number(0, 600),
         default=8.0,
         metavar="S",
-        help="seconds of a turn at half load; 0 leaves it out (default: 8)",
+        help="seconds of a turn at half load of the fake engine; 0 leaves it out (default: 8)",
     )
     parser.add_argument(
         "--step-ms",
@@ -69,7 +69,7 @@ def _add_latency(parser: Parser) -> None:
         type=number(0, 4000, int),
         default=2000,
         metavar="N",
-        help="streams at once in the last part; 0 leaves it out (default: 2000)",
+        help="streams of the fake engine at once, last; 0 leaves them out (default: 2000)",
     )
 
 
