@@ -73,7 +73,13 @@ NAMES = {
     # The target's hidden states, as a layer of the KV cache.
     "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
     "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",
+    "HiddenStateCacheSpec": "vllm.v1.kv_cache_interface",
+    # The KV cache groups of a draft model's layers.
+    "AttentionGroup": "vllm.v1.worker.utils",
+    "AttentionSpec": "vllm.v1.kv_cache_interface",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
+    "PADDING_SLOT_ID": "vllm.v1.spec_decode.utils",
+    "get_layers_from_vllm_config": "vllm.config",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
     "LogitsProcessors": "vllm.v1.sample.logits_processor",
@@ -97,6 +103,7 @@ After a colon stands what vLLM calls it, or nothing where the name is the module
 _RUNNER_HOOKS = (
     "_setup_eagle3_aux_hidden_state_outputs",
     "_get_eagle3_aux_layers_from_config",
+    "get_kv_cache_spec",
     "initialize_kv_cache",
     "initialize_metadata_builders",
     "_check_and_update_cudagraph_mode",
@@ -110,6 +117,13 @@ _RUNNER_HOOKS = (
     "propose_draft_token_ids",
     "_copy_draft_token_ids_to_cpu",
     "sample_tokens",
+)
+
+_DRAFT_HOOKS = (
+    "load_model",
+    "_get_model",
+    "_create_draft_vllm_config",
+    "initialize_attn_backend",
 )
 
 HOOKS: dict[str, tuple[str, ...]] = {
@@ -126,10 +140,9 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "GPUModelRunner": _RUNNER_HOOKS,
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
-    "DraftModelProposer": ("load_model", "_get_model", "_raise_if_draft_tp_mismatch"),
+    "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
     "EagleProposer": (
-        "load_model",
-        "_get_model",
+        *_DRAFT_HOOKS,
         "_maybe_share_embeddings",
         "_maybe_share_lm_head",
     ),
@@ -165,8 +178,9 @@ _RUNNER_ATTRIBUTES = (
 _DRAFT_ATTRIBUTES = (
     "speculative_config",
     "draft_model_config",
-    "_create_draft_vllm_config",
     "_draft_attn_layer_names",
+    "_slot_mapping_buffer",
+    "draft_attn_groups",
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, th
 With one rank, core and worker are one process.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +72,18 @@ class RunnerHooks:
         layers: tuple[int, ...] = self.drafter.host.aux_layers
         return layers
 
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """vLLM's, with blocks for every position in the layers of draft models.
+
+        vLLM frees the blocks behind a sliding window. A draft model that was idle computes what it
+        missed from the first position on, so its layers keep all; their attention keeps its window.
+        """
+        specs: dict[str, Any] = super().get_kv_cache_spec()
+        models = self.drafter.host.draft_models.values()
+        for name in {name for model in models for name in model.layer_names}:
+            specs[name] = keeping_every_position(specs[name])
+        return specs
+
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then leaves only the target's layers in its own groups."""
         super().initialize_kv_cache(*args, **kwargs)
@@ -100,8 +112,7 @@ class RunnerHooks:
     ) -> None:
         """Creates vLLM's builders, and those of every draft model's layers."""
         super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
-        for model in self.drafter.host.draft_models.values():
-            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
+        self.drafter.bind_kv_cache(kv_cache_config, kernel_block_sizes)
 
     # -- forward -----------------------------------------------------------------------------
 
@@ -233,7 +244,7 @@ class RunnerHooks:
         """The drafts of each row of the batch, `[]` for a row without, or `[]` for all."""
         total = scheduler_output.total_num_scheduled_tokens
         self.drafter.store_states(
-            common_attn_metadata.slot_mapping[:total],
+            slot_mappings,
             hidden_states[:total],
             [states[:total] for states in aux_hidden_states or ()],
         )
@@ -254,6 +265,14 @@ class RunnerHooks:
         # Skipped in a step without drafts, so that vLLM sends none to the scheduler.
         if any(self._draft_token_ids):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
+
+
+def keeping_every_position(spec: Any) -> Any:
+    """vLLM's spec of an attention layer's KV, without a window behind which blocks are freed."""
+    if isinstance(spec, compat.FullAttentionSpec):
+        return spec
+    kept = {field.name: getattr(spec, field.name) for field in fields(compat.AttentionSpec)}
+    return compat.FullAttentionSpec(**kept)
 
 
 def cpu_runner() -> type:
