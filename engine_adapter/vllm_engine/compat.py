@@ -78,6 +78,8 @@ NAMES = {
     "AttentionGroup": "vllm.v1.worker.utils",
     "AttentionSpec": "vllm.v1.kv_cache_interface",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
+    "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
+    "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
     "PADDING_SLOT_ID": "vllm.v1.spec_decode.utils",
     "get_layers_from_vllm_config": "vllm.config",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
@@ -176,6 +178,8 @@ _RUNNER_ATTRIBUTES = (
 )
 
 _DRAFT_ATTRIBUTES = (
+    "vllm_config",
+    "device",
     "speculative_config",
     "draft_model_config",
     "_draft_attn_layer_names",

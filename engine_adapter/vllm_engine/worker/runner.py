@@ -268,9 +268,14 @@ class RunnerHooks:
 
 
 def keeping_every_position(spec: Any) -> Any:
-    """vLLM's spec of an attention layer's KV, without a window behind which blocks are freed."""
+    """vLLM's spec of an attention layer's KV, without a window behind which blocks are freed.
+
+    Raises `ValueError` for a layer that keeps something else than the KV of each position.
+    """
     if isinstance(spec, compat.FullAttentionSpec):
         return spec
+    if type(spec) not in (compat.SlidingWindowSpec, compat.ChunkedLocalAttentionSpec):
+        raise ValueError(f"a draft model's layer cannot keep {type(spec).__name__}")
     kept = {field.name: getattr(spec, field.name) for field in fields(compat.AttentionSpec)}
     return compat.FullAttentionSpec(**kept)
 
