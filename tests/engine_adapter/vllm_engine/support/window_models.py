@@ -1,4 +1,4 @@
-"""Models with sliding windows for tests: the demo's target with windows, and random small models."""
+"""Models with sliding windows: the demo's target with windows, and small random models."""
 
 import json
 import shutil
@@ -88,7 +88,9 @@ def random_model(folder: Path, model_type: str, seed: int = 0) -> str:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=1.0 if "embed" in name else 2 * weight.shape[-1] ** -0.5)
+            torch.nn.init.normal_(
+                weight, std=1.0 if "embed" in name else 2 * weight.shape[-1] ** -0.5
+            )
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(model_path("target") / name, folder)
