@@ -104,7 +104,7 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: str)
     assert str(tmp_path) in str(error)
 
 
-RECURRENT = [
+RECURRENT: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "linear_attention"),
     ({"model_type": "jamba"}, "linear_attention"),
     ({"model_type": "falcon_h1"}, "hybrid"),
@@ -112,7 +112,7 @@ RECURRENT = [
     ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "conv"),
 ]
 recurrent = pytest.mark.parametrize(
-    ("fields", "kind"), RECURRENT, ids=[str(fields["model_type"]) for fields, _ in RECURRENT]
+    ("fields", "kind"), RECURRENT, ids=[fields["model_type"] for fields, _ in RECURRENT]
 )
 
 
