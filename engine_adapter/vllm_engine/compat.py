@@ -74,14 +74,11 @@ NAMES = {
     "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
     "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",
     "HiddenStateCacheSpec": "vllm.v1.kv_cache_interface",
-    # The KV cache groups of a draft model's layers.
+    # The KV cache groups of a draft model's layers, and what they keep.
     "AttentionGroup": "vllm.v1.worker.utils",
-    "AttentionSpec": "vllm.v1.kv_cache_interface",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
     "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
     "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
-    "PADDING_SLOT_ID": "vllm.v1.spec_decode.utils",
-    "get_layers_from_vllm_config": "vllm.config",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
     "LogitsProcessors": "vllm.v1.sample.logits_processor",
@@ -121,12 +118,7 @@ _RUNNER_HOOKS = (
     "sample_tokens",
 )
 
-_DRAFT_HOOKS = (
-    "load_model",
-    "_get_model",
-    "_create_draft_vllm_config",
-    "initialize_attn_backend",
-)
+_DRAFT_HOOKS = ("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend")
 
 HOOKS: dict[str, tuple[str, ...]] = {
     "Scheduler": (
@@ -143,11 +135,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
     "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
-    "EagleProposer": (
-        *_DRAFT_HOOKS,
-        "_maybe_share_embeddings",
-        "_maybe_share_lm_head",
-    ),
+    "EagleProposer": (*_DRAFT_HOOKS, "_maybe_share_embeddings", "_maybe_share_lm_head"),
     "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
     "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
     "PrometheusStatLogger": ("record",),
@@ -178,13 +166,8 @@ _RUNNER_ATTRIBUTES = (
 )
 
 _DRAFT_ATTRIBUTES = (
-    "vllm_config",
-    "device",
-    "speculative_config",
-    "draft_model_config",
-    "_draft_attn_layer_names",
-    "_slot_mapping_buffer",
-    "draft_attn_groups",
+    *("vllm_config", "device", "speculative_config", "draft_model_config"),
+    *("_draft_attn_layer_names", "_slot_mapping_buffer", "draft_attn_groups"),
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

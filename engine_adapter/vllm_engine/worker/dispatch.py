@@ -127,22 +127,18 @@ class ProposerDispatch:
         for head in self.host.heads:
             head.store_states(slots, final, by_layer)
 
-    def _fresh_blocks(self, scheduler_output: Any) -> list[list[int]]:
+    def _fresh_blocks(self, output: Any) -> list[list[int]]:
         """For each KV cache group, the blocks without content that requests got in this step."""
-        sizes = self._block_sizes
-        fresh: list[list[int]] = [[] for _ in sizes]
-        for new in scheduler_output.scheduled_new_reqs:
-            for gid, size in enumerate(sizes):
-                fresh[gid].extend(new.block_ids[gid][-(-new.num_computed_tokens // size) :])
-        cached = scheduler_output.scheduled_cached_reqs
+        given = [(new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        cached = output.scheduled_cached_reqs
         for i, blocks in enumerate(cached.new_block_ids):
-            if blocks is None:
-                continue
-            resumed = cached.req_ids[i] in cached.resumed_req_ids
-            filled = cached.num_computed_tokens[i] if resumed else 0
-            for gid, size in enumerate(sizes):
-                fresh[gid].extend(blocks[gid][-(-filled // size) :])
-        return fresh
+            if blocks is not None:
+                resumed = cached.req_ids[i] in cached.resumed_req_ids
+                given.append((blocks, cached.num_computed_tokens[i] if resumed else 0))
+        return [
+            [block for blocks, filled in given for block in blocks[gid][-(-filled // size) :]]
+            for gid, size in enumerate(self._block_sizes)
+        ]
 
     # -- drafting ----------------------------------------------------------------------------
 

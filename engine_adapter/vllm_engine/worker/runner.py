@@ -18,7 +18,7 @@ One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, th
 With one rank, core and worker are one process.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_position
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
@@ -265,19 +266,6 @@ class RunnerHooks:
         # Skipped in a step without drafts, so that vLLM sends none to the scheduler.
         if any(self._draft_token_ids):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
-
-
-def keeping_every_position(spec: Any) -> Any:
-    """vLLM's spec of an attention layer's KV, without a window behind which blocks are freed.
-
-    Raises `ValueError` for a layer that keeps something else than the KV of each position.
-    """
-    if isinstance(spec, compat.FullAttentionSpec):
-        return spec
-    if type(spec) not in (compat.SlidingWindowSpec, compat.ChunkedLocalAttentionSpec):
-        raise ValueError(f"a draft model's layer cannot keep {type(spec).__name__}")
-    kept = {field.name: getattr(spec, field.name) for field in fields(compat.AttentionSpec)}
-    return compat.FullAttentionSpec(**kept)
 
 
 def cpu_runner() -> type:

@@ -89,7 +89,6 @@ async def run_switching(
     drafted, accepted = own_drafts(got, prompts)
     assert accepted == drafted > 50
     assert got.catchup["self"] > 5 * WINDOW
-    assert sum(got.cached) > 0
     return got
 
 
@@ -129,9 +128,24 @@ async def case(
 
 
 async def test_switches_change_no_text_and_no_draft(case: Case, prompts: list[Prompt]) -> None:
-    some = [prompts[i] for i in (3, 16, 17, 18, 19, 20, 21, 22, 23, 16, 17, 18)]
-    got = await run_switching(case, some, METHODS)
+    got = await run_switching(case, [prompts[3], *prompts[16:24]], METHODS)
     assert got.preemptions > 0
+
+
+async def test_a_prefix_that_was_cached_while_idle_is_caught_up(
+    case: Case, prompts: list[Prompt]
+) -> None:
+    """The target's layers with a window find only the end of the prefix, all others all of it."""
+    engine, stock = case
+    prompt = prompts[17]
+    engine.reset_prefix_cache()
+    engine.run([RecordedRequest(prompt, 1, PLAIN)])
+    got = engine.run([RecordedRequest(prompt, 24, SELF)])
+    assert got.cached[0] > len(prompt) - 2 * BLOCK
+    assert got.catchup["self"] >= got.cached[0]
+    assert got.outputs == await stock.greedy([prompt], 24)
+    drafted, accepted = own_drafts(got, [prompt])
+    assert accepted == drafted > 15
 
 
 async def test_layers_with_a_window_free_blocks_and_those_of_drafts_keep_theirs(

@@ -6,11 +6,13 @@ one pool. A position's draft KV is valid if it is valid in every group of the dr
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import Blocks, DraftKVLedger, Lengths
 
 GroupBlocks = Mapping[int, Blocks]
@@ -87,3 +89,17 @@ class DraftKVGroups(Generic[Ledger]):
         """See `DraftKVLedger.mark_valid`."""
         for gid, ledger in self.ledgers.items():
             ledger.mark_valid(blocks[gid], start, stop)
+
+
+def keeping_every_position(spec: Any) -> Any:
+    """vLLM's spec of an attention layer's KV, without a window behind which blocks are freed.
+
+    Raises `ValueError` for a layer that keeps something else than the KV of each position.
+    """
+    if isinstance(spec, compat.FullAttentionSpec):
+        return spec
+    if type(spec) not in (compat.SlidingWindowSpec, compat.ChunkedLocalAttentionSpec):
+        raise ValueError(f"a draft model's layer cannot keep {type(spec).__name__}")
+    own = {field.name for field in fields(spec)} - {"sliding_window", "attention_chunk_size"}
+    kept = own & {field.name for field in fields(compat.FullAttentionSpec)}
+    return compat.FullAttentionSpec(**{name: getattr(spec, name) for name in kept})

@@ -104,9 +104,7 @@ class _NamedDraft:
         vLLM's method expects all layers in one KV cache group, and gives layers with and without a
         sliding window the same metadata.
         """
-        layers = compat.get_layers_from_vllm_config(
-            self.vllm_config, compat.AttentionLayerBase, list(self.layer_names)
-        )
+        layers = self.vllm_config.compilation_config.static_forward_context
         groups: dict[Any, Any] = {}
         for gid, group in enumerate(kv_cache_config.kv_cache_groups):
             for name in sorted(self.layer_names & set(group.layer_names)):
@@ -144,7 +142,7 @@ class _NamedDraft:
         """
         for gid, buffer in self._slot_buffers.items():
             buffer[: len(slots[gid])] = slots[gid]
-            buffer[len(slots[gid]) : padded] = compat.PADDING_SLOT_ID
+            buffer[len(slots[gid]) : padded] = -1  # vLLM's mark of a token without a slot
         return {
             name: self._slot_buffers[group.kv_cache_group_id][:padded]
             for group in self.draft_attn_groups

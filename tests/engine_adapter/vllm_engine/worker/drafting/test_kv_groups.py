@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine_adapter.types import PLAIN, SpecMethod
-from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import (
+    DraftKVGroups,
+    keeping_every_position,
+)
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from tests.engine_adapter.vllm_engine.support.overlooking import overlook_a_block, overlook_nothing
 
@@ -104,3 +109,26 @@ def test_a_rule_that_overlooks_new_blocks_is_caught(
     monkeypatch.setattr(DraftKVGroups, "blocks_changed", changed)
     with pytest.raises(AssertionError):
         run_random(monkeypatch, proposers)
+
+
+# -- what a draft model's layers keep --------------------------------------------------------
+
+
+@pytest.mark.needs_vllm
+def test_a_layer_with_a_window_keeps_every_position() -> None:
+    spec = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+    full = compat.FullAttentionSpec(**spec)
+    assert keeping_every_position(full) is full
+    for local in (
+        compat.SlidingWindowSpec(**spec, sliding_window=48),
+        compat.ChunkedLocalAttentionSpec(**spec, attention_chunk_size=48),
+    ):
+        assert keeping_every_position(local) == full, "so vLLM can put them into one group"
+
+
+@pytest.mark.needs_vllm
+def test_a_layer_that_keeps_no_kv_of_each_position_is_an_error() -> None:
+    class MambaSpec: ...
+
+    with pytest.raises(ValueError, match="MambaSpec"):
+        keeping_every_position(MambaSpec())
