@@ -37,8 +37,8 @@ def windowed_target(folder: Path, kinds: Sequence[str] | None = None) -> str:
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 96,
+    "hidden_size": 128,
+    "intermediate_size": 192,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -67,7 +67,7 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "llama4_text": {
         "attention_chunk_size": WINDOW,
         "layer_types": [CHUNKED, FULL],
-        "intermediate_size_mlp": 96,
+        "intermediate_size_mlp": 192,
         "num_local_experts": 2,
         "interleave_moe_layer_step": 1,
     },
