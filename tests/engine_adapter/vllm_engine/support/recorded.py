@@ -4,7 +4,7 @@ An engine's outputs do not contain its drafts. This one's core is accessible, so
 switches can be compared with a run without, draft by draft.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -47,6 +47,8 @@ class Recording:
     cached: list[int]
     preemptions: int
     catchup: dict[str, int]
+    freed: int = 0
+    """The most blocks that were free behind windows at once."""
 
     def of(self, i: int, proposer: str) -> dict[int, tuple[int, ...]]:
         """A request's drafts by one proposer."""
@@ -108,6 +110,15 @@ class RecordedEngine:
         )
         return recording
 
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function of a module in the engine's process, between two runs."""
+        return self._pool.submit(function).result(timeout=_TIMEOUT_S)
+
+    def kv_cache_groups(self) -> list[tuple[str, frozenset[str]]]:
+        """For each KV cache group, the kind of its layers and their names."""
+        groups: list[tuple[str, frozenset[str]]] = self.call(_kv_cache_groups)
+        return groups
+
     def reset_prefix_cache(self) -> None:
         """Empties the prefix cache."""
         self._pool.submit(_reset_prefix_cache).result(timeout=_TIMEOUT_S)
@@ -115,6 +126,39 @@ class RecordedEngine:
     def stop(self) -> None:
         """Ends the process."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def never_switched(
+    engine: RecordedEngine, prompts: Sequence[Prompt], method: SpecMethod, length: int
+) -> Recording:
+    """Runs the prompts one after the other; one proposer drafts from the start."""
+    parts = []
+    for prompt in prompts:
+        engine.reset_prefix_cache()
+        parts.append(engine.run([RecordedRequest(prompt, length, method)]))
+    engine.reset_prefix_cache()
+    assert not any(part.preemptions for part in parts)
+    return Recording(
+        drafts=[part.drafts[0] for part in parts],
+        outputs=[part.outputs[0] for part in parts],
+        cached=[part.cached[0] for part in parts],
+        preemptions=0,
+        catchup={},
+    )
+
+
+def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
+    """Asserts that all drafts equal those of the other run; returns how many were compared."""
+    compared = 0
+    for i in range(len(want.outputs)):
+        assert got.outputs[i] == want.outputs[i]
+        expected = want.of(i, proposer)
+        for length, drafts in got.of(i, proposer).items():
+            if length in expected:
+                most = min(len(drafts), len(expected[length]))
+                assert drafts[:most] == expected[length][:most], f"at {length} of request {i}"
+                compared += 1
+    return compared
 
 
 # -- in the engine's process -----------------------------------------------------------------
@@ -140,6 +184,13 @@ def _reset_prefix_cache() -> None:
     assert _engine.reset_prefix_cache()
 
 
+def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
+    core = _engine.engine_core.engine_core
+    worker = core.model_executor.driver_worker.worker
+    groups = worker.model_runner.kv_cache_config.kv_cache_groups
+    return [(type(g.kv_cache_spec).__name__, frozenset(g.layer_names)) for g in groups]
+
+
 def _run(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
 ) -> Recording:
@@ -152,8 +203,9 @@ def _run(
     ids = [f"r{first + i}" for i in range(len(requests))]
     outputs: dict[str, Any] = {}
     added = step = 0
-    preempted = 0
+    preempted = freed = 0
     scheduler = core.scheduler
+    blocks_of = scheduler.kv_cache_manager.get_block_ids
     try:
         while added < len(requests) or _engine.has_unfinished_requests():
             if switches and step in switches:
@@ -164,6 +216,8 @@ def _run(
             for output in _engine.step():
                 outputs[output.request_id] = output
             preempted = max(preempted, sum(r.num_preemptions for r in scheduler.running))
+            held = [blocks_of(r.request_id) for r in scheduler.running]
+            freed = max(freed, sum(ids.count(0) for groups in held for ids in groups))
             step += 1
     finally:
         del runner.drafter.propose
@@ -174,6 +228,7 @@ def _run(
         cached=[output.num_cached_tokens or 0 for output in made],
         preemptions=preempted,
         catchup=recorder.catchup,
+        freed=freed,
     )
 
 
