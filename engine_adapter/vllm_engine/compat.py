@@ -73,6 +73,7 @@ NAMES = {
     # The target's hidden states, as a layer of the KV cache.
     "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
     "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",
+    "AttentionSpec": "vllm.v1.kv_cache_interface",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
@@ -153,20 +154,18 @@ _RUNNER_ATTRIBUTES = (
     "attn_groups",
     "input_batch",
     "requests",
-    "input_ids",
-    "query_start_loc",
+    *("input_ids", "query_start_loc"),
     "discard_request_mask",
     "_draft_token_ids",
-    "lora_config",
-    "num_prompt_logprobs",
-    "_set_active_loras",
+    *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
+    *("_dummy_run", "get_model", "max_model_len"),
 )
 
 _DRAFT_ATTRIBUTES = (
     "speculative_config",
     "draft_model_config",
     "_create_draft_vllm_config",
-    "_draft_attn_layer_names",
+    *("_draft_attn_layer_names", "vllm_config"),
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -271,9 +270,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "request_lora_mapping",
         "temperature_cpu",
         "token_ids_cpu",
-        "top_k_cpu",
-        "top_p_cpu",
+        *("top_k_cpu", "top_p_cpu"),
     ),
+    "vllm.v1.worker.block_table:MultiGroupBlockTable": ("block_tables",),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
     "AttentionLayerBase": ("kv_cache",),

@@ -28,6 +28,7 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
@@ -74,7 +75,9 @@ class RunnerHooks:
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then leaves only the target's layers in its own groups."""
-        super().initialize_kv_cache(*args, **kwargs)
+        size = self.vllm_config.cache_config.block_size
+        with refusing_block_size(size, self.drafter.host.progress):
+            super().initialize_kv_cache(*args, **kwargs)
         # Draft models build the metadata of their layers when they run.
         models = self.drafter.host.draft_models.values()
         draft_layers = {name for model in models for name in model.layer_names}
@@ -100,8 +103,11 @@ class RunnerHooks:
     ) -> None:
         """Creates vLLM's builders, and those of every draft model's layers."""
         super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
-        for model in self.drafter.host.draft_models.values():
-            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
+        host = self.drafter.host
+        for spec in host.specs:
+            if model := host.draft_models.get(spec.name):
+                with host.refusing(spec):
+                    model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
 
     # -- forward -----------------------------------------------------------------------------
 

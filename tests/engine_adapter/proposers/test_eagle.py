@@ -112,8 +112,8 @@ def test_a_missing_tensor_is_refused_with_its_name(name: str, tensor: str, tmp_p
 
 def test_a_tensor_that_vllm_would_not_load_is_refused(tmp_path: Path) -> None:
     heads = eagle(CONFIG)
-    heads.tensors["fc.bias"] = torch.zeros(32)
-    with pytest.raises(ValueError, match=r"tensor fc\.bias is not expected"):
+    heads.tensors["lm_head.weight"] = torch.zeros(96, 32)
+    with pytest.raises(ValueError, match=r"tensor lm_head\.weight is not expected"):
         check(heads, tmp_path, "eagle")
 
 

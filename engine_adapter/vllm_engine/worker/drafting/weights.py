@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
+from engine_adapter.proposers.eagle import FC_BIAS, aux_layers
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_parallel
 
@@ -43,6 +45,15 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
     return config
 
 
+def _complete(head: Any) -> None:
+    """Adds to a head's configuration what vLLM's classes read elsewhere than it is published."""
+    # In EAGLE's it is whether `fc` has a bias; vLLM would give one to the attention.
+    head.bias = False
+    # vLLM counts only the layers that `eagle_config` names.
+    if layers := aux_layers(vars(head)):
+        head.num_aux_hidden_states = len(layers)
+
+
 def layer_prefix(spec: ProposerSpec) -> str:
     """The prefix of a proposer's layer names.
 
@@ -68,6 +79,19 @@ class _NamedDraft:
         """Loads the weights as vLLM does, in the model's own tensor-parallel group."""
         with self.tp_scope():
             super().load_model(target_model)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Raises `ValueError` for a layer whose state cannot be computed later from its tokens."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        for name in sorted(self._draft_attn_layer_names):
+            if not isinstance(
+                layers[name].get_kv_cache_spec(self.vllm_config), compat.AttentionSpec
+            ):
+                raise ValueError(
+                    f"it has layers of the kind {type(layers[name]).__name__}; a draft model needs "
+                    "layers of attention, whose KV can be computed later"
+                )
 
     @property
     def weights_bytes(self) -> int:
@@ -80,12 +104,16 @@ class _NamedDraft:
         names: set[str] = self._draft_attn_layer_names
         return names
 
+    def _prepare(self, model: torch.nn.Module) -> None:
+        """Adds parameters that the checkpoint has and vLLM's class lacks."""
+
     def _get_model(self) -> torch.nn.Module:
         config = self._create_draft_vllm_config()
         loader = compat.get_model_loader(config.load_config)
         load_weights = loader.load_weights
 
         def load_and_measure(model: torch.nn.Module, *args: Any) -> None:
+            self._prepare(model)
             load_weights(model, *args)
             # Measured here: on CPU, vLLM packs the weights into hidden buffers afterwards.
             for name, weight in model.named_parameters():
@@ -116,6 +144,16 @@ class LoadedHead(_NamedDraft, compat.EagleProposer):
 
     A checkpoint without embeddings or output layer uses the target's, which are not counted.
     """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        _complete(self.draft_model_config.hf_config)
+
+    def _prepare(self, model: torch.nn.Module) -> None:
+        if FC_BIAS in Checkpoint(self.draft_model_config.model).shapes:
+            layer: Any = model.get_submodule("model.fc")
+            bias = torch.nn.Parameter(torch.zeros_like(layer.weight[:, 0]), requires_grad=False)
+            layer.register_parameter("bias", bias)
 
     def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
         own = self.model.model.embed_tokens
