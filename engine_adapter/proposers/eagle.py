@@ -130,7 +130,8 @@ def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
 
 def _from_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
     """Converts the configuration format of the library `speculators` to the usual one."""
-    fields, layer = checkpoint.config, checkpoint.config.get(LAYER)
+    fields: Mapping[str, Any] = checkpoint.config
+    layer: Any = fields.get(LAYER)
     if fields.get(KIND) != method or method not in METHODS:
         message = f"must be {' or '.join(METHODS)}, and the proposer's method the same"
         raise checkpoint.field_error(KIND, message)
