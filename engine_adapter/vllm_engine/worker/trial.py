@@ -22,7 +22,7 @@ import torch
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.proposers.draft_options import samples
-from engine_adapter.proposers.methods import needs
+from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.draft_validation import validate_drafts
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
@@ -91,7 +91,12 @@ class Trial:
 
     @torch.inference_mode()
     def fault_of(self, spec: ProposerSpec, proposer: Proposer) -> str | None:
-        """Why the proposer cannot draft; `None` if it can. It need not be installed."""
+        """Why the proposer cannot draft; `None` if it can. It need not be installed.
+
+        A proposer that drafts with others has nothing of its own that could fail.
+        """
+        if get_method(spec.method).capabilities.members:
+            return None
         try:
             with self._scratch_row(), self._own_random_numbers():
                 for sampled in (False, True) if samples(spec) else (False,):
@@ -99,7 +104,7 @@ class Trial:
                     try:
                         validate_drafts(proposer.propose(batch), batch, self._vocab_size)
                     finally:
-                        self._forget(proposer)
+                        self._forget(spec, proposer)
         except torch.AcceleratorError:
             raise
         except Exception as error:
@@ -193,10 +198,7 @@ class Trial:
         runner.input_batch = SimpleNamespace(
             num_reqs=1,
             req_ids=[TRIAL],
-            req_id_to_index={TRIAL: 0},
             num_tokens_no_spec=np.array([self._tokens.shape[1]], np.int32),
-            token_ids_cpu=self._tokens,
-            temperature_cpu=np.zeros(1, np.float32),
             block_table=[_ScratchTable.like(table) for table in batch.block_table.block_tables],
         )
         try:
@@ -212,10 +214,8 @@ class Trial:
         )
         return context
 
-    def _forget(self, proposer: Proposer) -> None:
-        """Removes every trace of the row; a cascade's members have some too."""
-        for known in (proposer, *self._host.proposers.values()):
-            known.forget([TRIAL])
-        for model in self._host.draft_models.values():
+    def _forget(self, spec: ProposerSpec, proposer: Proposer) -> None:
+        """Drops the row. That KV of the null block was computed is noted, and means nothing."""
+        proposer.forget([TRIAL])
+        if model := self._host.draft_models.get(spec.name):
             model.forget([TRIAL])
-            model.blocks_changed([NULL_BLOCK], [])

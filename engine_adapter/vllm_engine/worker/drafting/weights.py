@@ -18,6 +18,9 @@ from engine_adapter.proposers.eagle import FC_BIAS, aux_layers
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_parallel
 
+_EAGLE_CONFIGS = ("eagle", "speculators")
+"""The `model_type` of vLLM's configurations of EAGLE heads."""
+
 
 class DraftConfig(compat.SpeculativeConfig):
     """vLLM's configuration of a draft model; vocabularies may differ in padding.
@@ -46,7 +49,9 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
 
 
 def _complete(head: Any) -> None:
-    """Adds to a head's configuration what vLLM's classes read elsewhere than it is published."""
+    """Adds to an EAGLE head's configuration what vLLM's classes read elsewhere."""
+    if head.model_type not in _EAGLE_CONFIGS:
+        return
     # In EAGLE's it is whether `fc` has a bias; vLLM would give one to the attention.
     head.bias = False
     # vLLM counts only the layers that `eagle_config` names.
@@ -150,7 +155,10 @@ class LoadedHead(_NamedDraft, compat.EagleProposer):
         _complete(self.draft_model_config.hf_config)
 
     def _prepare(self, model: torch.nn.Module) -> None:
-        if FC_BIAS in Checkpoint(self.draft_model_config.model).shapes:
+        head = self.draft_model_config
+        if head.hf_config.model_type not in _EAGLE_CONFIGS:
+            return
+        if FC_BIAS in Checkpoint(head.model).shapes:
             layer: Any = model.get_submodule("model.fc")
             bias = torch.nn.Parameter(torch.zeros_like(layer.weight[:, 0]), requires_grad=False)
             layer.register_parameter("bias", bias)

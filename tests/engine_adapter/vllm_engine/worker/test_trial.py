@@ -148,17 +148,9 @@ def test_nothing_of_the_row_is_left(draw: Callable[[DraftBatch], Any]) -> None:
     from engine_adapter.vllm_engine.worker.trial import TRIAL
 
     world = World(one=("ngram", draw, {}))
-    changes: list[Any] = []
-    world.host.draft_models = {
-        "other": SimpleNamespace(
-            forget=lambda ids: changes.append(ids),
-            blocks_changed=lambda fresh, copies: changes.append((fresh, copies)),
-        )
-    }
     world.trial.faults()
     assert world.runner.input_batch is world.own_batch
     assert set(world.probes["one"].forgotten) == {TRIAL}
-    assert changes == [[TRIAL], ([0], [])]
     assert not world.target._forward_hooks
 
 
@@ -191,9 +183,6 @@ def head(store: Callable[..., None]) -> Any:
         def forget(self, request_ids: Any) -> None:
             """It has no state."""
 
-        def blocks_changed(self, fresh: Any, copies: Any) -> None:
-            """It has no KV."""
-
     return Head()
 
 
@@ -217,6 +206,16 @@ def test_a_head_that_the_targets_states_do_not_fit_is_refused_and_not_called() -
     assert "zip() argument 2 is shorter" in faults["head"]
     assert world.probes["head"].batches == []
     assert len(world.probes["ngram"].batches) == 1
+
+
+def test_a_cascade_is_tried_through_its_members() -> None:
+    world = World(
+        one=("ngram", valid, {}),
+        two=("ngram", valid, {}),
+        both=("cascade", breaks, {"members": ["one", "two"]}),
+    )
+    assert world.trial.faults() == {}
+    assert world.probes["both"].batches == []
 
 
 def test_a_proposer_that_is_loaded_later_is_tried_alone() -> None:
