@@ -115,6 +115,15 @@ class ProposerHost:
         """A proposer's own k; 0 for one that is not loaded."""
         return next((s.num_speculative_tokens for s in self.specs if s.name == name), 0)
 
+    @property
+    def aux_reader(self) -> ProposerSpec | None:
+        """The first proposer whose head reads layers of the target, if there is one."""
+        for spec in self.specs:
+            model = self.draft_models.get(spec.name)
+            if isinstance(model, PagedHead) and model.aux_layers:
+                return spec
+        return None
+
     def memory(self) -> dict[str, tuple[int, int]]:
         """Bytes of weights and of KV on this rank, of every proposer that has any."""
         sizes = {}

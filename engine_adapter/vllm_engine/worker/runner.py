@@ -18,6 +18,7 @@ One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, th
 With one rank, core and worker are one process.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -66,8 +67,11 @@ class RunnerHooks:
 
     def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
         # Called when target and drafters are loaded.
-        self.use_aux_hidden_state_outputs = bool(self.drafter.host.aux_layers)
-        super()._setup_eagle3_aux_hidden_state_outputs()
+        host = self.drafter.host
+        self.use_aux_hidden_state_outputs = bool(host.aux_layers)
+        # Not every class of vLLM's can output its layers.
+        with host.refusing(host.aux_reader) if host.aux_reader else nullcontext():
+            super()._setup_eagle3_aux_hidden_state_outputs()
 
     def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...]:
         layers: tuple[int, ...] = self.drafter.host.aux_layers

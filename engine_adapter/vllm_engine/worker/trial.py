@@ -68,7 +68,7 @@ class Trial:
     def __init__(self, runner: Any, host: ProposerHost) -> None:
         self._runner = runner
         self._host = host
-        length = min(_LENGTH, runner.max_model_len - 1)
+        length = max(2, min(_LENGTH, runner.max_model_len - 1))
         # A repetition, so that a search finds something.
         self._tokens = np.arange(length, dtype=np.int32)[None] % 2
         # The target's final hidden state of each token but the newest, [_LENGTH - 1, H].
@@ -101,6 +101,8 @@ class Trial:
             with self._scratch_row(), self._own_random_numbers():
                 for sampled in (False, True) if samples(spec) else (False,):
                     batch = self._batch(spec, sampled=sampled)
+                    if batch.k[0] < 1:  # the context has no room for a draft
+                        return None
                     try:
                         validate_drafts(proposer.propose(batch), batch, self._vocab_size)
                     finally:

@@ -1,6 +1,7 @@
 """A MODEL that is a head and names its target."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,20 @@ def test_a_head_without_a_usable_target_is_refused_as_the_model(head: str) -> No
 def test_an_invalid_proposer_beside_a_head_is_refused_as_without(head: str) -> None:
     with pytest.raises(SettingsError, match=r"^--proposer: not valid JSON"):
         load_settings([head, "--proposer", "ngram"], {})
+
+
+def test_a_head_of_the_hub_is_read_by_its_id(
+    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    cache = tmp_path / "cache"
+    repository = cache / "models--some--head"
+    shutil.copytree(head, repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    settings = load_settings(["some/head"], {})
+    assert settings.model == TARGET
+    assert proposers(settings) == [("eagle3", "eagle3", 3, "some/head")]
+    assert load_settings(["other/head"], {}).model == "other/head"
