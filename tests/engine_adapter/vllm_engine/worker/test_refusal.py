@@ -77,8 +77,12 @@ def test_the_traceback_is_for_the_log_level_debug() -> None:
     progress: Any = Progress()
     logger = logging.getLogger("vllm").getChild("specgate")
     records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keeper()
     logger.addHandler(handler)
     try:
         for level in (logging.ERROR, logging.DEBUG):

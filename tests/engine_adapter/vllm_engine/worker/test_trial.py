@@ -77,14 +77,15 @@ class World:
             sampler=compat.sampler.Sampler(),
         )
         self.probes = {name: Probe(draw) for name, (_, draw, _) in proposers.items()}
-        self.host: Any = SimpleNamespace(
+        host: Any = SimpleNamespace(
             specs=specs,
             proposers=self.probes,
             draft_models={},
             aux_layers=(2, 4),
             target=SimpleNamespace(vocab_size=VOCABULARY),
         )
-        self.trial = Trial(self.runner, self.host)
+        self.host = host
+        self.trial = Trial(self.runner, host)
 
     def spec(self, name: str) -> ProposerSpec:
         spec: ProposerSpec = next(spec for spec in self.host.specs if spec.name == name)
