@@ -20,12 +20,24 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
     TargetSizes,
 )
+from engine_adapter.proposers.speculators import CONFIG, KIND, LAYER, METHODS
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The field with the target's layers that the head reads; also found in `eagle_config`."""
 
 _EAGLE = ("LlamaForCausalLM", "EagleLlamaForCausalLM")
-_EAGLE3 = ("LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")
+_EAGLE3 = (
+    "LlamaForCausalLM",
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+    "Eagle3Qwen3ForCausalLM",
+)
+_QWEN3 = _EAGLE3[-1]
+_SPECULATORS = {"llama": _EAGLE3[1], "qwen3": _QWEN3}
+"""The kind of layer in the format of `speculators` -> the architecture of such a head."""
+
+FC_BIAS = "fc.bias"
+"""The bias that the first published EAGLE heads have."""
 
 
 def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -38,6 +50,11 @@ def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(set(named or ())))
 
 
+def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers that a head reads if its configuration names none, as the original head does."""
+    return 2, num_layers // 2, num_layers - 3
+
+
 def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
     """`ProposerMethod.check` for the checkpoints that vLLM's EAGLE head with Llama layers loads."""
     checkpoint = _open(spec, _EAGLE)
@@ -47,46 +64,63 @@ def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
     needed: dict[str, Shape] = {"fc.weight": (hidden, 2 * hidden)}
     for i in range(checkpoint.integer("num_hidden_layers")):
         needed |= _layer(checkpoint, f"layers.{i}.", hidden, first=i == 0)
-    _check_tensors(checkpoint, needed, {"embed_tokens.weight": (target.vocab_size, hidden)})
+    optional = {"embed_tokens.weight": (target.vocab_size, hidden), FC_BIAS: (hidden,)}
+    _check_tensors(checkpoint, needed, optional)
 
 
 def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
-    """`ProposerMethod.check` for those that vLLM's EAGLE-3 head with Llama layers loads."""
+    """`ProposerMethod.check` for the checkpoints that vLLM's EAGLE-3 heads load."""
     checkpoint = _open(spec, _EAGLE3)
-    own = "target_hidden_size" in checkpoint.config
+    hidden, vocabulary = checkpoint.integer("hidden_size"), target.vocab_size
+    own = checkpoint.config.get("target_hidden_size") is not None
     size_field = "target_hidden_size" if own else "hidden_size"
     checkpoint.require(size_field, target.hidden_size, "the target's hidden size")
-    checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
-    layers = _checked_aux_layers(checkpoint, target)
-    hidden, combined = checkpoint.integer("hidden_size"), len(layers) or 3
+    checkpoint.require("vocab_size", vocabulary, "the target's vocabulary")
     first = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint.shapes else "layers.0."
     needed = _layer(checkpoint, first, 2 * hidden) | {
         "norm.weight": (hidden,),
         f"{first}hidden_norm.weight": (hidden,),
-        "fc.weight": (hidden, combined * target.hidden_size),
+        **_combination(checkpoint, target),
     }
-    if checkpoint.flag("norm_before_fc"):
-        needed["input_norm.weight"] = (combined * target.hidden_size,)
-    if checkpoint.flag("fc_norm"):
-        needed |= {f"fc_norm.{i}.weight": (target.hidden_size,) for i in range(combined)}
     for i in range(1, checkpoint.integer("num_hidden_layers")):
         needed |= _layer(checkpoint, f"layers.{i}.", hidden)
-    drafted = checkpoint.integer("draft_vocab_size", default=target.vocab_size)
-    if drafted != target.vocab_size:
-        needed |= {"d2t": (drafted,), "lm_head.weight": (drafted, hidden)}
-    optional = {
-        "embed_tokens.weight": (target.vocab_size, hidden),
-        "lm_head.weight": (drafted, hidden),
-        "d2t": (drafted,),
-        "t2d": (target.vocab_size,),
+    drafted = checkpoint.integer("draft_vocab_size", default=vocabulary)
+    embedding = {"embed_tokens.weight": (vocabulary, hidden)}
+    output = {"lm_head.weight": (drafted, hidden)}
+    if hidden != target.hidden_size:  # the target's would not fit
+        needed |= {**embedding, **output}
+    if drafted != vocabulary:
+        needed |= {"d2t": (drafted,), **output}
+    known = {"d2t": (drafted,), "t2d": (vocabulary,)}
+    _check_tensors(checkpoint, needed, {**embedding, **output, **known})
+
+
+def _combination(checkpoint: Checkpoint, target: TargetSizes) -> dict[str, Shape]:
+    """The tensors that combine the target's layers into one state; none for a head that reads one.
+
+    Raises `CheckpointError` if the layers are not the target's.
+    """
+    layers = _checked_aux_layers(checkpoint, target)
+    inner = checkpoint.config.get("eagle_config") or {}
+    if inner.get("use_aux_hidden_state") is False:
+        checkpoint.require("hidden_size", target.hidden_size, "the target's hidden size")
+        return {}
+    count = len(layers) or 3
+    checkpoint.require("num_aux_hidden_states", count, "the number of layers that it reads")
+    needed: dict[str, Shape] = {
+        "fc.weight": (checkpoint.integer("hidden_size"), count * target.hidden_size)
     }
-    _check_tensors(checkpoint, needed, optional)
+    if checkpoint.flag("norm_before_fc") or inner.get("norm_before_fc"):
+        needed["input_norm.weight"] = (count * target.hidden_size,)
+    if checkpoint.flag("fc_norm"):
+        needed |= {f"fc_norm.{i}.weight": (target.hidden_size,) for i in range(count)}
+    return needed
 
 
 def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
     assert spec.model is not None
     checkpoint = Checkpoint(spec.model)
-    if "speculators_config" in checkpoint.config:
+    if CONFIG in checkpoint.config:
         checkpoint.config = _from_speculators(checkpoint, spec.method)
     found = checkpoint.config.get("architectures")
     if not isinstance(found, list) or len(found) != 1 or found[0] not in architectures:
@@ -96,24 +130,39 @@ def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
 
 def _from_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
     """Converts the configuration format of the library `speculators` to the usual one."""
-    fields, layer = checkpoint.config, checkpoint.config.get("transformer_layer_config")
-    if fields.get("speculators_model_type") != method:
-        raise checkpoint.field_error("speculators_model_type", f"must be {method!r}")
-    if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
-        raise checkpoint.field_error("transformer_layer_config", "must describe a Llama layer")
-    return {**layer, **fields, "architectures": [_EAGLE3[-1]]}
+    fields: Mapping[str, Any] = checkpoint.config
+    layer: Any = fields.get(LAYER)
+    if fields.get(KIND) != method or method not in METHODS:
+        message = f"must be {' or '.join(METHODS)}, and the proposer's method the same"
+        raise checkpoint.field_error(KIND, message)
+    kind = layer.get("model_type", "llama") if isinstance(layer, dict) else None
+    if kind not in _SPECULATORS:
+        kinds = " or ".join(_SPECULATORS)
+        message = f"must describe a layer of the model_type {kinds}"
+        raise checkpoint.field_error(LAYER, message)
+    return {**layer, **fields, "architectures": [_SPECULATORS[kind]]}
 
 
 def _checked_aux_layers(checkpoint: Checkpoint, target: TargetSizes) -> tuple[int, ...]:
+    """`aux_layers` of the checkpoint. Raises `CheckpointError` if they are not the target's."""
+    last = target.num_layers
+    inner = checkpoint.config.get("eagle_config") or {}
     try:
         layers = aux_layers(checkpoint.config)
-        known = all(type(i) is int and 0 <= i <= (target.num_layers or i) for i in layers)
+        known = all(type(i) is int and 0 <= i <= (last or i) for i in layers)
     except (TypeError, AttributeError):
         known = False
     if not known:
         raise checkpoint.field_error(
             AUX_LAYERS if AUX_LAYERS in checkpoint.config else "eagle_config",
-            f"must name layers of the target in {AUX_LAYERS}, 0 to {target.num_layers}",
+            f"must name layers of the target in {AUX_LAYERS}, 0 to {last}",
+        )
+    reads_layers = inner.get("use_aux_hidden_state", True)
+    if reads_layers and not layers and last and len(set(default := default_aux_layers(last))) < 3:
+        raise checkpoint.field_error(
+            AUX_LAYERS,
+            "must name the target's layers that the head reads: without it they are "
+            f"{', '.join(map(str, default))}, and a target of {last} layers has no such three",
         )
     return layers
 
@@ -129,19 +178,26 @@ def _layer(
     heads = checkpoint.integer("num_attention_heads")
     kv_heads = checkpoint.integer("num_key_value_heads", default=heads)
     size = checkpoint.integer("head_dim", default=hidden // heads)
-    shapes = {
-        "self_attn.q_proj": (heads * size, width),
-        "self_attn.k_proj": (kv_heads * size, width),
-        "self_attn.v_proj": (kv_heads * size, width),
-        "self_attn.o_proj": (hidden, heads * size),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-        "post_attention_layernorm": (hidden,),
+    attention: dict[str, Shape] = {
+        "q_proj": (heads * size, width),
+        "k_proj": (kv_heads * size, width),
+        "v_proj": (kv_heads * size, width),
+        "o_proj": (hidden, heads * size),
     }
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
     if not first:
-        shapes["input_layernorm"] = (hidden,)
-    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+        shapes["input_layernorm.weight"] = (hidden,)
+    if _QWEN3 in checkpoint.config["architectures"]:
+        shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
+    for part, matrices, bias in (
+        ("self_attn", attention, checkpoint.flag("attention_bias")),
+        ("mlp", mlp, checkpoint.flag("mlp_bias")),
+    ):
+        shapes |= {f"{part}.{name}.weight": shape for name, shape in matrices.items()}
+        if bias:
+            shapes |= {f"{part}.{name}.bias": shape[:1] for name, shape in matrices.items()}
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
 def _check_tensors(

@@ -76,6 +76,7 @@ NAMES = {
     "HiddenStateCacheSpec": "vllm.v1.kv_cache_interface",
     # The KV cache groups of a draft model's layers, and what they keep.
     "AttentionGroup": "vllm.v1.worker.utils",
+    "AttentionSpec": "vllm.v1.kv_cache_interface",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
     "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
     "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
@@ -156,18 +157,17 @@ _RUNNER_ATTRIBUTES = (
     "attn_groups",
     "input_batch",
     "requests",
-    "input_ids",
-    "query_start_loc",
+    *("input_ids", "query_start_loc"),
     "discard_request_mask",
     "_draft_token_ids",
-    "lora_config",
-    "num_prompt_logprobs",
-    "_set_active_loras",
+    *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
+    *("_dummy_run", "get_model", "max_model_len"),
 )
 
 _DRAFT_ATTRIBUTES = (
     *("vllm_config", "device", "speculative_config", "draft_model_config"),
     *("_draft_attn_layer_names", "_slot_mapping_buffer", "draft_attn_groups"),
+    "_create_draft_vllm_config",
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -272,9 +272,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "request_lora_mapping",
         "temperature_cpu",
         "token_ids_cpu",
-        "top_k_cpu",
-        "top_p_cpu",
+        *("top_k_cpu", "top_p_cpu"),
     ),
+    "vllm.v1.worker.block_table:MultiGroupBlockTable": ("block_tables",),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
     "AttentionLayerBase": ("kv_cache",),

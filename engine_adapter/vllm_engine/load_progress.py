@@ -1,12 +1,22 @@
-"""Progress lines from the engine's processes to the gateway, through a named pipe."""
+"""Progress lines from the engine's processes to the gateway, through a named pipe.
+
+A line can also be a refusal: why the engine cannot start with a setting.
+"""
 
 import asyncio
+import json
 import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+
+from engine_adapter.errors import EngineConfigError, EngineStartError
+
+_REFUSED = b"refused "
+_MAX_REFUSAL = 1500
+"""Characters; a line of more bytes than the system's PIPE_BUF could be mixed with another."""
 
 
 class ProgressWriter:
@@ -29,6 +39,10 @@ class ProgressWriter:
         finally:
             os.close(descriptor)
 
+    def refuse(self, setting: str, message: str) -> None:
+        """Tells the gateway why the engine cannot start."""
+        self.write(_REFUSED.decode() + json.dumps([setting, message[:_MAX_REFUSAL]]))
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Writes a line when the stage begins, and one with its duration when it has succeeded."""
@@ -40,7 +54,11 @@ class ProgressWriter:
 
 @asynccontextmanager
 async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
-    """Creates a named pipe and calls `on_line` with every line from it; yields the pipe's path."""
+    """Creates a named pipe and calls `on_line` with every line of progress; yields its path.
+
+    Raises:
+        EngineConfigError: the block raised `EngineStartError`, and a refusal has told why.
+    """
     with tempfile.TemporaryDirectory(prefix="specgate-") as folder:
         path = Path(folder) / "progress"
         os.mkfifo(path, 0o600)
@@ -48,18 +66,29 @@ async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         loop = asyncio.get_running_loop()
         pending = b""
+        refusals: list[tuple[str, str]] = []
 
         def read() -> None:
             nonlocal pending
             *lines, pending = (pending + os.read(descriptor, 65536)).split(b"\n")
             for line in lines:
-                on_line(line.decode())
+                if line.startswith(_REFUSED):
+                    refusals.append(json.loads(line.removeprefix(_REFUSED)))
+                else:
+                    on_line(line.decode())
 
         loop.add_reader(descriptor, read)
+        failure: EngineStartError | None = None
         try:
             yield str(path)
+        except EngineStartError as error:
+            failure = error
         finally:
             loop.remove_reader(descriptor)
             with suppress(BlockingIOError):
                 read()
             os.close(descriptor)
+        if failure is not None:
+            if refusals:
+                raise EngineConfigError(*refusals[0]) from failure
+            raise failure

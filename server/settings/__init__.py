@@ -54,7 +54,8 @@ class Settings(
     """Everything that can be set. Without `model` it describes the demo."""
 
     model: str = Field(
-        "", description="path or id of the target model; the demo model if not given"
+        "",
+        description="path or id of the target, or of a head that names it; the demo if not given",
     )
     served_model_name: Texts = Field(
         (), description="names that requests may give as `model`, the first one shown (repeatable)"

@@ -15,6 +15,12 @@ def check_model(setting: str, model: str, prefix: str = "") -> None:
         raise SettingError(setting, f"{prefix}the folder {model!r} has no config.json")
     if path.exists() or "://" in model:
         return
-    in_a_folder = path.parent != Path(".") and path.parent.is_dir()
-    if in_a_folder or not _HUB_ID.fullmatch(model):
+    if not is_hub_id(model):
         raise SettingError(setting, f"{prefix}there is no folder {model!r}")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a model that is no folder can be an id of the hub."""
+    parent = Path(model).parent
+    in_a_folder = parent != Path(".") and parent.is_dir()
+    return not in_a_folder and _HUB_ID.fullmatch(model) is not None

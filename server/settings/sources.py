@@ -17,12 +17,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from engine_adapter.proposers.checkpoint import CheckpointError
 from server.settings import Settings, flag
 from server.settings.access_settings import KEY_SETTINGS, NEVER_EMPTY, AccessSettings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.http_settings import HttpSettings
 from server.settings.limit_settings import LimitSettings
 from server.settings.recovery_settings import RecoverySettings
+from server.settings.speculators import with_target
 from server.settings.telemetry_settings import TelemetrySettings
 from server.settings.types import SettingError
 
@@ -81,9 +83,11 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         **{name: flag(name) for name in flags},
     }
     try:
-        return Settings(**{**file, **variables, **flags})
+        return Settings(**with_target({**file, **variables, **flags}))
     except ValidationError as error:
         raise SettingsError(*_lines(error, written)) from None
+    except CheckpointError as error:
+        raise SettingsError(f"{written['model']}: {error}") from None
 
 
 def _read_flags(argv: Sequence[str]) -> dict[str, Any]:

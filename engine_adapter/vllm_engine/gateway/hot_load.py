@@ -6,7 +6,7 @@ a load, poll its state and install the result; a thread of each worker reads the
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -72,6 +72,9 @@ async def _load_on_ranks(process: Process, spec: ProposerSpec) -> list[Any]:
     await process.collective_rpc("specgate_load", asdict(spec))
     try:
         await _wait_until_ready(process, spec)
+        for reason in await process.collective_rpc("specgate_try_load"):
+            if reason:
+                raise _unusable(spec, cannot_draft(spec, reason))
     except EngineDead:
         raise
     except EngineError:
@@ -98,6 +101,26 @@ def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
         if state == LoadState.FAILED:
             raise EngineError(f"{spec.name!r} was not loaded: {why}")
     return True
+
+
+async def try_proposers(process: Process, specs: Sequence[ProposerSpec]) -> None:
+    """Lets every proposer of a started process draft once, on every rank.
+
+    Raises:
+        EngineConfigError: a proposer cannot draft; the message has all of them.
+    """
+    faults: dict[str, str] = {}
+    for of_rank in await process.collective_rpc("specgate_try_proposers"):
+        faults = {**of_rank, **faults}
+    found = [f"{s.name}: {cannot_draft(s, faults[s.name])}" for s in specs if s.name in faults]
+    if found:
+        raise EngineConfigError("proposer", "; ".join(found))
+
+
+def cannot_draft(spec: ProposerSpec, reason: str) -> str:
+    """The message for a proposer that was loaded and failed in its first draft."""
+    subject = f"model {spec.model}" if spec.model else f"the method {spec.method}"
+    return f"{subject} cannot draft for this target: {reason}"
 
 
 def _unusable(spec: ProposerSpec, why: str, field: str = "model") -> EngineConfigError:

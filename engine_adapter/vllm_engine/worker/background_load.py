@@ -34,11 +34,11 @@ class BackgroundLoad:
         # A daemon: an engine that stops does not wait for it.
         Thread(target=self._run, name=f"load-{spec.name}", daemon=True).start()
 
-    def take(self) -> Proposer:
-        """Returns the proposer of a load that is ready; may be called once."""
-        proposer, self._proposer = self._proposer, None
-        assert proposer is not None
-        return proposer
+    @property
+    def proposer(self) -> Proposer:
+        """The proposer of a load that is ready."""
+        assert self._proposer is not None
+        return self._proposer
 
     def _run(self) -> None:
         threads = get_num_threads()

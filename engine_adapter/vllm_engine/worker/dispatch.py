@@ -82,8 +82,10 @@ class ProposerDispatch:
         """Shows the KV cache to every draft model; called before the first step."""
         groups = kv_cache_config.kv_cache_groups
         self._block_sizes = [group.kv_cache_spec.block_size for group in groups]
-        for model in self.host.draft_models.values():
-            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
+        for spec in self.host.specs:
+            if model := self.host.draft_models.get(spec.name):
+                with self.host.refusing(spec):
+                    model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
 
     # -- following the batch -----------------------------------------------------------------
 

@@ -13,6 +13,8 @@ ranks waiting. Out of memory can be contained: the target's step is already done
 
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -55,8 +57,14 @@ def validate_drafts(drafts: object, batch: DraftBatch, vocab_size: int) -> Draft
 
 
 def describe_error(error: Exception) -> str:
-    """The description of a fault in statistics and in the API, of 300 characters at most."""
-    return f"{type(error).__name__}: {error}"[:_MAX_DESCRIPTION]
+    """The description of a fault in statistics and in the API: a line of 300 characters at most.
+
+    An error without a text, as of most assertions, is described by the line that raised it.
+    """
+    text = " ".join(str(error).split())
+    if not text and (frames := extract_tb(error.__traceback__)):
+        text = f"{frames[-1].line} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+    return f"{type(error).__name__}: {text}"[:_MAX_DESCRIPTION]
 
 
 def _validate_ids(tokens: list[Any], vocab_size: int) -> list[int]:

@@ -1,6 +1,7 @@
 """The proposers of a rank: creating them, installing and removing them while the engine serves."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
+from engine_adapter.vllm_engine.worker.refusal import refusing
 from engine_adapter.vllm_engine.worker.target import LoadedTarget
 
 DraftCall = Callable[[str, DraftBatch], Drafts]
@@ -55,6 +57,7 @@ class ProposerHost:
         capabilities: what each needs, by name.
         draft_models: the draft models and heads of the proposers that keep KV, by name.
         heads: the heads among them.
+        progress: the way to the gateway while the engine starts.
         aux_layers: the target's layers whose outputs a head reads, ascending.
     """
 
@@ -63,7 +66,7 @@ class ProposerHost:
         self._runner = runner
         self._draft = draft
         config = SpecgateConfig.of(vllm_config)
-        self._progress = ProgressWriter(config.progress_pipe)
+        self.progress = ProgressWriter(config.progress_pipe)
         self._target: LoadedTarget | None = None
         self.specs = config.proposers
         self.proposers: dict[str, Proposer] = {}
@@ -80,12 +83,17 @@ class ProposerHost:
         """Creates every configured proposer; `target` is the loaded target model."""
         self._target = LoadedTarget(target, self._vllm_config.model_config, self._runner.device)
         for spec in self.specs:
-            with self._progress.stage(f"loading proposer {spec.name} ({spec.method})"):
+            stage = self.progress.stage(f"loading proposer {spec.name} ({spec.method})")
+            with self.refusing(spec), stage:
                 self.proposers[spec.name] = self.create(spec)
                 if spec.name in self.draft_models:
                     self.draft_models[spec.name].load(target)
         self.heads = [m for m in self.draft_models.values() if isinstance(m, PagedHead)]
         self.aux_layers = tuple(sorted({i for head in self.heads for i in head.aux_layers}))
+
+    def refusing(self, spec: ProposerSpec) -> AbstractContextManager[None]:
+        """A scope in which a failure ends the start and names this proposer: see `refusal`."""
+        return refusing(spec, self.progress)
 
     def create(self, spec: ProposerSpec) -> Proposer:
         """Creates a proposer. For a method without draft KV, another thread may call it."""
@@ -106,6 +114,15 @@ class ProposerHost:
     def k_of(self, name: str) -> int:
         """A proposer's own k; 0 for one that is not loaded."""
         return next((s.num_speculative_tokens for s in self.specs if s.name == name), 0)
+
+    @property
+    def aux_reader(self) -> ProposerSpec | None:
+        """The first proposer whose head reads layers of the target, if there is one."""
+        for spec in self.specs:
+            model = self.draft_models.get(spec.name)
+            if isinstance(model, PagedHead) and model.aux_layers:
+                return spec
+        return None
 
     def memory(self) -> dict[str, tuple[int, int]]:
         """Bytes of weights and of KV on this rank, of every proposer that has any."""

@@ -18,6 +18,7 @@ One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, th
 With one rank, core and worker are one process.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_position
+from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
@@ -66,8 +68,11 @@ class RunnerHooks:
 
     def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
         # Called when target and drafters are loaded.
-        self.use_aux_hidden_state_outputs = bool(self.drafter.host.aux_layers)
-        super()._setup_eagle3_aux_hidden_state_outputs()
+        host = self.drafter.host
+        self.use_aux_hidden_state_outputs = bool(host.aux_layers)
+        # Not every class of vLLM's can output its layers.
+        with host.refusing(host.aux_reader) if host.aux_reader else nullcontext():
+            super()._setup_eagle3_aux_hidden_state_outputs()
 
     def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...]:
         layers: tuple[int, ...] = self.drafter.host.aux_layers
@@ -88,7 +93,9 @@ class RunnerHooks:
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then leaves only the target's layers in its own groups."""
-        super().initialize_kv_cache(*args, **kwargs)
+        size = self.vllm_config.cache_config.block_size
+        with refusing_block_size(size, self.drafter.host.progress):
+            super().initialize_kv_cache(*args, **kwargs)
         # Draft models build the metadata of their layers when they run.
         models = self.drafter.host.draft_models.values()
         draft_layers = {name for model in models for name in model.layer_names}

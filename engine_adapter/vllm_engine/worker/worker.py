@@ -14,12 +14,14 @@ from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, trim_memory
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
+from engine_adapter.vllm_engine.worker.trial import Trial
 
 
 class WorkerHooks:
     """Mixed into a vLLM worker: reports progress while loading, and answers the gateway's calls."""
 
     _load: BackgroundLoad | None = None
+    _trial: Trial | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads as vLLM does, with progress lines. The process then exits with its parent."""
@@ -43,6 +45,11 @@ class WorkerHooks:
         memory: dict[str, tuple[int, int]] = self.model_runner.drafter.host.memory()
         return memory
 
+    def specgate_try_proposers(self) -> dict[str, str]:
+        """Lets every proposer draft once; the reason for each that cannot: see `Trial`."""
+        self._trial = Trial(self.model_runner, self.model_runner.drafter.host)
+        return self._trial.faults()
+
     def specgate_load(self, fields: dict[str, Any]) -> None:
         """Begins to create a proposer while steps run; `fields` are those of its `ProposerSpec`."""
         create = self.model_runner.drafter.host.create
@@ -53,11 +60,17 @@ class WorkerHooks:
         assert self._load is not None
         return list(self._load.state)
 
+    def specgate_try_load(self) -> str:
+        """Lets the created proposer draft once; the reason if it cannot, or an empty text."""
+        assert self._load is not None
+        assert self._trial is not None
+        return self._trial.fault_of(self._load.spec, self._load.proposer) or ""
+
     def specgate_install(self) -> dict[str, tuple[int, int]]:
         """Installs the created proposer; returns the memory of every proposer."""
         load, self._load = self._load, None
         assert load is not None
-        self.model_runner.drafter.install(load.spec, load.take())
+        self.model_runner.drafter.install(load.spec, load.proposer)
         return self.specgate_memory()
 
     def specgate_unload(self, name: str) -> None:

@@ -10,13 +10,16 @@ from tests.engine_adapter.proposers.heads import Heads, Tensors
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
-def eagle(config: dict[str, Any], *, seed: int = 0) -> Heads:
-    """An EAGLE head for a target of the given `config.json`."""
+def eagle(config: dict[str, Any], *, bias: bool = False, seed: int = 0) -> Heads:
+    """An EAGLE head for a target of this `config.json`; the first ones had a `bias` in `fc`."""
     hidden = config["hidden_size"]
     tensors = _layer(config, "layers.0.", hidden, seed)
     del tensors["layers.0.input_layernorm.weight"]
     tensors["fc.weight"] = _random(seed + 50, hidden, 2 * hidden)
-    return Heads(config | {"num_hidden_layers": 1, "dtype": "float32"}, tensors)
+    if bias:
+        tensors["fc.bias"] = _random(seed + 51, hidden)
+    ours = {"num_hidden_layers": 1, "dtype": "float32", "bias": bias}
+    return Heads(config | ours, tensors)
 
 
 def eagle3(

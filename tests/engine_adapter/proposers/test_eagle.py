@@ -1,6 +1,7 @@
 """EAGLE and EAGLE-3 checkpoints: valid ones pass, others are refused with the field."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,20 @@ def check(heads: Heads, folder: Path, name: str) -> None:
     ("name", "make"),
     [
         ("eagle", lambda: eagle(CONFIG)),
+        ("eagle", lambda: eagle(CONFIG, bias=True)),
         ("eagle3", lambda: eagle3(CONFIG, aux_layers=[1, 3, 6])),
         ("eagle3", lambda: eagle3(CONFIG, aux_layers=[0, 3], first="layers.0.")),
         ("eagle3", lambda: eagle3(CONFIG, aux_layers=[1, 3, 5], draft_vocabulary=40)),
         ("eagle3", lambda: speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])),
     ],
-    ids=["eagle", "eagle3", "numbered layers", "smaller vocabulary", "speculators"],
+    ids=[
+        "eagle",
+        "eagle with a bias",
+        "eagle3",
+        "numbered layers",
+        "smaller vocabulary",
+        "speculators",
+    ],
 )
 def test_a_published_layout_passes(name: str, make: Callable[[], Heads], tmp_path: Path) -> None:
     check(make(), tmp_path, name)
@@ -57,6 +66,55 @@ def test_the_targets_embedding_and_unused_tensors_are_allowed(name: str, tmp_pat
     heads = eagle(CONFIG)
     heads.tensors[name] = torch.zeros(96, 32)
     check(heads, tmp_path, "eagle")
+
+
+def test_a_head_that_names_no_layers_reads_those_of_the_original(tmp_path: Path) -> None:
+    heads = eagle3(CONFIG, aux_layers=[1, 3, 5])
+    del heads.config["eagle_config"]
+    spec = parse_spec({"name": "eagle3", "model": heads.write(tmp_path)})
+    get_method("eagle3").check(spec, replace(TARGET, num_layers=7))
+    says = r"eagle_aux_hidden_state_layer_ids must name .* without it they are 2, 3, 3"
+    with pytest.raises(ValueError, match=says):
+        get_method("eagle3").check(spec, TARGET)
+
+
+def test_a_head_that_reads_only_the_final_state_needs_no_fc(tmp_path: Path) -> None:
+    heads = eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config["eagle_config"] = {"use_aux_hidden_state": False}
+    del heads.tensors["fc.weight"]
+    check(heads, tmp_path, "eagle3")
+
+
+def test_a_narrower_head_needs_an_embedding_and_an_output_layer_of_its_own(tmp_path: Path) -> None:
+    narrow = CONFIG | {"hidden_size": 16, "intermediate_size": 24}
+    heads = eagle3(narrow, aux_layers=[1, 3, 5])
+    heads.config["target_hidden_size"] = 32
+    heads.tensors["fc.weight"] = torch.zeros(16, 3 * 32)
+    with pytest.raises(ValueError, match=r"embed_tokens\.weight of shape \[96, 16\] is missing"):
+        check(heads, tmp_path, "eagle3")
+    heads.tensors["embed_tokens.weight"] = torch.zeros(96, 16)
+    check(heads, tmp_path, "eagle3")
+
+
+def test_biases_of_the_attention_are_needed_if_the_configuration_has_them(tmp_path: Path) -> None:
+    heads = eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config["attention_bias"] = True
+    with pytest.raises(ValueError, match=r"midlayer\.self_attn\.q_proj\.bias .* is missing"):
+        check(heads, tmp_path, "eagle3")
+    for name, tensor in list(heads.tensors.items()):
+        if "self_attn" in name:
+            heads.tensors[name.replace("weight", "bias")] = tensor[:, 0].clone()
+    check(heads, tmp_path, "eagle3")
+
+
+def test_a_head_of_qwen3_has_norms_in_its_attention(tmp_path: Path) -> None:
+    heads = speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config["transformer_layer_config"]["model_type"] = "qwen3"
+    with pytest.raises(ValueError, match=r"self_attn\.q_norm\.weight of shape \[8\] is missing"):
+        check(heads, tmp_path, "eagle3")
+    for name in "qk":
+        heads.tensors[f"layers.0.self_attn.{name}_norm.weight"] = torch.ones(8)
+    check(heads, tmp_path, "eagle3")
 
 
 # -- invalid checkpoints -----------------------------------------------------------------------
@@ -78,6 +136,7 @@ def test_the_targets_embedding_and_unused_tensors_are_allowed(name: str, tmp_pat
         ("eagle3", "eagle_config", {"eagle_aux_hidden_state_layer_ids": 7}, "0 to 6"),
         ("eagle3", "eagle_aux_hidden_state_layer_ids", ["a", 2], "0 to 6"),
         ("eagle3", "norm_before_fc", "yes", "must be true or false"),
+        ("eagle3", "num_aux_hidden_states", 4, "must be 3, which is the number of layers"),
     ],
 )
 def test_an_unfit_configuration_is_refused_with_its_field(
@@ -112,8 +171,8 @@ def test_a_missing_tensor_is_refused_with_its_name(name: str, tensor: str, tmp_p
 
 def test_a_tensor_that_vllm_would_not_load_is_refused(tmp_path: Path) -> None:
     heads = eagle(CONFIG)
-    heads.tensors["fc.bias"] = torch.zeros(32)
-    with pytest.raises(ValueError, match=r"tensor fc\.bias is not expected"):
+    heads.tensors["lm_head.weight"] = torch.zeros(96, 32)
+    with pytest.raises(ValueError, match=r"tensor lm_head\.weight is not expected"):
         check(heads, tmp_path, "eagle")
 
 
@@ -127,7 +186,7 @@ def test_the_width_of_fc_follows_from_the_number_of_layers(tmp_path: Path) -> No
 def test_another_kind_of_speculator_is_refused(tmp_path: Path) -> None:
     heads = speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])
     heads.config["speculators_model_type"] = "dflash"
-    with pytest.raises(ValueError, match="speculators_model_type must be 'eagle3'"):
+    with pytest.raises(ValueError, match="speculators_model_type must be eagle3"):
         check(heads, tmp_path, "eagle3")
 
 

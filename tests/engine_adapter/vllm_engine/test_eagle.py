@@ -37,10 +37,10 @@ HEADS = [ONE, TWO, THREE, SMALL]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two EAGLE heads and two EAGLE-3 heads that combine different layers of the target."""
+    """Two EAGLE heads, one with a bias, and two EAGLE-3 heads that combine different layers."""
     config = json.loads((Path(TARGET) / "config.json").read_text())
     heads = {
-        "one": eagle(config, seed=1),
+        "one": eagle(config, bias=True, seed=1),
         "two": eagle(config, seed=2),
         "three": speculators_eagle3(config, aux_layers=[1, 3, 5]),
         "small": eagle3(config, aux_layers=[2, 3, 4], draft_vocabulary=512, seed=4),

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 import pytest_asyncio
 
+from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (
@@ -110,3 +111,30 @@ async def test_a_proposer_that_is_loaded_again_starts_without_faults(
     assert (info.state, info.last_error) == ("loaded", None)
     result = await generate(faulty, prompts[0], greedy(40), pinned("rows", 5))
     assert result.counts("rows").accepted > 0
+
+
+async def test_a_proposer_whose_trial_fails_is_not_loaded_and_the_engine_serves_on(
+    faulty: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    before = await faulty.engine.proposers()
+    running = asyncio.create_task(generate(faulty, prompts[1], greedy(60), pinned("self", 5)))
+    await faulty.recorder.more(2)
+    said = "late: the method broken cannot draft for this target: RuntimeError: broken at 4 tokens"
+    with pytest.raises(EngineConfigError, match=said):
+        await faulty.engine.load_proposer({"name": "late", "method": "broken"})
+    result = await running
+    await stock.check(prompts[1], result.tokens)
+    assert result.counts("self").accepted == result.counts("self").drafted > 0
+    names = [info.name for info in await faulty.engine.proposers()]
+    assert names == [info.name for info in before]
+
+
+async def test_an_engine_does_not_start_with_a_proposer_whose_trial_fails() -> None:
+    module = import_module("tests.engine_adapter.vllm_engine.support.faulty")
+    with pytest.raises(EngineConfigError, match="late: the method broken cannot draft") as caught:
+        await start(
+            [{"name": "ngram"}, {"name": "late", "method": "broken"}],
+            kv_cache_memory_bytes=64 << 20,
+            distributed_executor_backend=module.FaultyExecutor,
+        )
+    assert caught.value.setting == "proposer"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_adapter.errors import EngineConfigError, EngineStartError
 from engine_adapter.vllm_engine.load_progress import ProgressWriter, progress_pipe
 
 ROOT = Path(__file__).parents[3]
@@ -129,6 +130,42 @@ async def test_a_stage_writes_its_begin_and_its_duration() -> None:
         await until(lambda: len(lines) == 2)
     assert lines[1].startswith("loading target: ")
     assert lines[1].endswith(" s")
+
+
+async def test_a_failed_start_is_explained_by_the_first_refusal() -> None:
+    lines: list[str] = []
+
+    async def start() -> None:
+        async with progress_pipe(lines.append) as pipe:
+            writer = ProgressWriter(pipe)
+            writer.write("loading")
+            writer.refuse("proposer", "p: two\nlines")
+            writer.refuse("proposer", "p: on another rank")
+            raise EngineStartError("vLLM did not start")
+
+    with pytest.raises(EngineConfigError) as caught:
+        await start()
+    assert (caught.value.setting, caught.value.message) == ("proposer", "p: two\nlines")
+    assert lines == ["loading"]
+
+
+async def test_a_failed_start_without_a_refusal_is_what_it_was() -> None:
+    failure = EngineStartError("vLLM did not start")
+    with pytest.raises(EngineStartError) as caught:
+        async with progress_pipe(lambda line: None):
+            raise failure
+    assert caught.value is failure
+
+
+async def test_a_long_refusal_is_cut_to_a_line_that_is_written_at_once() -> None:
+    async def start() -> None:
+        async with progress_pipe(lambda line: None) as pipe:
+            ProgressWriter(pipe).refuse("proposer", "x" * 100_000)
+            raise EngineStartError("vLLM did not start")
+
+    with pytest.raises(EngineConfigError) as caught:
+        await start()
+    assert 1000 < len(caught.value.message) < 4096
 
 
 async def test_a_stage_that_fails_writes_no_duration() -> None:

@@ -13,10 +13,15 @@ from typing import Any
 
 import torch
 
+from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
+from engine_adapter.proposers.eagle import FC_BIAS, aux_layers
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_parallel
+
+_EAGLE_CONFIGS = ("eagle", "speculators")
+"""The `model_type` of vLLM's configurations of EAGLE heads."""
 
 
 class DraftConfig(compat.SpeculativeConfig):
@@ -54,6 +59,17 @@ def window_of_all_layers(text_config: Any) -> int | None:
     return window
 
 
+def _complete(head: Any) -> None:
+    """Adds to an EAGLE head's configuration what vLLM's classes read elsewhere."""
+    if head.model_type not in _EAGLE_CONFIGS:
+        return
+    # In EAGLE's it is whether `fc` has a bias; vLLM would give one to the attention.
+    head.bias = False
+    # vLLM counts only the layers that `eagle_config` names.
+    if layers := aux_layers(vars(head)):
+        head.num_aux_hidden_states = len(layers)
+
+
 def layer_prefix(spec: ProposerSpec) -> str:
     """The prefix of a proposer's layer names.
 
@@ -79,6 +95,19 @@ class _NamedDraft:
         """Loads the weights as vLLM does, in the model's own tensor-parallel group."""
         with self.tp_scope():
             super().load_model(target_model)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Raises `ValueError` for a layer whose state cannot be computed later from its tokens."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        for name in sorted(self._draft_attn_layer_names):
+            if not isinstance(
+                layers[name].get_kv_cache_spec(self.vllm_config), compat.AttentionSpec
+            ):
+                raise ValueError(
+                    f"it has layers of the kind {type(layers[name]).__name__}; a draft model needs "
+                    "layers of attention, whose KV can be computed later"
+                )
 
     @property
     def weights_bytes(self) -> int:
@@ -160,12 +189,16 @@ class _NamedDraft:
             return config
         return replace(config, cache_config=replace(config.cache_config, sliding_window=window))
 
+    def _prepare(self, model: torch.nn.Module) -> None:
+        """Adds parameters that the checkpoint has and vLLM's class lacks."""
+
     def _get_model(self) -> torch.nn.Module:
         config = self._create_draft_vllm_config()
         loader = compat.get_model_loader(config.load_config)
         load_weights = loader.load_weights
 
         def load_and_measure(model: torch.nn.Module, *args: Any) -> None:
+            self._prepare(model)
             load_weights(model, *args)
             # Measured here: on CPU, vLLM packs the weights into hidden buffers afterwards.
             for name, weight in model.named_parameters():
@@ -196,6 +229,19 @@ class LoadedHead(_NamedDraft, compat.EagleProposer):
 
     A checkpoint without embeddings or output layer uses the target's, which are not counted.
     """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        _complete(self.draft_model_config.hf_config)
+
+    def _prepare(self, model: torch.nn.Module) -> None:
+        head = self.draft_model_config
+        if head.hf_config.model_type not in _EAGLE_CONFIGS:
+            return
+        if FC_BIAS in Checkpoint(head.model).shapes:
+            layer: Any = model.get_submodule("model.fc")
+            bias = torch.nn.Parameter(torch.zeros_like(layer.weight[:, 0]), requires_grad=False)
+            layer.register_parameter("bias", bias)
 
     def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
         own = self.model.model.embed_tokens

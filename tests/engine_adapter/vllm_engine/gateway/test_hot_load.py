@@ -10,7 +10,11 @@ from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
 from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.vllm_engine.gateway.hot_load import load_proposer, unload_proposer
+from engine_adapter.vllm_engine.gateway.hot_load import (
+    load_proposer,
+    try_proposers,
+    unload_proposer,
+)
 from engine_adapter.vllm_engine.wire import LoadState
 
 SIZES = TargetSizes(16, 96)
@@ -18,11 +22,17 @@ LOOKUP = {"name": "lookup", "method": "ngram"}
 
 
 class Ranks:
-    """An engine process of two ranks; `states` are its answers, in order."""
+    """An engine process of two ranks; `states` are its answers, in order.
 
-    def __init__(self, *states: tuple[str, str], dies_at: str = "") -> None:
+    `faults` are its answers to a trial, of a load or of all proposers.
+    """
+
+    def __init__(
+        self, *states: tuple[str, str], dies_at: str = "", faults: tuple[Any, Any] = ("", "")
+    ) -> None:
         self.states = list(states)
         self.dies_at = dies_at
+        self.faults = faults
         self.calls: list[str] = []
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -34,6 +44,8 @@ class Ranks:
             raise EngineDead("dead")
         if method == "specgate_load_state":
             return [[state, f"why {i}"] for i, state in enumerate(self.states.pop(0))]
+        if method.startswith("specgate_try"):
+            return list(self.faults)
         return [{"lookup": (7, 0)}, {"lookup": (7, 0)}]
 
 
@@ -49,7 +61,7 @@ async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: Propose
         (LoadState.READY, LoadState.READY),
     )
     info = await load_proposer(ranks, registry, LOOKUP, SIZES)
-    assert ranks.calls == ["load", *["load_state"] * 3, "install", "add_proposer"]
+    assert ranks.calls == ["load", *["load_state"] * 3, "try_load", "install", "add_proposer"]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
     assert [spec.name for spec in registry.specs] == ["ngram", "lookup"]
     assert registry.loading is None
@@ -69,7 +81,27 @@ async def test_a_failure_on_one_rank_unloads_it_on_all(
     assert registry.loading is None
 
 
-@pytest.mark.parametrize("at", ["load", "load_state", "install", "add_proposer"])
+async def test_a_proposer_that_cannot_draft_on_a_rank_is_unloaded_on_all(
+    registry: ProposerRegistry,
+) -> None:
+    ranks = Ranks((LoadState.READY, LoadState.READY), faults=("", "RuntimeError: no"))
+    with pytest.raises(EngineConfigError, match=r"method ngram cannot draft .*: RuntimeError: no"):
+        await load_proposer(ranks, registry, LOOKUP, SIZES)
+    assert ranks.calls == ["load", "load_state", "try_load", "unload"]
+    assert [spec.name for spec in registry.specs] == ["ngram"]
+
+
+async def test_a_start_is_refused_with_every_proposer_that_failed_on_some_rank() -> None:
+    specs = parse_specs([{"name": name, "method": "ngram"} for name in ("one", "two", "three")])
+    await try_proposers(Ranks(faults=({}, {})), specs)
+    with pytest.raises(EngineConfigError) as caught:
+        await try_proposers(Ranks(faults=({"three": "A"}, {"three": "B", "one": "C"})), specs)
+    assert caught.value.setting == "proposer"
+    said = "the method ngram cannot draft for this target"
+    assert caught.value.message == f"one: {said}: C; three: {said}: A"
+
+
+@pytest.mark.parametrize("at", ["load", "load_state", "try_load", "install", "add_proposer"])
 async def test_nothing_is_loaded_if_the_process_dies(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
         await load_proposer(

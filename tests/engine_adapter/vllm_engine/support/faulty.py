@@ -19,6 +19,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
+from engine_adapter.vllm_engine.worker.trial import TRIAL
 
 
 class FaultyExecutor(UniProcExecutor):
@@ -45,8 +46,13 @@ WAYS: dict[str, Callable[[DraftBatch], Any]] = {
 """Name of a proposer of method `faulty` -> how it fails."""
 
 
+def is_trial(batch: DraftBatch) -> bool:
+    """Whether the proposer only has to show that it can draft: a fault would end the start."""
+    return TRIAL in batch.request_ids
+
+
 class Faulty:
-    """Fails at each call."""
+    """Fails at each call of a step."""
 
     weights_bytes = 0
 
@@ -54,11 +60,20 @@ class Faulty:
         self._way = way
 
     def propose(self, batch: DraftBatch) -> Drafts:
+        if is_trial(batch):
+            return Drafts([[]])
         drafts: Drafts = self._way(batch)
         return drafts
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """It has no state."""
+
+
+class Broken(Faulty):
+    """Fails at its first call, which is its trial."""
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        return self._way(batch)  # type: ignore[no-any-return]
 
 
 class FaultyDraft:
@@ -74,7 +89,7 @@ class FaultyDraft:
         return weights
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        self._calls += 1
+        self._calls += not is_trial(batch)
         drafts: Drafts = self._model.propose(batch)
         if self._calls in (3, 6, 9):
             raise RuntimeError("lost")
@@ -92,8 +107,13 @@ def _faulty_draft(spec: ProposerSpec, host: DraftHost) -> Proposer:
     return FaultyDraft(host.draft_model(replace(spec, method="draft_model")))
 
 
+def _broken(spec: ProposerSpec, host: DraftHost) -> Proposer:
+    return Broken(WAYS["raises"])
+
+
 for _name, _needs, _create in (
     ("faulty", Capabilities(), _faulty),
+    ("broken", Capabilities(), _broken),
     ("faulty_draft", Capabilities(model=True, draft_kv=True), _faulty_draft),
 ):
     methods._BY_NAME[_name] = ProposerMethod(_name, _needs, 4, {}, lambda spec: None, _create)

@@ -70,6 +70,7 @@ class PlainHead:
             stays = normed if self._config.get("norm_before_residual") else states
         else:
             read = torch.cat([embedded, states], dim=-1) @ self._w["fc"].T
+            read = read + self._w.get("fc.bias", 0)
             stays = read
         stays = stays + self._attention(read)
         normed = self._norm(stays, "layers.0.post_attention_layernorm")

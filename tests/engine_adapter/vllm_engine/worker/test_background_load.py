@@ -36,7 +36,7 @@ def test_the_load_shows_its_state_and_returns_the_proposer() -> None:
     assert load.state == (LoadState.READING, "")
     gate.set()
     assert ended(load) == (LoadState.READY, "")
-    assert load.take() is made
+    assert load.proposer is made
 
 
 @pytest.mark.parametrize(

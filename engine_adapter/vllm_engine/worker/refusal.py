@@ -1,0 +1,53 @@
+"""What cannot work ends the start with one line that names its setting, instead of a traceback."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.vllm_engine.load_progress import ProgressWriter
+from engine_adapter.vllm_engine.worker.draft_validation import describe_error
+
+_NO_BLOCK_SIZE = "No common block size"
+"""How vLLM's message begins if no attention backend has the size of the KV blocks."""
+
+# Below vLLM's logger, whose handler and level the setting `log_level` decides in this process.
+log = logging.getLogger("vllm").getChild("specgate")
+
+
+def log_and_describe(subject: str, error: Exception) -> str:
+    """Why something cannot work, in one line; the traceback is logged at the level debug."""
+    log.debug("%s cannot work", subject, exc_info=error)
+    return describe_error(error)
+
+
+@contextmanager
+def refusing(spec: ProposerSpec, progress: ProgressWriter) -> Iterator[None]:
+    """Ends this process if the block fails, after it has told the gateway why.
+
+    vLLM would print the traceback of every process that waits for this one.
+    """
+    try:
+        yield
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        reason = log_and_describe(f"proposer {spec.name}", error)
+        subject = f"{spec.name}: {spec.model}" if spec.model else spec.name
+        progress.refuse("proposer", f"{subject}: {reason}")
+        raise SystemExit(1) from error
+
+
+@contextmanager
+def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
+    """The same for a size of KV blocks that no attention backend of the engine has."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(_NO_BLOCK_SIZE):
+            raise
+        reason = log_and_describe("block_size", error)
+        progress.refuse("block_size", f"{size} does not fit this machine's attention: {reason}")
+        raise SystemExit(1) from error

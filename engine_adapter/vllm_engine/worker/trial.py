@@ -1,0 +1,223 @@
+"""The trial: every proposer drafts once for a row that no request has, before it may draft for one.
+
+Weights that load can still fail in the first forward pass, and the target's hidden states can be
+others than a head expects. In a step of the engine that costs every request its drafts, or the
+engine its life. Here it refuses the proposer.
+
+The row's KV is in vLLM's null block, which no request owns. Nothing is counted, and no random
+number of the engine's own generator is drawn. Every rank must try the same proposers together,
+because heads and draft models exchange data between ranks.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.proposers.contract import Proposer, ProposerSpec
+from engine_adapter.proposers.draft_options import samples
+from engine_adapter.proposers.methods import get_method, needs
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.draft_validation import validate_drafts
+from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
+from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
+from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
+from engine_adapter.vllm_engine.worker.refusal import log_and_describe
+
+TRIAL = "specgate-trial"
+"""The request id of the row."""
+
+NULL_BLOCK = 0
+"""The KV block that vLLM gives to no request."""
+
+_LENGTH = 4
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _ScratchTable:
+    """A block table of one row, all of whose blocks are the null block."""
+
+    block_size: int
+    blocks: npt.NDArray[np.int32]
+
+    @classmethod
+    def like(cls, table: Any) -> "_ScratchTable":
+        width = table.get_numpy_array().shape[1]
+        return cls(table.block_size, np.full((1, width), NULL_BLOCK, np.int32))
+
+    def get_numpy_array(self) -> npt.NDArray[np.int32]:
+        """See vLLM's `BlockTable`."""
+        return self.blocks
+
+
+class Trial:
+    """Tries proposers between two steps.
+
+    Args:
+        runner: vLLM's.
+        host: the loaded proposers.
+    """
+
+    def __init__(self, runner: Any, host: ProposerHost) -> None:
+        self._runner = runner
+        self._host = host
+        length = max(2, min(_LENGTH, runner.max_model_len - 1))
+        # A repetition, so that a search finds something.
+        self._tokens = np.arange(length, dtype=np.int32)[None] % 2
+        # The target's final hidden state of each token but the newest, [_LENGTH - 1, H].
+        self._hidden: torch.Tensor | None = None
+
+    @torch.inference_mode()
+    def faults(self) -> dict[str, str]:
+        """Tries every loaded proposer; call it before the first request.
+
+        Returns:
+            The reason for each proposer that failed.
+        """
+        found = self._store_states()
+        for spec in self._host.specs:
+            if spec.name in found:
+                continue
+            if reason := self.fault_of(spec, self._host.proposers[spec.name]):
+                found[spec.name] = reason
+        return found
+
+    @torch.inference_mode()
+    def fault_of(self, spec: ProposerSpec, proposer: Proposer) -> str | None:
+        """Why the proposer cannot draft; `None` if it can. It need not be installed.
+
+        A proposer that drafts with others has nothing of its own that could fail.
+        """
+        if get_method(spec.method).capabilities.members:
+            return None
+        try:
+            with self._scratch_row(), self._own_random_numbers():
+                for sampled in (False, True) if samples(spec) else (False,):
+                    batch = self._batch(spec, sampled=sampled)
+                    if batch.k[0] < 1:  # the context has no room for a draft
+                        return None
+                    try:
+                        validate_drafts(proposer.propose(batch), batch, self._vocab_size)
+                    finally:
+                        self._forget(spec, proposer)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            return log_and_describe(f"proposer {spec.name}", error)
+        return None
+
+    # -- the target --------------------------------------------------------------------------
+
+    def _store_states(self) -> dict[str, str]:
+        """Runs the target once, and lets every head store its states. Returns the heads' faults."""
+        count = self._tokens.shape[1] - 1
+        final, auxiliary = self._run_target(count)
+        self._hidden = final
+        slots = torch.arange(count, device=final.device)  # of the null block
+        found = {}
+        for name, head in self._host.draft_models.items():
+            if not isinstance(head, PagedHead):
+                continue
+            try:
+                by_layer = dict(zip(self._host.aux_layers, auxiliary, strict=True))
+                head.store_states(slots, final, by_layer)
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:
+                found[name] = log_and_describe(f"proposer {name}", error)
+        return found
+
+    def _run_target(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The target's states for `count` tokens: final [count, H], and those of `aux_layers`."""
+        outputs: list[Any] = []
+        hook = self._runner.get_model().register_forward_hook(
+            lambda module, inputs, output: outputs.append(output)
+        )
+        try:
+            self._runner._dummy_run(
+                count, cudagraph_runtime_mode=compat.CUDAGraphMode.NONE, skip_eplb=True
+            )
+        finally:
+            hook.remove()
+        output = outputs[-1]
+        final, auxiliary = output if self._runner.use_aux_hidden_state_outputs else (output, [])
+        return final[:count].clone(), [states[:count] for states in auxiliary]
+
+    # -- the row -----------------------------------------------------------------------------
+
+    @property
+    def _vocab_size(self) -> int:
+        return self._host.target.vocab_size
+
+    def _batch(self, spec: ProposerSpec, *, sampled: bool) -> DraftBatch:
+        length = self._tokens.shape[1]
+        required = needs(spec, self._host.specs)
+        one = np.ones(1, np.int64)
+        context = self._runner.max_model_len
+        if model := self._host.draft_models.get(spec.name):
+            context = min(context, model.max_model_len)
+        k = np.minimum(one * spec.num_speculative_tokens, context - length)
+        sampler = RowSampler(
+            self._runner.sampler,
+            temperature=np.ones(1, np.float32),
+            top_k=np.full(1, self._vocab_size, np.int32),
+            top_p=np.ones(1, np.float32),
+            seeds=[_SEED],
+            num_tokens=one * length,
+        )
+        tokens = self._tokens.view()
+        tokens.flags.writeable = False
+        return DraftBatch(
+            rows=np.zeros(1, np.intp),
+            request_ids=[TRIAL],
+            num_tokens=one * length,
+            # All of them, so that a proposer that learns from outputs learns nothing.
+            num_prompt_tokens=one * length,
+            num_computed=np.zeros(1, np.int64),
+            k=k,
+            token_ids=tokens,
+            hidden=self._newest_state() if required.hidden_states else None,
+            predicted=[self._tokens[0]] if required.prediction else None,
+            sampling=sampler if sampled else None,
+        )
+
+    def _newest_state(self) -> torch.Tensor:
+        assert self._hidden is not None
+        return self._hidden[-1:]
+
+    @contextmanager
+    def _scratch_row(self) -> Iterator[None]:
+        """Within it, the runner's batch is the one row."""
+        runner = self._runner
+        batch = runner.input_batch
+        runner.input_batch = SimpleNamespace(
+            num_reqs=1,
+            req_ids=[TRIAL],
+            num_tokens_no_spec=np.array([self._tokens.shape[1]], np.int32),
+            block_table=[_ScratchTable.like(table) for table in batch.block_table.block_tables],
+        )
+        try:
+            yield
+        finally:
+            runner.input_batch = batch
+
+    def _own_random_numbers(self) -> AbstractContextManager[Any]:
+        """Within it, the engine's generator is a copy: vLLM's sampler draws even for a seed."""
+        device = self._runner.device
+        context: AbstractContextManager[Any] = torch.random.fork_rng(
+            [] if device.type == "cpu" else [device], device_type=device.type
+        )
+        return context
+
+    def _forget(self, spec: ProposerSpec, proposer: Proposer) -> None:
+        """Drops the row. That KV of the null block was computed is noted, and means nothing."""
+        proposer.forget([TRIAL])
+        if model := self._host.draft_models.get(spec.name):
+            model.forget([TRIAL])

@@ -1,0 +1,70 @@
+"""Heads that name their target: what is read of them, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_adapter.proposers.checkpoint import CheckpointError
+from engine_adapter.proposers.methods import METHODS, parse_spec
+from engine_adapter.proposers.speculators import METHODS as OF_THE_FORMAT
+from engine_adapter.proposers.speculators import read_speculator
+from tests.engine_adapter.proposers.eagle_heads import eagle3, speculators_eagle3
+from tests.engine_adapter.proposers.heads import Heads, fasterdecoding_medusa
+from tests.engine_adapter.proposers.test_eagle import CONFIG
+
+
+def test_the_format_gives_target_method_and_k(tmp_path: Path) -> None:
+    heads = speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])
+    model = heads.write(tmp_path)
+    found = read_speculator(model)
+    assert found is not None
+    assert found.target == "the/target"
+    spec = parse_spec(found.proposer)
+    assert (spec.name, spec.method, spec.model) == ("eagle3", "eagle3", model)
+    assert spec.num_speculative_tokens == 3
+
+
+def test_fasterdecodings_heads_give_their_target(tmp_path: Path) -> None:
+    model = fasterdecoding_medusa().write(tmp_path)
+    found = read_speculator(model)
+    assert found is not None
+    assert found.target == "lmsys/vicuna-7b-v1.3"
+    assert parse_spec(found.proposer).method == "medusa"
+
+
+def test_other_checkpoints_name_no_target(tmp_path: Path) -> None:
+    assert read_speculator(eagle3(CONFIG, aux_layers=[1]).write(tmp_path / "eagle3")) is None
+    assert read_speculator(Heads(CONFIG, {}).write(tmp_path / "model")) is None
+
+
+def test_every_algorithm_of_the_format_that_is_read_is_a_method() -> None:
+    assert set(OF_THE_FORMAT) <= {method.name for method in METHODS}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"speculators_model_type": "dflash"}, "speculators_model_type must be eagle3"),
+        ({"speculators_model_type": None}, "speculators_model_type must be eagle3"),
+        ({"speculators_config": None}, r"verifier\.name_or_path"),
+        ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}, "verifier"),
+        ({"speculators_config": {"verifier": {"name_or_path": "a/b"}}}, "proposal_methods"),
+        (
+            {
+                "speculators_config": {
+                    "verifier": {"name_or_path": "a/b"},
+                    "proposal_methods": [{"speculative_tokens": "3"}],
+                }
+            },
+            "integer of at least 1",
+        ),
+    ],
+)
+def test_a_head_that_does_not_say_what_is_needed_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    heads = speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config |= change
+    with pytest.raises(CheckpointError, match=says):
+        read_speculator(heads.write(tmp_path))

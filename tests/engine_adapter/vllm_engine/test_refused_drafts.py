@@ -1,0 +1,75 @@
+"""Draft models and settings that vLLM accepts and then fails with: they are refused by name."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_adapter.errors import EngineConfigError
+from tests.engine_adapter.proposers.eagle_heads import eagle
+from tests.engine_adapter.vllm_engine.conftest import TARGET, start
+
+pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.asyncio(loop_scope="session")]
+
+SIZES: dict[str, Any] = {"vocab_size": 2048, "num_hidden_layers": 2}
+
+
+def save(model: Any, folder: Path) -> str:
+    """Writes a model with the demo target's tokenizer."""
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(TARGET) / name, folder / name)
+    return str(folder)
+
+
+def mamba(folder: Path) -> str:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    return save(MambaForCausalLM(MambaConfig(hidden_size=64, state_size=16, **SIZES)), folder)
+
+
+def experts(folder: Path) -> str:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        hidden_size=128,
+        intermediate_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_local_experts=4,
+        max_position_embeddings=2048,
+        **SIZES,
+    )
+    return save(MixtralForCausalLM(config), folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [(mamba, "layers of the kind Mamba"), (experts, "expert parallel group")],
+)
+async def test_a_draft_model_that_cannot_work_ends_the_start_with_its_name(
+    make: Callable[[Path], str], says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = make(tmp_path / "draft")
+    draft = {"name": "small", "method": "draft_model", "model": model}
+    with pytest.raises(EngineConfigError, match=says) as caught:
+        await start([{"name": "ngram"}, draft], kv_cache_memory_bytes=64 << 20)
+    assert caught.value.setting == "proposer"
+    assert caught.value.message.startswith(f"small: {model}: ")
+    assert "\n" not in caught.value.message
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_block_size_that_the_attention_lacks_is_refused_as_such(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((Path(TARGET) / "config.json").read_text())
+    head = {"name": "eagle", "model": eagle(config).write(tmp_path)}
+    with pytest.raises(EngineConfigError, match=r"16 does not fit .*MultipleOf") as caught:
+        await start([head], kv_cache_memory_bytes=64 << 20, block_size=16)
+    assert caught.value.setting == "block_size"
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,155 @@
+"""What cannot work while the engine starts: one line to the gateway, and the process ends."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.vllm_engine.worker.refusal import refusing, refusing_block_size
+
+SPEC = ProposerSpec("small", "draft_model", 4, "/models/small")
+PLAIN = ProposerSpec("words", "ngram", 4)
+
+
+class Progress:
+    """A `ProgressWriter` that keeps the refusals."""
+
+    def __init__(self) -> None:
+        self.refused: list[tuple[str, str]] = []
+
+    def refuse(self, setting: str, message: str) -> None:
+        self.refused.append((setting, message))
+
+
+def fails_in(scope: AbstractContextManager[None], error: Exception) -> None:
+    with scope:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [(SPEC, "small: /models/small: KeyError: 'fc'"), (PLAIN, "words: KeyError: 'fc'")],
+)
+def test_a_failure_is_told_with_the_proposer_and_ends_the_process(
+    spec: ProposerSpec, says: str
+) -> None:
+    progress: Any = Progress()
+    with pytest.raises(SystemExit) as caught:
+        fails_in(refusing(spec, progress), KeyError("fc"))
+    assert caught.value.code == 1
+    assert progress.refused == [("proposer", says)]
+
+
+def test_what_works_is_not_refused() -> None:
+    progress: Any = Progress()
+    with refusing(SPEC, progress), refusing_block_size(32, progress):
+        pass
+    assert progress.refused == []
+
+
+def test_a_block_size_is_refused_only_for_vllms_own_reason() -> None:
+    progress: Any = Progress()
+    with pytest.raises(SystemExit):
+        fails_in(
+            refusing_block_size(16, progress), ValueError("No common block size for 16 (CPU: 32).")
+        )
+    ((setting, message),) = progress.refused
+    assert setting == "block_size"
+    assert message.startswith("16 does not fit")
+    with pytest.raises(ValueError, match="something else"):
+        fails_in(refusing_block_size(16, progress), ValueError("something else"))
+    assert len(progress.refused) == 1
+
+
+def test_an_accelerator_error_is_not_the_proposers() -> None:
+    progress: Any = Progress()
+    with pytest.raises(torch.AcceleratorError):
+        fails_in(refusing(SPEC, progress), torch.AcceleratorError("gone"))
+    assert progress.refused == []
+
+
+def test_the_traceback_is_for_the_log_level_debug() -> None:
+    progress: Any = Progress()
+    logger = logging.getLogger("vllm").getChild("specgate")
+    records: list[logging.LogRecord] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keeper()
+    logger.addHandler(handler)
+    try:
+        for level in (logging.ERROR, logging.DEBUG):
+            logger.setLevel(level)
+            with pytest.raises(SystemExit):
+                fails_in(refusing(SPEC, progress), KeyError("fc"))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    (record,) = records
+    assert record.exc_info is not None
+    assert "small" in record.getMessage()
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize("reads_layers", [True, False])
+def test_a_target_that_cannot_output_its_layers_refuses_the_head(reads_layers: bool) -> None:
+    from engine_adapter.vllm_engine.worker.runner import RunnerHooks
+
+    progress: Any = Progress()
+
+    class Upstream:
+        def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
+            if self.use_aux_hidden_state_outputs:  # type: ignore[attr-defined]
+                raise RuntimeError("Model does not support EAGLE3 interface")
+
+    class Runner(RunnerHooks, Upstream):
+        def __init__(self) -> None:
+            reader = SPEC if reads_layers else None
+            scope: Callable[[ProposerSpec], Any] = lambda spec: refusing(spec, progress)  # noqa: E731
+            host = SimpleNamespace(
+                aux_layers=(1, 2) * reads_layers, aux_reader=reader, refusing=scope
+            )
+            self.drafter = SimpleNamespace(host=host)
+
+    runner = Runner()
+    if not reads_layers:
+        runner._setup_eagle3_aux_hidden_state_outputs()
+        return
+    with pytest.raises(SystemExit):
+        runner._setup_eagle3_aux_hidden_state_outputs()
+    said = "small: /models/small: RuntimeError: Model does not support EAGLE3 interface"
+    assert progress.refused == [("proposer", said)]
+
+
+@pytest.mark.needs_vllm
+def test_layers_without_kv_of_each_position_are_refused_and_attention_is_not() -> None:
+    from engine_adapter.vllm_engine import compat
+    from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft
+
+    class MambaMixer:
+        def get_kv_cache_spec(self, config: Any) -> Any:
+            return object()
+
+    class Attention:
+        def get_kv_cache_spec(self, config: Any) -> Any:
+            return compat.FullAttentionSpec(
+                block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
+            )
+
+    loaded: Any = object.__new__(LoadedDraft)
+    layers = {"a": Attention(), "b": MambaMixer()}
+    loaded.vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=layers)
+    )
+    loaded._draft_attn_layer_names = {"a"}
+    loaded._check_layers()
+    loaded._draft_attn_layer_names = {"a", "b"}
+    with pytest.raises(ValueError, match="layers of the kind MambaMixer"):
+        loaded._check_layers()
