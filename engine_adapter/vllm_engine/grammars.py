@@ -1,6 +1,7 @@
 """The grammars of llguidance that constraints become, and the limits of their matchers.
 
-Used where constraints are checked and where the engine compiles them, so that both see the same.
+Used where constraints are checked, where the engine compiles them, and where drafts follow them, so
+that all see the same.
 """
 
 import json
@@ -43,6 +44,16 @@ def serialized(kind: ConstraintKind, value: str, *, any_whitespace: bool) -> str
 def choices_text(choices: tuple[str, ...]) -> str:
     """Choices as vLLM hands them to `serialized`."""
     return json.dumps(list(choices))
+
+
+def new_matcher(tokenizer: Any, grammar: str) -> Any:
+    """llguidance's matcher of a serialized grammar. Raises `ValueError` if it has a fault."""
+    import llguidance
+
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=matcher_limits())
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
 
 
 @cache

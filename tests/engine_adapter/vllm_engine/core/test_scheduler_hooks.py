@@ -123,6 +123,7 @@ def scheduled(drafts: dict[str, int], *plain: str, new: int = 0, extra: int = 0)
         num_scheduled_tokens=counts,
         total_num_scheduled_tokens=sum(counts.values()) + extra,
         scheduled_new_reqs=[None] * new,
+        has_structured_output_requests=False,
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
 
