@@ -204,7 +204,7 @@ def test_sampled_drafts_come_from_their_stated_distribution_under_limits() -> No
     torch.manual_seed(4)
     count = 40_000
     raw = np.random.default_rng(5).normal(0, 1.5, V)
-    allowed = [[2, 3], [3], [4, 5, 6]]
+    allowed = [[2, 3, 7], [3, 4], [4, 5, 6]]
     given = metadata(rows=[{"min_p": 0.05}] * 3, allowed=[*allowed])
     made = limits(given, [0, 1, 2], [AfterItself(1), AfterItself(2), AfterItself(3)])
     temperature = np.full(3, 0.8, np.float32)
