@@ -1,7 +1,7 @@
 """`grammar`: drafts the tokens that a request's constraint forces.
 
 Source: fast-forward tokens of llguidance, and jump-forward decoding of SGLang
-(lmsys.org/blog/2024-02-05-compressed-fsm). Where the constraint leaves one text, as between the
+(arXiv 2312.07104). Where the constraint leaves one text, as between the
 values of a JSON object with a schema, this text is drafted in the tokenizer's usual tokens. It is
 verified like any draft, since the target may spell the same text in other tokens.
 """

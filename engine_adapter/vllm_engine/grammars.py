@@ -5,6 +5,8 @@ that all see the same.
 """
 
 import json
+import threading
+from collections import OrderedDict
 from functools import cache
 from typing import Any
 
@@ -15,6 +17,12 @@ _FORMATS = {
     ConstraintKind.CHOICE: "choice",
     ConstraintKind.GRAMMAR: "grammar",
 }
+
+MAX_COMPILED = 64
+"""The compiled grammars that are kept."""
+
+_lock = threading.Lock()
+_compiled: OrderedDict[str, Any] = OrderedDict()
 
 BACKEND = "guidance"
 """The backend of vLLM's that these grammars are for."""
@@ -54,6 +62,24 @@ def new_matcher(tokenizer: Any, grammar: str) -> Any:
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     return matcher
+
+
+def remember(grammar: str, matcher: Any) -> None:
+    """Keeps the matcher of a serialized grammar, which must never advance, for this process."""
+    with _lock:
+        _compiled[grammar] = matcher
+        _compiled.move_to_end(grammar)
+        if len(_compiled) > MAX_COMPILED:
+            _compiled.popitem(last=False)
+
+
+def recall(grammar: str) -> Any:
+    """The matcher that `remember` keeps, to be copied; `None` if there is none.
+
+    With one rank, EngineCore and the worker are one process, so no step waits for a compilation.
+    """
+    with _lock:
+        return _compiled.get(grammar)
 
 
 @cache

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.grammars import new_matcher
-
-MAX_COMPILED = 64
-"""The compiled grammars that are kept."""
+from engine_adapter.vllm_engine.grammars import MAX_COMPILED, new_matcher, remember
 
 BURST_S = 0.3
 """CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
@@ -192,6 +189,7 @@ class GrammarCompiler:
         with entry.lock:
             if entry.matcher is None:
                 entry.matcher = _warmed(new_matcher(backend.ll_tokenizer, grammar))
+                remember(grammar, entry.matcher)
             entry.allowance.begin()
             return BoundedGrammar(
                 entry.matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance

@@ -7,7 +7,6 @@ text.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +15,9 @@ import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher
+from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher, recall, remember
 
 log = logging.getLogger(__name__)
-
-MAX_COMPILED = 64
-"""The compiled grammars that are kept."""
 
 
 class RowConstraint:
@@ -122,7 +118,6 @@ class RowConstraints:
         self._vllm_config = vllm_config
         self._runner = runner
         self._tokenizer: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._rows: dict[str, RowConstraint | None] = {}
         self.starts: Mapping[str, int] = {}
 
@@ -186,11 +181,9 @@ class RowConstraints:
         )
 
     def _matcher(self, grammar: str) -> Any:
-        """The matcher of a grammar, which never advances. EngineCore has compiled it before."""
-        matcher = self._compiled.get(grammar)
+        """The matcher of a grammar, which never advances."""
+        matcher = recall(grammar)
         if matcher is None:
-            matcher = self._compiled[grammar] = new_matcher(self._tokenizer, grammar)
-        self._compiled.move_to_end(grammar)
-        if len(self._compiled) > MAX_COMPILED:
-            self._compiled.popitem(last=False)
+            matcher = new_matcher(self._tokenizer, grammar)
+            remember(grammar, matcher)
         return matcher

@@ -1,6 +1,7 @@
 """The constraints of rows in the worker: what they force and allow, before and after drafts."""
 
 import json
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine_adapter.types import ConstraintKind
+from engine_adapter.vllm_engine import grammars
 from engine_adapter.vllm_engine.grammars import new_matcher, serialized
 from server.settings import Settings
 from tests.engine_adapter.proposers.batches import batch
@@ -184,6 +186,11 @@ def test_masks_are_those_of_the_engines_core(row: Row, ll_tokenizer: Any) -> Non
 # -- the constraints of a batch ----------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_compiled", OrderedDict())
+
+
 def constraints(**kinds: Any) -> Any:
     """`RowConstraints` of an engine on the demo target; request id -> its structured output."""
     from vllm.sampling_params import StructuredOutputsParams
@@ -266,6 +273,35 @@ def test_equal_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> No
     one.advance(one.forced(1)[0])
     assert other.forced(4) != one.forced(4)
     assert third is not other
+
+
+def test_what_the_engines_core_has_compiled_is_not_compiled_again(
+    ll_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
+    from engine_adapter.vllm_engine.worker import constraints as module
+
+    backend = SimpleNamespace(
+        ll_tokenizer=ll_tokenizer,
+        vocab_size=ll_tokenizer.vocab_size,
+        disable_any_whitespace=True,
+        disable_additional_properties=False,
+    )
+    GrammarCompiler().compile(backend, StructuredOutputOptions.JSON, SCHEMA)
+    monkeypatch.setattr(module, "new_matcher", None)
+    made = constraints(r={"json": SCHEMA})
+    made.starts = {"r": len(PROMPT)}
+    (found,) = made.of(batch({"r": PROMPT}))
+    assert found.forced(8)
+
+
+def test_only_so_many_grammars_are_kept() -> None:
+    for i in range(grammars.MAX_COMPILED + 2):
+        grammars.remember(str(i), i)
+    assert grammars.recall("1") is None
+    assert grammars.recall("2") == 2
 
 
 def test_a_grammar_that_cannot_be_compiled_costs_only_knowledge(
