@@ -93,13 +93,12 @@ async def test_drafts_follow_the_constraint_of_their_request(
         assert [result.tokens for result in drafted] == [result.tokens for result in plain], name
     assert share(results["self"], "self")[0] >= LEAST
     assert share(results["grammar"], "grammar")[0] >= LEAST
-    # The model may spell a forced text in other tokens than the tokenizer would.
     assert share(results["forced-first"], "forced-first")[0] >= LEAST
     steps = {
         name: sum(result.spec.decode_steps for result in each) for name, each in results.items()
     }
-    assert steps["forced-first"] <= steps["self"] < steps["ngram"] < steps["none"]
-    assert steps["grammar"] < steps["none"]
+    assert max(steps["self"], steps["forced-first"]) < steps["grammar"] < steps["none"]
+    assert steps["forced-first"] < steps["ngram"]
 
 
 async def test_sampled_texts_fit_their_constraint_and_follow_their_seed(

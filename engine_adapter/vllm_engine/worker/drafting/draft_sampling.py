@@ -174,6 +174,7 @@ class SampledDraftStore:
             rows,
             len(known.req_ids),
             self._constraints.of(batch),
+            samples=bool(temperature.any()),
         )
         if not (limits or temperature.any()):
             return batch

@@ -29,6 +29,7 @@ class RowLimits:
         rows: int [R], the rows' indices in that batch.
         num_rows: B.
         constraints: the constraint of each of the R rows, which has read the row.
+        samples: a row samples its drafts.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class RowLimits:
         rows: npt.NDArray[np.intp],
         num_rows: int,
         constraints: Sequence[RowConstraint | None],
+        *,
+        samples: bool,
     ) -> None:
         self._sampler = sampler
         self._metadata = metadata
@@ -45,7 +48,8 @@ class RowLimits:
         self._num_rows = num_rows
         self._constraints = constraints
         self._has_constraints = any(one is not None for one in constraints)
-        self._has_options = not logits_processors.are_idle(metadata)
+        self._samples = samples
+        self._has_options = not logits_processors.are_idle(metadata, samples=samples)
         self._reads_drafts = self._has_options and logits_processors.reads_outputs(metadata)
         self._drafted: list[list[int]] = [[] for _ in rows]
 
@@ -92,7 +96,12 @@ class RowLimits:
         """The limits of the rows at `index`, before any of their drafts."""
         constraints = [self._constraints[i] for i in index]
         return RowLimits(
-            self._sampler, self._metadata, self._rows[index], self._num_rows, constraints
+            self._sampler,
+            self._metadata,
+            self._rows[index],
+            self._num_rows,
+            constraints,
+            samples=self._samples,
         )
 
     def _mask(self, logits: torch.Tensor, rows: npt.NDArray[np.intp]) -> None:

@@ -65,12 +65,17 @@ def reads_outputs(rows: Any) -> bool:
     return bool(not rows.no_penalties or rows.bad_words_token_ids)
 
 
-def are_idle(rows: Any) -> bool:
-    """Whether no row has an option that changes logits; temperature, top-k and top-p aside."""
+def are_idle(rows: Any, *, samples: bool) -> bool:
+    """Whether no row has an option that changes logits; temperature, top-k and top-p aside.
+
+    Args:
+        samples: tokens are sampled; otherwise options that leave the likeliest token do not count.
+    """
+    processors = rows.logitsprocs.all if samples else rows.logitsprocs.non_argmax_invariant
     return not (
         reads_outputs(rows)
         or rows.allowed_token_ids_mask is not None
-        or any(_IN_USE[type(one).__name__](one) for one in rows.logitsprocs.all)
+        or any(_IN_USE[type(one).__name__](one) for one in processors)
     )
 
 

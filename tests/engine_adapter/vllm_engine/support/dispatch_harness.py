@@ -182,7 +182,7 @@ def idle_metadata() -> Any:
         no_penalties=True,
         bad_words_token_ids={},
         allowed_token_ids_mask=None,
-        logitsprocs=SimpleNamespace(all=()),
+        logitsprocs=SimpleNamespace(all=(), non_argmax_invariant=()),
     )
 
 

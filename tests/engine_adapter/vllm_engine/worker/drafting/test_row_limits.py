@@ -86,8 +86,11 @@ def sampler() -> Any:
     return Sampler()
 
 
-def limits(given: Any, rows: list[int], constraints: Any = NO_ONE) -> RowLimits:
-    return RowLimits(sampler(), given, np.array(rows), 3, [constraints[row] for row in rows])
+def limits(
+    given: Any, rows: list[int], constraints: Any = NO_ONE, samples: bool = True
+) -> RowLimits:
+    own = [constraints[row] for row in rows]
+    return RowLimits(sampler(), given, np.array(rows), 3, own, samples=samples)
 
 
 def verified(given: Any, drafts: list[list[int]], logits: torch.Tensor) -> torch.Tensor:
@@ -151,6 +154,7 @@ def test_requests_without_options_have_no_limits() -> None:
     assert not limits(metadata(), [0, 1, 2])
     for options in OPTIONS.values():
         assert limits(metadata(**options), [0, 1, 2])
+    assert not limits(metadata(**OPTIONS["min_p"]), [0, 1, 2], samples=False)
 
 
 def test_a_row_for_which_nothing_is_left_keeps_its_own_logits() -> None:
