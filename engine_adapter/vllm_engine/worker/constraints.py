@@ -19,6 +19,11 @@ from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher, recall, re
 
 log = logging.getLogger(__name__)
 
+MAX_FORCING_CHARS = 32_000
+"""The longest serialized grammar that forces tokens. A schema with a constant of 100,000 characters
+takes 0.5 s for the first forced tokens of each row, and every row waits for it.
+"""
+
 
 class RowConstraint:
     """A `Constraint`: the matcher of a row. It has read the row, and perhaps drafts after it.
@@ -29,10 +34,15 @@ class RowConstraint:
         matcher: llguidance's, at its beginning.
         eos: the token that ends a text.
         start: the position in the row at which the constraint begins.
+        forces: forced tokens are looked for.
     """
 
-    def __init__(self, matcher: Any, eos: int, start: int) -> None:
+    def __init__(self, matcher: Any, eos: int, start: int, *, forces: bool = True) -> None:
         self.start = start
+        self._forces = forces
+        # The forced text that was found last, and the number of tokens before it.
+        self._found: list[int] = []
+        self._found_after = 0
         self._matcher = matcher
         self._eos = eos
         self._read: list[int] = []
@@ -59,15 +69,23 @@ class RowConstraint:
 
     def forced(self, count: int) -> list[int]:
         """See `Constraint.forced`. If the text must end after them, its end is forced too."""
-        if not self._is_known or self._matcher.is_stopped():
+        if not (self._forces and self._is_known) or self._matcher.is_stopped():
             return []
-        tokens: list[int] = self._matcher.compute_ff_tokens()[:count]
+        tokens = self._next_forced(count)
         if not tokens or len(tokens) == count:
             return tokens
         before = len(self._read)
         ends = self._consume(tokens) and self._has_ended
         self._take_back(len(self._read) - before)
         return [*tokens, self._eos] if ends else tokens
+
+    def _next_forced(self, count: int) -> list[int]:
+        """The next forced tokens. Each forced text is looked for once, since it may be long."""
+        used = self._read[self._found_after :]
+        if not used or len(used) >= len(self._found) or used != self._found[: len(used)]:
+            self._found = self._matcher.compute_ff_tokens()
+            self._found_after, used = len(self._read), []
+        return self._found[len(used) : len(used) + count]
 
     def advance(self, token: int) -> None:
         """Reads a draft."""
@@ -163,12 +181,14 @@ class RowConstraints:
     def _new_row(self, request_id: str, start: int) -> RowConstraint | None:
         params = self._runner.requests[request_id].sampling_params.structured_outputs
         try:
-            matcher = self._matcher(self._serialized(params)).deep_copy()
+            grammar = self._serialized(params)
+            matcher = self._matcher(grammar).deep_copy()
         except ValueError as error:
             # EngineCore has compiled it. Without it the row is only drafted for less well.
             log.error("the drafts of %s do not know its constraint: %s", request_id, error)
             return None
-        return RowConstraint(matcher, self._tokenizer.eos_token, start)
+        forces = len(grammar) <= MAX_FORCING_CHARS
+        return RowConstraint(matcher, self._tokenizer.eos_token, start, forces=forces)
 
     def _serialized(self, params: Any) -> str:
         config = self._vllm_config.structured_outputs_config

@@ -58,6 +58,10 @@ class Row:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
+    def decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens)
+        return text
+
     def emits(self, *tokens: int) -> None:
         self.tokens += tokens
         self.constraint.follow(np.array(self.tokens, np.int32))
@@ -66,7 +70,7 @@ class Row:
         """The text that is forced, with a mark for its end."""
         tokens = self.constraint.forced(count)
         end = "<end>" if self.eos in tokens else ""
-        return self._tokenizer.decode([token for token in tokens if token != self.eos]) + end
+        return self.decode([token for token in tokens if token != self.eos]) + end
 
     def allowed(self) -> set[int] | None:
         mask = self.constraint.mask()
@@ -112,6 +116,42 @@ def test_the_end_of_the_text_is_forced_with_its_last_tokens(
 def test_asking_changes_nothing(row: Row) -> None:
     asked = [(row.forced(), row.allowed()) for _ in range(3)]
     assert asked[0] == asked[1] == asked[2]
+
+
+class Counting:
+    """A matcher whose searches for forced tokens are counted."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self.searches = 0
+
+    def compute_ff_tokens(self) -> list[int]:
+        self.searches += 1
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_a_forced_text_is_looked_for_once(row: Row) -> None:
+    counting = row.constraint._matcher = Counting(row.constraint._matcher)
+    whole = row.constraint.forced(20)
+    for i in range(1, len(whole)):
+        row.emits(whole[i - 1])
+        assert row.constraint.forced(20) == whole[i:]
+    assert counting.searches == 1
+    row.emits(whole[-1])
+    assert row.constraint.forced(20) == []
+    assert counting.searches == 2
+
+
+def test_after_another_spelling_the_rest_of_a_forced_text_is_looked_for_again(row: Row) -> None:
+    whole = row.constraint.forced(20)
+    at = next(i for i, token in enumerate(whole) if len(row.decode([token])) > 1)
+    first, *rest = row.decode([whole[at]])
+    row.emits(*whole[:at], row.encode(first)[0])
+    assert row.forced().startswith("".join(rest))
 
 
 def test_drafts_are_read_and_taken_back(row: Row) -> None:
@@ -295,6 +335,20 @@ def test_what_the_engines_core_has_compiled_is_not_compiled_again(
     made.starts = {"r": len(PROMPT)}
     (found,) = made.of(batch({"r": PROMPT}))
     assert found.forced(8)
+
+
+def test_a_long_grammar_forces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine_adapter.vllm_engine.worker import constraints as module
+
+    made = constraints(short={"choice": ["yes"]}, long={"choice": ["yes" * 20_000]})
+    made.starts = dict.fromkeys(("short", "long"), len(PROMPT))
+    short, long = made.of(batch(dict.fromkeys(("short", "long"), PROMPT)))
+    assert short.forced(4)
+    assert long.forced(4) == []
+    assert long.mask() is not None
+    monkeypatch.setattr(module, "MAX_FORCING_CHARS", 1)
+    made.forget(["short"])
+    assert made.of(batch({"short": PROMPT}))[0].forced(4) == []
 
 
 def test_only_so_many_grammars_are_kept() -> None:
