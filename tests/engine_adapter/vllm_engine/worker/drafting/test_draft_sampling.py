@@ -46,6 +46,7 @@ def test_drafts_are_sampled_from_their_stated_distributions(sampling: Sampling) 
     logits = torch.from_numpy(LOGITS).float().expand(rows, V)
     tokens, stated = row_sampler(rows, sampling).draw(logits, np.arange(rows), 0)
     exact = distribution(LOGITS, sampling)
+    assert stated is not None
     assert stated[0].numpy() == pytest.approx(exact, abs=1e-6)
     assert p_value(np.bincount(tokens, minlength=V), exact) > ALPHA
     assert p_value(np.bincount(tokens, minlength=V), distribution(LOGITS, Sampling(0.85))) < ALPHA
