@@ -28,7 +28,8 @@ LEAST = 0.99
 """The least share of the drafts that is accepted."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    # Without limits at drafts, 24 of 2,988 were accepted under such a bias.
+    # Without limits at drafts, 0.90 of them were accepted under the bias, 0.30 where few tokens are
+    # allowed, and 0.78 under the penalties.
     "logit_bias": {"logit_bias": dict.fromkeys(range(100, 500), -4.0)},
     "allowed_token_ids": {"allowed_token_ids": tuple(range(300, 700))},
     "bad_words": {"bad_words": ("return", " self", "(", " =", "def")},
