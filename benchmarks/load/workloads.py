@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.load.code_edits import code_edits
 from benchmarks.load.prompt_files import read_prompts
 from benchmarks.load.prompts import Prompt, Split, chat, prompts_in
+from benchmarks.load.structured import with_schemas, with_tools
 from demo import more_prompts_path
 from demo.prompts import Prompt as MeasuredPrompt
 from demo.prompts import PromptKind, load_prompts
@@ -124,14 +125,16 @@ KINDS: Mapping[str, Callable[[], list[Prompt]]] = {
 }
 """The kinds of prompts, each of which is a workload too."""
 
-WORKLOADS = (*KINDS, "rag", "mixed", "shift")
+WORKLOADS = (*KINDS, "rag", "mixed", "structured", "shift")
 
 
 def workload(name: str, split: Split) -> Workload:
     """The workload of a name.
 
-    `rag` alternates quoting and free chats, `mixed` all kinds; `shift` changes from quoting to free
-    chats, and `shift:A:B` from kind A to kind B. Any other name is a file: see `read_prompts`.
+    `rag` alternates quoting and free chats, `mixed` all kinds, and `structured` free chats whose
+    answers have a schema with those whose answers are calls of tools. `shift` changes from quoting
+    to free chats, and `shift:A:B` from kind A to kind B. Any other name is a file: see
+    `read_prompts`.
 
     Raises:
         ValueError: the file cannot be used, or the split leaves no prompts.
@@ -147,6 +150,9 @@ def workload(name: str, split: Split) -> Workload:
         return Workload(name, [[pool(name)]])
     if name == "rag":
         return Workload(name, [[pool("quote"), pool("free")]])
+    if name == "structured":
+        free = pool("free")
+        return Workload(name, [[with_schemas(free), with_tools(free)]])
     if name == "mixed":
         return Workload(name, [[pool(kind) for kind in KINDS]], MIXED_TEMPERATURES)
     if name == "shift" or name.startswith("shift:"):

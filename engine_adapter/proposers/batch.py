@@ -8,11 +8,30 @@ import numpy as np
 import numpy.typing as npt
 
 
+class Constraint(Protocol):
+    """The structured output of a request, where one of its rows has come to."""
+
+    def forced(self, count: int) -> list[int]:
+        """The next tokens, at most `count`, if the constraint leaves one text; else none."""
+        ...
+
+
 class DraftSampler(Protocol):
-    """Samples draft tokens for the R rows of a batch with their requests' sampling parameters."""
+    """Draws draft tokens for the R rows of a batch, as their requests would have them.
+
+    Only tokens are drawn that the request's options and its structured output allow there, with
+    the logits that its bias and its penalties give them.
+    """
+
+    @property
+    def samples(self) -> bool:
+        """Whether drafts of a row are sampled; otherwise all are the most likely tokens."""
+        ...
 
     def draw(self, logits: Any, rows: npt.NDArray[np.intp], depth: int) -> tuple[Any, Any]:
-        """Draws the next token of N rows: the most likely one for a request at temperature 0.
+        """Draws the next token of N rows: the most likely one for a row that is not sampled.
+
+        What is drawn depends on the drafts before, so depths come in order, from 0.
 
         Args:
             logits: [N, V], a tensor; not changed.
@@ -21,7 +40,7 @@ class DraftSampler(Protocol):
 
         Returns:
             The tokens, int64 [N], and the distributions that they were drawn from, float32
-            [N, V], for `Drafts.probabilities`.
+            [N, V], for `Drafts.probabilities`; `None` unless `samples`.
         """
         ...
 
@@ -50,7 +69,9 @@ class DraftBatch:
             `None` if the method does not have the capability `hidden_states`.
         predicted: the predicted output of each row's request, int32 [P], or `None` for a request
             without one. `None` if the method does not have the capability `prediction`.
-        sampling: samples the drafts; `None` if every draft is the most likely token.
+        constraints: the structured output of each row's request, or `None` for a request without.
+            `None` if the method does not have the capability `constraint`.
+        sampling: draws the drafts; `None` if every draft is the most likely token.
     """
 
     rows: npt.NDArray[np.intp]
@@ -62,6 +83,7 @@ class DraftBatch:
     token_ids: npt.NDArray[np.int32]
     hidden: Any = None
     predicted: Sequence[npt.NDArray[np.int32] | None] | None = None
+    constraints: Sequence[Constraint | None] | None = None
     sampling: DraftSampler | None = None
 
     def context(self, i: int) -> npt.NDArray[np.int32]:
@@ -70,6 +92,8 @@ class DraftBatch:
 
     def draw(self, logits: Any, depth: int) -> tuple[Any, Any]:
         """Draws the next token of every row: the most likely one, unless drafts are sampled.
+
+        Depths come in order, from 0.
 
         Args:
             logits: [R, V], a tensor; not changed.
@@ -113,6 +137,7 @@ class DraftBatch:
             token_ids=self.token_ids,
             hidden=None if self.hidden is None else self.hidden[index],
             predicted=None if self.predicted is None else [self.predicted[i] for i in index],
+            constraints=self.constraints and [self.constraints[i] for i in index],
             sampling=None if self.sampling is None else self.sampling.select(index),
         )
 

@@ -59,6 +59,7 @@ class Capabilities:
         members: it drafts with other proposers, listed in its option `members`. It has all
             requirements of its members.
         prediction: it drafts from the request's predicted output (`DraftBatch.predicted`).
+        constraint: it drafts from the request's structured output (`DraftBatch.constraints`).
     """
 
     model: bool = False
@@ -67,6 +68,7 @@ class Capabilities:
     hidden_states: bool = False
     members: bool = False
     prediction: bool = False
+    constraint: bool = False
 
     def __or__(self, other: "Capabilities") -> "Capabilities":
         """The requirements of both."""

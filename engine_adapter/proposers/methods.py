@@ -9,6 +9,7 @@ from engine_adapter.proposers import (
     cascade,
     draft_model,
     eagle,
+    grammar,
     medusa,
     mlp_speculator,
     ngram,
@@ -33,6 +34,7 @@ METHODS: tuple[ProposerMethod, ...] = (
     eagle.EAGLE3,
     cascade.METHOD,
     prediction.METHOD,
+    grammar.METHOD,
 )
 """Every drafting method that can be configured."""
 

@@ -1,9 +1,12 @@
 """The grammars of llguidance that constraints become, and the limits of their matchers.
 
-Used where constraints are checked and where the engine compiles them, so that both see the same.
+Used where constraints are checked, where the engine compiles them, and where drafts follow them, so
+that all see the same.
 """
 
 import json
+import threading
+from collections import OrderedDict
 from functools import cache
 from typing import Any
 
@@ -14,6 +17,12 @@ _FORMATS = {
     ConstraintKind.CHOICE: "choice",
     ConstraintKind.GRAMMAR: "grammar",
 }
+
+MAX_COMPILED = 64
+"""The compiled grammars that are kept."""
+
+_lock = threading.Lock()
+_compiled: OrderedDict[str, Any] = OrderedDict()
 
 BACKEND = "guidance"
 """The backend of vLLM's that these grammars are for."""
@@ -43,6 +52,34 @@ def serialized(kind: ConstraintKind, value: str, *, any_whitespace: bool) -> str
 def choices_text(choices: tuple[str, ...]) -> str:
     """Choices as vLLM hands them to `serialized`."""
     return json.dumps(list(choices))
+
+
+def new_matcher(tokenizer: Any, grammar: str) -> Any:
+    """llguidance's matcher of a serialized grammar. Raises `ValueError` if it has a fault."""
+    import llguidance
+
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=matcher_limits())
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+def remember(grammar: str, matcher: Any) -> None:
+    """Keeps the matcher of a serialized grammar, which must never advance, for this process."""
+    with _lock:
+        _compiled[grammar] = matcher
+        _compiled.move_to_end(grammar)
+        if len(_compiled) > MAX_COMPILED:
+            _compiled.popitem(last=False)
+
+
+def recall(grammar: str) -> Any:
+    """The matcher that `remember` keeps, to be copied; `None` if there is none.
+
+    With one rank, EngineCore and the worker are one process, so no step waits for a compilation.
+    """
+    with _lock:
+        return _compiled.get(grammar)
 
 
 @cache

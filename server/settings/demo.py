@@ -16,7 +16,7 @@ _REQUEST_SEQUENCES = 8
 
 
 def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The demo's model and, unless proposers are given, one of every method but the cascade.
+    """The demo's model and, unless proposers are given, its proposers.
 
     A policy chooses among them, unless a primary proposer is given. Raises `SettingError` when
     the models are not installed.

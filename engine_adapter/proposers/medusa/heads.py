@@ -79,7 +79,10 @@ class MedusaHeads:
             return batch.truncate(tokens.tolist())
         by_head = self._expand_to_vocabulary(logits).view(heads, len(batch.rows), -1)
         drawn, probabilities = zip(*map(batch.draw, by_head, range(heads)), strict=True)
-        return batch.truncate(torch.stack(drawn, 1).tolist(), list(torch.stack(probabilities, 1)))
+        sampled = probabilities[0] is not None
+        return batch.truncate(
+            torch.stack(drawn, 1).tolist(), list(torch.stack(probabilities, 1)) if sampled else None
+        )
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing to drop: they have no state."""

@@ -8,16 +8,13 @@ whose masks take too long, ends its request with the reason.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.grammars import matcher_limits
-
-MAX_COMPILED = 64
-"""The compiled grammars that are kept."""
+from engine_adapter.vllm_engine.grammars import MAX_COMPILED, new_matcher, remember
 
 BURST_S = 0.3
 """CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
@@ -115,6 +112,11 @@ class BoundedGrammar(compat.GuidanceGrammar):
             bitmask[idx].fill_(-1)
             self._maskless = ([*self._tokens], fault)
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens of the sequence it has accepted."""
+        return len(self._tokens)
+
     def check_error(self) -> None:
         """Nothing: `failure` goes to the client instead of the log."""
 
@@ -187,6 +189,7 @@ class GrammarCompiler:
         with entry.lock:
             if entry.matcher is None:
                 entry.matcher = _warmed(new_matcher(backend.ll_tokenizer, grammar))
+                remember(grammar, entry.matcher)
             entry.allowance.begin()
             return BoundedGrammar(
                 entry.matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance
@@ -202,16 +205,6 @@ class GrammarCompiler:
             if len(self._kept) > MAX_COMPILED:
                 self._kept.popitem(last=False)
             return entry
-
-
-def new_matcher(tokenizer: Any, grammar: str) -> Any:
-    """llguidance's matcher of a serialized grammar. Raises `ValueError` if it has a fault."""
-    import llguidance
-
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=matcher_limits())
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
-    return matcher
 
 
 def _warmed(matcher: Any) -> Any:
@@ -231,3 +224,24 @@ def failure_of(request: Any) -> str | None:
     if isinstance(grammar, Exception):
         return str(grammar)
     return getattr(grammar, "failure", None)
+
+
+def constraint_starts(manager: Any, requests: Iterable[Any]) -> dict[str, int]:
+    """Request id -> the position in its tokens at which its constraint begins.
+
+    A request without a constraint has no entry, nor has one that still reasons. The step in which
+    the reasoning ends is known to the next step.
+
+    Args:
+        manager: vLLM's `StructuredOutputManager`.
+        requests: vLLM's.
+    """
+    after_reasoning = manager.reasoner_cls is not None and not manager.enable_in_reasoning
+    starts = {}
+    for request in requests:
+        constrained = request.structured_output_request
+        if constrained is None or (after_reasoning and not constrained.reasoning_ended):
+            continue
+        if isinstance(grammar := constrained.grammar, BoundedGrammar):
+            starts[request.request_id] = request.num_tokens - grammar.num_tokens
+    return starts

@@ -11,7 +11,11 @@ from engine_adapter.counts import StepKind
 from engine_adapter.policies.contract import RequestClass
 from engine_adapter.policies.planner import Planner
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.core.constrained import GrammarCompiler, failure_of
+from engine_adapter.vllm_engine.core.constrained import (
+    GrammarCompiler,
+    constraint_starts,
+    failure_of,
+)
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
@@ -42,7 +46,7 @@ class SchedulerHooks:
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedules as vLLM does, then attaches the draft plan and the quarantined proposers."""
+        """Schedules as vLLM does, then attaches the draft plan and what drafting needs to know."""
         self.row_table.start_step()
         output = super().schedule(*args, **kwargs)
         output.specgate_plan = self.row_table.plan(
@@ -53,6 +57,12 @@ class SchedulerHooks:
             output.scheduled_cached_reqs.resumed_req_ids,
         )
         output.specgate_quarantined = self.row_table.quarantine.names
+        output.specgate_constraints = {}
+        if output.specgate_plan and output.has_structured_output_requests:
+            output.specgate_constraints = constraint_starts(
+                self.structured_output_manager,
+                map(self.requests.__getitem__, output.num_scheduled_tokens),
+            )
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

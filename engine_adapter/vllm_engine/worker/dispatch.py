@@ -59,9 +59,9 @@ class ProposerDispatch:
     def bind(self, runner: Any) -> None:
         """Takes the runner, which vLLM has not finished when it creates this class."""
         self._runner = runner
-        self._batches = DraftBatchBuilder(runner)
         self.host = ProposerHost(self._vllm_config, runner, self.draft)
-        self.sampled_drafts = SampledDraftStore(runner, self.host.specs)
+        self._batches = DraftBatchBuilder(runner, self.host.constraints)
+        self.sampled_drafts = SampledDraftStore(runner, self.host.specs, self.host.constraints)
 
     def load_model(self, target: torch.nn.Module) -> None:
         """Creates every proposer; vLLM calls it when the target is loaded."""
@@ -95,10 +95,12 @@ class ProposerDispatch:
         Called first in a step.
         """
         self._quarantined = scheduler_output.specgate_quarantined
+        self.host.constraints.starts = scheduler_output.specgate_constraints
         if ended := list(scheduler_output.finished_req_ids):
             for proposer in self.host.proposers.values():
                 proposer.forget(ended)
             self._batches.forget(ended)
+            self.host.constraints.forget(ended)
         # A preempted request keeps its proposers' state, but its drafts and blocks are gone.
         without_blocks = [*ended, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
         self.sampled_drafts.forget(without_blocks)
@@ -269,10 +271,9 @@ class ProposerDispatch:
             index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
             batch = batch.select(index, np.minimum(batch.k, remaining)[index])
         if index.size and name not in self._quarantined:
-            # A shadow's distributions must not replace those of the row's own drafts.
-            if not self._in_shadow:
-                batch = self.sampled_drafts.with_sampler(name, batch)
             try:
+                # A shadow's distributions must not replace those of the row's own drafts.
+                batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
                 drafts = self.host.proposers[name].propose(batch)
                 drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
             except torch.AcceleratorError:

@@ -1,6 +1,7 @@
 """The batch that a proposer gets for its rows, built from vLLM's batch after a step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.contract import Capabilities
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import from_extra_args
+from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.target import TargetStep
 
 
@@ -18,10 +20,12 @@ class DraftBatchBuilder:
 
     Args:
         runner: vLLM's.
+        constraints: of the rows.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, constraints: RowConstraints) -> None:
         self._runner = runner
+        self._constraints = constraints
         self._predicted: dict[str, npt.NDArray[np.int32] | None] = {}
 
     def build(
@@ -52,7 +56,7 @@ class DraftBatchBuilder:
             num_tokens = np.where(emitted, num_tokens, computed + read)
         token_ids = batch.token_ids_cpu.view()
         token_ids.flags.writeable = False  # the target reads its next tokens from there
-        return DraftBatch(
+        made = DraftBatch(
             rows=index,
             request_ids=request_ids,
             num_tokens=num_tokens,
@@ -65,6 +69,9 @@ class DraftBatchBuilder:
             if capabilities.prediction
             else None,
         )
+        if not capabilities.constraint:
+            return made
+        return replace(made, constraints=self._constraints.of(made))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops the predictions of requests that ended."""

@@ -18,6 +18,7 @@ from engine_adapter.proposers.contract import (
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
+from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 from engine_adapter.vllm_engine.worker.refusal import refusing
@@ -59,6 +60,7 @@ class ProposerHost:
         heads: the heads among them.
         progress: the way to the gateway while the engine starts.
         aux_layers: the target's layers whose outputs a head reads, ascending.
+        constraints: of the rows that are drafted for.
     """
 
     def __init__(self, vllm_config: Any, runner: Any, draft: DraftCall) -> None:
@@ -76,6 +78,7 @@ class ProposerHost:
         self.draft_models: dict[str, PagedDraftModel] = {}
         self.heads: list[PagedHead] = []
         self.aux_layers: tuple[int, ...] = ()
+        self.constraints = RowConstraints(vllm_config, runner)
 
     # -- loading -----------------------------------------------------------------------------
 
@@ -97,7 +100,10 @@ class ProposerHost:
 
     def create(self, spec: ProposerSpec) -> Proposer:
         """Creates a proposer. For a method without draft KV, another thread may call it."""
-        return get_method(spec.method).create(spec, self)
+        method = get_method(spec.method)
+        if method.capabilities.model or method.capabilities.constraint:
+            self.constraints.prepare()
+        return method.create(spec, self)
 
     def install(self, spec: ProposerSpec, proposer: Proposer) -> None:
         """Adds a proposer without KV of its own, between two steps."""

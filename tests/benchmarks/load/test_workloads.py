@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load.prompts import Split
+from benchmarks.load.structured import SCHEMAS
 from benchmarks.load.workloads import KINDS, WORKLOADS, workload
 
 SEED = 1
@@ -39,6 +40,15 @@ def test_mixed_has_all_kinds_and_every_kind_has_every_temperature() -> None:
         "random",
     }
     assert len(mixed.temperatures) == 3
+
+
+def test_structured_chats_ask_for_a_schema_or_for_a_call() -> None:
+    drawn = workload("structured", Split.REPORT).draw(40, 0, SEED)[0]
+    assert [prompt.label for prompt in drawn] == ["schema", "tool"] * 20
+    formats = [p.content["response_format"]["json_schema"]["schema"] for p in drawn[::2]]
+    assert all(one in SCHEMAS for one in formats)
+    assert len({json.dumps(one) for one in formats}) == len(SCHEMAS)
+    assert all(p.content["tool_choice"] == "required" for p in drawn[1::2])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.proposers.batch import Constraint, DraftBatch
 
 WIDTH = 512
 """Columns of the batch's token array: longer than any row of these tests."""
@@ -23,6 +23,7 @@ def batch(
     scattered: bool = False,
     hidden_of: Callable[[DraftBatch], Any] | None = None,
     predicted: Sequence[Sequence[int] | None] | None = None,
+    constraints: Sequence[Constraint | None] | None = None,
     junk: int = JUNK,
 ) -> DraftBatch:
     """A batch with one row per request.
@@ -36,6 +37,7 @@ def batch(
         scattered: whether other rows lie between these in the engine's batch.
         hidden_of: computes the target's hidden states, for a method that drafts from them.
         predicted: the predicted output of each row's request.
+        constraints: the structured output of each row's request.
         junk: the fill value after a row's last token.
     """
     count, lengths = len(rows), [len(tokens) for tokens in rows.values()]
@@ -56,5 +58,6 @@ def batch(
         predicted=None
         if predicted is None
         else [None if tokens is None else np.array(tokens, np.int32) for tokens in predicted],
+        constraints=constraints,
     )
     return made if hidden_of is None else replace(made, hidden=hidden_of(made))

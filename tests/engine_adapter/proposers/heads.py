@@ -178,17 +178,20 @@ class SecondBest:
     """A `DraftSampler` that always draws the second most likely token.
 
     Attributes:
+        samples: whether it states distributions, as if it had sampled.
         calls: depth and rows of each call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, samples: bool = True) -> None:
+        self.samples = samples
         self.calls: list[tuple[int, list[int]]] = []
 
     def draw(
         self, logits: torch.Tensor, rows: npt.NDArray[np.intp], depth: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.calls.append((depth, rows.tolist()))
-        return logits.topk(2).indices[:, 1], logits.float().softmax(-1)
+        stated = logits.float().softmax(-1) if self.samples else None
+        return logits.topk(2).indices[:, 1], stated
 
     def select(self, index: npt.NDArray[np.intp]) -> "SecondBest":
         return self

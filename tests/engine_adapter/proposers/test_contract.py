@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,16 @@ class LastTokens:
         """Nothing to drop: it has no state."""
 
 
+@dataclass(frozen=True)
+class Forces:
+    """A constraint that forces the row's own tokens once more."""
+
+    tokens: Sequence[int]
+
+    def forced(self, count: int) -> list[int]:
+        return list(self.tokens[:count])
+
+
 class Host:
     """Has `LastTokens` as draft model, head and member, and a target with random weights."""
 
@@ -91,11 +102,12 @@ def create(method: ProposerMethod) -> Proposer:
 
 
 def batch_for(method: ProposerMethod, rows: Mapping[str, Sequence[int]], **how: Any) -> DraftBatch:
-    """A batch of the rows, with hidden states and predictions if the method needs them."""
+    """A batch of the rows, with all that the method needs beside their tokens."""
     return batch(
         rows,
         hidden_of=TARGET.hidden_of if method.capabilities.hidden_states else None,
         predicted=list(rows.values()) if method.capabilities.prediction else None,
+        constraints=[Forces(r) for r in rows.values()] if method.capabilities.constraint else None,
         **how,
     )
 

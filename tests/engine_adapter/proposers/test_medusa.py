@@ -126,6 +126,9 @@ def test_the_tokens_that_the_sampler_draws_are_drafted(
         assert ((q > 0).sum(-1) == (token_map or VOCABULARY)).all()
         assert q.topk(2).indices[:, 1].tolist() == tokens
     assert sampler.calls == [(depth, [0, 1, 2, 3]) for depth in range(4)]
+    greedy = replace(given, sampling=SecondBest(samples=False))
+    plain = load(heads, tmp_path, target).propose(greedy)
+    assert (plain.tokens, plain.probabilities) == (drafts.tokens, None)
 
 
 def test_a_shared_matrix_may_be_stored_as_the_first_heads(tmp_path: Path) -> None:

@@ -95,6 +95,9 @@ def test_the_tokens_that_the_sampler_draws_are_fed_to_the_next_step(tmp_path: Pa
         assert q.shape == (k, VOCABULARY)
         assert q.topk(2).indices[:, 1].tolist() == drafts.tokens[i]
     assert sampler.calls == [(depth, [0, 1, 2, 3]) for depth in range(3)]
+    greedy = replace(given, sampling=SecondBest(samples=False))
+    plain = load(heads, tmp_path, target).propose(greedy)
+    assert (plain.tokens, plain.probabilities) == (drafts.tokens, None)
 
 
 def test_drafts_depend_on_the_newest_token(tmp_path: Path) -> None:

@@ -45,11 +45,22 @@ PROPOSERS: list[dict[str, Any]] = [
     # mistake in its KV.
     {"name": "self", "method": "draft_model", "model": TARGET, "num_speculative_tokens": 5},
     {"name": "cascade", "members": ["ngram", "mlp", "self"], "num_speculative_tokens": 5},
+    {"name": "grammar", "num_speculative_tokens": 5},
+    {
+        "name": "forced-first",
+        "method": "cascade",
+        "members": ["grammar", "self"],
+        "num_speculative_tokens": 5,
+    },
 ]
+FOR_CONSTRAINTS = ("grammar", "forced-first")
+"""Proposers for requests with structured output."""
 CHOICES: dict[str, int] = {"none": 0} | {
-    fields["name"]: fields["num_speculative_tokens"] for fields in PROPOSERS
+    fields["name"]: fields["num_speculative_tokens"]
+    for fields in PROPOSERS
+    if fields["name"] not in FOR_CONSTRAINTS
 }
-"""What a request can choose: names, each with its k."""
+"""What any request can choose: names, each with its k."""
 
 COMMON: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 32}
 

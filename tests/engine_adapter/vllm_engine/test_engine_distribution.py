@@ -20,7 +20,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo import model_path
-from engine_adapter.types import NONE, SamplingOptions, SpecDecodeParams, SpecMethod
+from engine_adapter.types import (
+    NONE,
+    ConstraintKind,
+    SamplingOptions,
+    SpecDecodeParams,
+    SpecMethod,
+    StructuredOutput,
+)
+from engine_adapter.vllm_engine.grammars import serialized
 from tests.engine_adapter.vllm_engine.conftest import TARGET, planning_at_random, start
 from tests.engine_adapter.vllm_engine.support.exact import (
     ALPHA,
@@ -66,6 +74,14 @@ PROPOSERS: list[dict[str, Any]] = [
     {"name": "prediction"},
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
+
+FOR_CONSTRAINTS: list[dict[str, Any]] = [
+    {"name": "grammar"},
+    {"name": "forced-first", "method": "cascade", "members": ["grammar", "draft-sampled"]},
+]
+CONSTRAINED = ("draft-sampled", "draft-block", "eagle-sampled", "mlp-sampled", "forced-first")
+PATTERN = "[a-z]{2} as [a-z]+"
+"""A regular expression: a choice among many tokens, forced text, and again a choice."""
 
 POLICIES: dict[str, dict[str, Any]] = {
     "goodput": {"min_gain": 0.0, "guard_limit": 1.0, "probe_share": 0.2},
@@ -128,6 +144,29 @@ class Tree:
             self._logits |= dict(zip(paths, every, strict=True))
 
 
+class ConstrainedTree(Tree):
+    """The same of generations that match `PATTERN`, with masks of a matcher of its own."""
+
+    def __init__(self) -> None:
+        import llguidance
+        import llguidance.hf
+
+        super().__init__()
+        tokenizer: Any = AutoTokenizer.from_pretrained(TARGET)
+        known = llguidance.hf.from_tokenizer(tokenizer, len(tokenizer))
+        grammar = serialized(ConstraintKind.REGEX, PATTERN, any_whitespace=False)
+        self._matcher = llguidance.LLMatcher(known, grammar)
+
+    def next(self, path: Prompt, sampling: Sampling) -> dict[int, float]:
+        self._learn([path] if path not in self._logits else [])
+        logits, matcher = self._logits[path], self._matcher.deep_copy()
+        assert matcher.consume_tokens(list(path))
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little", count=len(logits)).astype(bool)
+        p = distribution(np.where(allowed, logits, -1e9), sampling, self.prompt + path)
+        return {int(token): float(p[token]) for token in np.flatnonzero(p)}
+
+
 @pytest.fixture(scope="module")
 def tree() -> Tree:
     return Tree()
@@ -138,7 +177,9 @@ async def crowd() -> AsyncIterator[Live]:
     """An engine with every proposer, some of them in several variants, and with the control."""
     cheat = {"name": CHEAT, **_DRAFT, **_SAMPLED}
     with planning_at_random(f"{SUPPORT}.cheating.CheatingDispatch"):
-        started = await start([*PROPOSERS, cheat], kv_cache_memory_bytes=1 << 30, max_num_seqs=64)
+        started = await start(
+            [*PROPOSERS, *FOR_CONSTRAINTS, cheat], kv_cache_memory_bytes=1 << 30, max_num_seqs=64
+        )
     for name, parameters in POLICIES.items():
         await started.engine.set_policy(name, parameters)
     yield started
@@ -155,7 +196,12 @@ def as_arrays(exact: dict[Prompt, float], seen: Counter[Prompt]) -> tuple[Any, A
 
 
 async def generations(
-    live: Live, tree: Tree, name: str, sampling: Sampling, samples: int
+    live: Live,
+    tree: Tree,
+    name: str,
+    sampling: Sampling,
+    samples: int,
+    constraint: StructuredOutput | None = None,
 ) -> tuple[Counter[Prompt], int]:
     """The count of each generation, and the number of draft tokens verified for all."""
     options = SamplingOptions(
@@ -167,6 +213,7 @@ async def generations(
         logit_bias=sampling.logit_bias,
         max_tokens=LENGTH,
         ignore_eos=True,
+        structured_output=constraint,
     )
     predicted = max(tree.joint(sampling).items(), key=lambda item: item[1])[0]
     spec = SpecDecodeParams(SpecMethod(name, 3), pinned=True, prediction=predicted)
@@ -194,6 +241,25 @@ async def test_generations_have_the_targets_distribution(crowd: Live, tree: Tree
     """
     conditions = itertools.cycle(CONDITIONS.values())
     await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in NAMES))
+
+
+@pytest.mark.prove
+@on_the_engines_loop
+@pytest.mark.timeout(1200)
+async def test_generations_under_a_constraint_have_the_targets_distribution(crowd: Live) -> None:
+    """Sampled drafts know the constraint, so each comes from a distribution that it has changed.
+
+    Power: as above, since there are about as many generations.
+    """
+    tree, sampling = ConstrainedTree(), Sampling(top_k=3)
+    constraint = StructuredOutput(ConstraintKind.REGEX, PATTERN)
+
+    async def run(name: str) -> None:
+        seen, drafted = await generations(crowd, tree, name, sampling, SAMPLES, constraint)
+        assert drafted > SAMPLES // 10, name
+        assert p_value(*as_arrays(tree.joint(sampling), seen)) > ALPHA, name
+
+    await asyncio.gather(*map(run, CONSTRAINED))
 
 
 @pytest.mark.prove

@@ -39,6 +39,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     greedy,
     pinned,
 )
+from tests.engine_adapter.vllm_engine.test_structured_output import SCHEMAS, constrained, of_schema
 from tests.engine_adapter.vllm_engine.worker.drafting.test_tensor_parallel import ENVIRONMENT
 
 pytestmark = [
@@ -124,6 +125,27 @@ async def test_a_hundred_steps_on_two_ranks(
     two_ranks: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     await fuzz(two_ranks, stock, prompts, steps=100)
+
+
+async def test_on_two_ranks_drafts_know_what_their_requests_allow(
+    two_ranks: Live, prompts: list[Prompt]
+) -> None:
+    """Each rank has matchers of its own; ranks that drafted differently would spoil their KV."""
+    constraints = [constrained(of_schema(schema)) for schema, _ in SCHEMAS]
+    options = [*constraints, greedy(40, logit_bias=dict.fromkeys(range(100, 500), -4.0))]
+
+    async def of(name: str, k: int) -> list[Result]:
+        pairs = zip(prompts, options, strict=False)
+        return await asyncio.gather(
+            *(generate(two_ranks, prompt, one, pinned(name, k)) for prompt, one in pairs)
+        )
+
+    plain = [result.tokens for result in await of("none", 0)]
+    for name in ("self", "whole", "forced-first"):
+        drafted = await of(name, 4)
+        assert [result.tokens for result in drafted] == plain
+        counts = [result.counts(name) for result in drafted]
+        assert sum(c.accepted for c in counts) >= 0.99 * sum(c.drafted for c in counts) > 0
 
 
 @pytest.mark.prove

@@ -1,4 +1,6 @@
-"""Sampled drafts: how they are sampled, and where they are stored until they are verified.
+"""The drafts of models: how they are drawn, and where sampled ones wait until they are verified.
+
+A row with options or a constraint drafts only what these allow: see `row_limits`.
 
 A row without a seed samples its drafts with noise of its own, and each draft comes with the
 distribution it was sampled from. A row with a seed samples with the noise of the position that it
@@ -18,7 +20,10 @@ import torch
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples
+from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.constraints import RowConstraints
+from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
 
@@ -29,10 +34,11 @@ class RowSampler:
 
     Attributes:
         sampler: vLLM's.
-        temperature: float32 [R], on the CPU; 0 is a greedy row.
+        temperature: float32 [R], on the CPU; 0 is a row that drafts the most likely token.
         top_k: int32 [R], top_p: float32 [R]: as the requests ask for.
         seeds: each row's seed.
         num_tokens: int64 [R], the committed tokens before the drafts.
+        limits: what the requests allow; `None` if they allow all.
     """
 
     sampler: Any
@@ -41,16 +47,44 @@ class RowSampler:
     top_p: npt.NDArray[np.float32]
     seeds: Sequence[int | None]
     num_tokens: npt.NDArray[np.int64]
+    limits: RowLimits | None = None
+
+    @property
+    def samples(self) -> bool:
+        """See `DraftSampler.samples`."""
+        return bool(self.temperature.any())
 
     def draw(
         self, logits: torch.Tensor, rows: npt.NDArray[np.intp], depth: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `DraftSampler.draw`."""
+        after: Sequence[Any] = ()
+        if self.limits is not None:
+            logits, after = self.limits.apply(logits, rows, depth)
+        tokens, probabilities = logits.argmax(dim=-1), None
+        if self.samples:
+            sampled, probabilities = self._sample(logits, after, rows, depth)
+            hot = torch.from_numpy(self.temperature[rows] > 0).to(logits.device)
+            tokens = torch.where(hot, sampled, tokens)
+        if self.limits is not None:
+            self.limits.record(rows, tokens)
+        return tokens, probabilities
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        processors: Sequence[Any],
+        rows: npt.NDArray[np.intp],
+        depth: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [N] and their distributions float32 [N, V]; `processors`: after it."""
         temperature = torch.from_numpy(self.temperature[rows]).to(logits.device)[:, None]
         top_k, top_p = self.top_k[rows], self.top_p[rows]
-        greedy = logits.argmax(dim=-1)
+        scaled = logits.float() / temperature.where(temperature > 0, 1.0)
+        for processor in processors:
+            scaled = processor.apply(scaled)
         scaled = compat.apply_top_k_top_p(
-            logits.float() / temperature.where(temperature > 0, 1.0),
+            scaled,
             self._limit(top_k, top_k < logits.shape[1], logits.device),
             self._limit(top_p, top_p < 1, logits.device),
         )
@@ -63,7 +97,7 @@ class RowSampler:
             if (seed := self.seeds[row]) is not None
         }
         sampled, _ = self.sampler.topk_topp_sampler(scaled, generators, None, None)
-        return torch.where(temperature[:, 0] > 0, sampled.long(), greedy), probabilities
+        return sampled.long(), probabilities
 
     def select(self, index: npt.NDArray[np.intp]) -> "RowSampler":
         """See `DraftSampler.select`."""
@@ -74,6 +108,7 @@ class RowSampler:
             self.top_p[index],
             [self.seeds[i] for i in index],
             self.num_tokens[index],
+            self.limits and self.limits.select(index),
         )
 
     @property
@@ -95,10 +130,16 @@ class SampledDraftStore:
     Args:
         runner: vLLM's; its batch and its sampler are used.
         specs: the proposers.
+        constraints: of the rows.
     """
 
-    def __init__(self, runner: Any, specs: Sequence[ProposerSpec]) -> None:
+    def __init__(
+        self, runner: Any, specs: Sequence[ProposerSpec], constraints: RowConstraints
+    ) -> None:
         self._runner = runner
+        self._constraints = constraints
+        # Proposers whose drafts are drawn from logits.
+        self._draws: set[str] = set()
         # Proposer -> whether the block rule verifies its drafts; only proposers that sample.
         self._uses_block: dict[str, bool] = {}
         for spec in specs:
@@ -109,13 +150,33 @@ class SampledDraftStore:
     def add_proposer(self, spec: ProposerSpec) -> None:
         """Adds a proposer that was loaded later, or again under the same name."""
         self._uses_block.pop(spec.name, None)
+        self._draws.discard(spec.name)
+        if get_method(spec.method).capabilities.model:
+            self._draws.add(spec.name)
         if samples(spec):
             self._uses_block[spec.name] = spec.options["verification"] == "block"
 
-    def with_sampler(self, name: str, batch: DraftBatch) -> DraftBatch:
-        """The batch with a sampler, if the proposer samples and a row is not greedy."""
-        rows, known = batch.rows, self._runner.input_batch
-        if name not in self._uses_block or not known.temperature_cpu[rows].any():
+    def with_sampler(self, name: str, batch: DraftBatch, *, greedy: bool = False) -> DraftBatch:
+        """The batch with a sampler, if a row samples its drafts or its request limits them.
+
+        Args:
+            greedy: no row samples.
+        """
+        if name not in self._draws:
+            return batch
+        rows, known, sampler = batch.rows, self._runner.input_batch, self._runner.sampler
+        temperature = np.zeros(len(rows), np.float32)
+        if name in self._uses_block and not greedy:
+            temperature = known.temperature_cpu[rows]
+        limits = RowLimits(
+            sampler,
+            known.sampling_metadata,
+            rows,
+            len(known.req_ids),
+            self._constraints.of(batch),
+            samples=bool(temperature.any()),
+        )
+        if not (limits or temperature.any()):
             return batch
         seeded = known.generators
         requests = self._runner.requests
@@ -123,15 +184,11 @@ class SampledDraftStore:
             requests[request_id].sampling_params.seed if row in seeded else None
             for row, request_id in zip(rows.tolist(), batch.request_ids, strict=True)
         ]
-        sampler = RowSampler(
-            self._runner.sampler,
-            known.temperature_cpu[rows],
-            known.top_k_cpu[rows],
-            known.top_p_cpu[rows],
-            seeds,
-            batch.num_tokens,
+        top_k, top_p = known.top_k_cpu[rows], known.top_p_cpu[rows]
+        sampling = RowSampler(
+            sampler, temperature, top_k, top_p, seeds, batch.num_tokens, limits or None
         )
-        return replace(batch, sampling=sampler)
+        return replace(batch, sampling=sampling)
 
     def store(self, name: str, batch: DraftBatch, drafts: Drafts) -> None:
         """Stores the drafts of a proposer whose distributions verification needs."""

@@ -193,7 +193,8 @@ class PagedDraftModel:
         shape = counts[0], len(counts)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         sampling, q = batch.sampling, torch.empty(0)
-        if sampling is not None:
+        samples = sampling is not None and sampling.samples
+        if samples:
             q = torch.empty(*shape, self._vocab_size, device=self._device)
         steps = self._input_builder().decode_steps(batch.rows[order], stop[order], counts[1:])
         for depth, count in enumerate(counts):
@@ -204,16 +205,16 @@ class PagedDraftModel:
             if sampling is None:
                 tokens[:count, depth] = logits.argmax(dim=-1)
             else:
-                tokens[:count, depth], q[:count, depth] = sampling.draw(
-                    logits, order[:count], depth
-                )
+                tokens[:count, depth], drawn_from = sampling.draw(logits, order[:count], depth)
+                if samples:
+                    q[:count, depth] = drawn_from
         for at, (i, row) in enumerate(zip(order, tokens.cpu().numpy(), strict=False)):
             drafted = row[: batch.k[i]]
             drafts[i] = drafted.tolist()
-            if sampling is not None:
+            if samples:
                 probabilities[i] = q[at, : len(drafted)]
             self._record_drafted(batch, i, drafted)
-        return Drafts(drafts, probabilities if sampling is not None else None)
+        return Drafts(drafts, probabilities if samples else None)
 
     def _record_drafted(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
         """Notes the i-th row's drafts, whose KV is written already."""

@@ -1,10 +1,76 @@
-"""A verification step laid out as a plain batch: one entry for each position that is verified."""
+"""Positions laid out as the rows of a plain batch: those of a verification step, or of drafts."""
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+
+
+class Layout(Protocol):
+    """P positions of the B rows of a batch; those of one row follow each other."""
+
+    @property
+    def row_of(self) -> torch.Tensor:
+        """The row of each position, int64 [P]."""
+        ...
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """The first position of each row, int64 [B]."""
+        ...
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """The number of positions of each row, int64 [B]."""
+        ...
+
+    def expand(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """Per-row values [B, ...] as per-position values [P, ...]."""
+        ...
+
+    def positions_of(self, row: int) -> Iterator[tuple[int, int]]:
+        """The (position, drafts of the row before it) pairs of a row."""
+        ...
+
+
+class DraftLayout:
+    """One position of each of N rows, after the same number of drafts.
+
+    Args:
+        rows: the rows, int [N], each once.
+        depth: the drafts of each row before its position.
+        num_rows: B, the rows of the batch.
+        device: the device of the index tensors.
+
+    Attributes:
+        row_of: int64 [N], the row of each position.
+        starts, sizes: see `Layout`.
+    """
+
+    def __init__(
+        self, rows: npt.NDArray[np.intp], depth: int, num_rows: int, device: torch.device
+    ) -> None:
+        starts, sizes = np.zeros((2, num_rows), np.int64)
+        starts[rows], sizes[rows] = np.arange(len(rows)), 1
+        self._positions, self._depth = (
+            dict(zip(rows.tolist(), range(len(rows)), strict=True)),
+            depth,
+        )
+        self.row_of = torch.from_numpy(rows.astype(np.int64)).to(device)
+        self.starts = torch.from_numpy(starts).to(device)
+        self.sizes = torch.from_numpy(sizes).to(device)
+
+    def expand(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """See `Layout.expand`."""
+        return None if values is None else values[self.row_of]
+
+    def positions_of(self, row: int) -> Iterator[tuple[int, int]]:
+        """See `Layout.positions_of`."""
+        if (position := self._positions.get(row)) is not None:
+            yield position, self._depth
 
 
 class VerifyLayout:

@@ -1,4 +1,4 @@
-"""vLLM's logits processors at every position that a step verifies.
+"""A request's sampling options at every position that a step verifies, or that a model drafts.
 
 With speculation, vLLM ignores `min_p` and `logit_bias`, since its rejection sampler does not apply
 them to drafted positions, and refuses them at the front end. Here the state of each processor is
@@ -6,13 +6,14 @@ expanded from rows to positions, and vLLM's own code applies it.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
+from engine_adapter.vllm_engine.worker.verification.layout import Layout
 
 
 def build(vllm_config: Any, device: torch.device) -> Any:
@@ -24,7 +25,61 @@ def build(vllm_config: Any, device: torch.device) -> Any:
     return compat.LogitsProcessors(kind(vllm_config, device, compat.PIN_MEMORY) for kind in kinds)
 
 
-def expand(processors: Any, layout: VerifyLayout) -> Any:
+def expand_metadata(
+    rows: Any,
+    layout: Layout,
+    outputs: list[list[int]],
+    generators: Mapping[int, torch.Generator],
+) -> Any:
+    """The rows' sampling metadata as that of a plain batch of their positions.
+
+    Args:
+        rows: vLLM's `SamplingMetadata`.
+        outputs: the output before each position, if `reads_outputs`.
+        generators: position -> its generator.
+    """
+    return replace(
+        rows,
+        temperature=layout.expand(rows.temperature),
+        top_p=layout.expand(rows.top_p),
+        top_k=layout.expand(rows.top_k),
+        generators=generators,
+        prompt_token_ids=layout.expand(rows.prompt_token_ids),
+        frequency_penalties=layout.expand(rows.frequency_penalties),
+        presence_penalties=layout.expand(rows.presence_penalties),
+        repetition_penalties=layout.expand(rows.repetition_penalties),
+        output_token_ids=outputs,
+        allowed_token_ids_mask=layout.expand(rows.allowed_token_ids_mask),
+        bad_words_token_ids={
+            position: words
+            for row, words in rows.bad_words_token_ids.items()
+            for position, _ in layout.positions_of(row)
+        },
+        logitsprocs=expand(rows.logitsprocs, layout),
+        spec_token_ids=None,
+    )
+
+
+def reads_outputs(rows: Any) -> bool:
+    """Whether an option of a row depends on the row's output, `min_tokens` apart."""
+    return bool(not rows.no_penalties or rows.bad_words_token_ids)
+
+
+def are_idle(rows: Any, *, samples: bool) -> bool:
+    """Whether no row has an option that changes logits; temperature, top-k and top-p aside.
+
+    Args:
+        samples: tokens are sampled; otherwise options that leave the likeliest token do not count.
+    """
+    processors = rows.logitsprocs.all if samples else rows.logitsprocs.non_argmax_invariant
+    return not (
+        reads_outputs(rows)
+        or rows.allowed_token_ids_mask is not None
+        or any(_IN_USE[type(one).__name__](one) for one in processors)
+    )
+
+
+def expand(processors: Any, layout: Layout) -> Any:
     """The rows' processors as those of a plain batch of positions; idle ones are left out."""
     return compat.LogitsProcessors(
         expanded
@@ -33,7 +88,7 @@ def expand(processors: Any, layout: VerifyLayout) -> Any:
     )
 
 
-def _expand_min_p(processor: Any, layout: VerifyLayout) -> Any:
+def _expand_min_p(processor: Any, layout: Layout) -> Any:
     if not processor.min_p_count:
         return None
     expanded = copy.copy(processor)
@@ -41,7 +96,7 @@ def _expand_min_p(processor: Any, layout: VerifyLayout) -> Any:
     return expanded
 
 
-def _expand_logit_bias(processor: Any, layout: VerifyLayout) -> Any:
+def _expand_logit_bias(processor: Any, layout: Layout) -> Any:
     if not processor.biases:
         return None
     rows, tokens = processor.logits_slice
@@ -54,7 +109,7 @@ def _expand_logit_bias(processor: Any, layout: VerifyLayout) -> Any:
     return expanded
 
 
-def _expand_min_tokens(processor: Any, layout: VerifyLayout) -> Any:
+def _expand_min_tokens(processor: Any, layout: Layout) -> Any:
     """The output of a position includes the drafts before it, which may reach the minimum."""
     forbidden: tuple[list[int], list[int]] = [], []
     forced: tuple[list[int], list[int]] = [], []
@@ -76,8 +131,14 @@ def _expand_min_tokens(processor: Any, layout: VerifyLayout) -> Any:
     return expanded
 
 
-_EXPANDERS: dict[str, Callable[[Any, VerifyLayout], Any]] = {
+_EXPANDERS: dict[str, Callable[[Any, Layout], Any]] = {
     "MinPLogitsProcessor": _expand_min_p,
     "LogitBiasLogitsProcessor": _expand_logit_bias,
     "MinTokensLogitsProcessor": _expand_min_tokens,
+}
+
+_IN_USE: dict[str, Callable[[Any], bool]] = {
+    "MinPLogitsProcessor": lambda processor: bool(processor.min_p_count),
+    "LogitBiasLogitsProcessor": lambda processor: bool(processor.biases),
+    "MinTokensLogitsProcessor": lambda processor: bool(processor.min_toks),
 }

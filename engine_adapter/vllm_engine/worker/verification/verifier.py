@@ -101,28 +101,9 @@ def _expand(
 ) -> Any:
     """The rows' sampling metadata as that of a plain batch of their positions."""
     outputs = rows.output_token_ids
-    if not rows.no_penalties or rows.bad_words_token_ids:
+    if logits_processors.reads_outputs(rows):
         outputs = _outputs_before(rows.output_token_ids, layout, drafts.tolist())
-    return replace(
-        rows,
-        temperature=layout.expand(rows.temperature),
-        top_p=layout.expand(rows.top_p),
-        top_k=layout.expand(rows.top_k),
-        generators=generators,
-        prompt_token_ids=layout.expand(rows.prompt_token_ids),
-        frequency_penalties=layout.expand(rows.frequency_penalties),
-        presence_penalties=layout.expand(rows.presence_penalties),
-        repetition_penalties=layout.expand(rows.repetition_penalties),
-        output_token_ids=outputs,
-        allowed_token_ids_mask=layout.expand(rows.allowed_token_ids_mask),
-        bad_words_token_ids={
-            position: words
-            for row, words in rows.bad_words_token_ids.items()
-            for position, _ in layout.positions_of(row)
-        },
-        logitsprocs=logits_processors.expand(rows.logitsprocs, layout),
-        spec_token_ids=None,
-    )
+    return logits_processors.expand_metadata(rows, layout, outputs, generators)
 
 
 def _outputs_before(

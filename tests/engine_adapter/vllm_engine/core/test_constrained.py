@@ -264,3 +264,44 @@ def test_limits_hold_where_constraints_are_checked_too() -> None:
 
     grammar = serialized(ConstraintKind.REGEX, "a", any_whitespace=False)
     assert not llguidance.LLMatcher.validate_grammar(grammar, None, limits=matcher_limits())
+
+
+# -- where constraints begin -------------------------------------------------------------------
+
+
+def constrained(grammar: Any, *, tokens: int, reasoning_ended: bool | None = None) -> Any:
+    """A request as vLLM's scheduler has it."""
+    structured = SimpleNamespace(grammar=grammar, reasoning_ended=reasoning_ended)
+    return SimpleNamespace(
+        request_id=str(tokens), structured_output_request=structured, num_tokens=tokens
+    )
+
+
+def starts(requests: list[Any], *, reasoner: Any = None, in_reasoning: bool = False) -> Any:
+    from engine_adapter.vllm_engine.core.constrained import constraint_starts
+
+    manager = SimpleNamespace(reasoner_cls=reasoner, enable_in_reasoning=in_reasoning)
+    return constraint_starts(manager, requests)
+
+
+def test_a_constraint_begins_before_the_tokens_that_it_has_accepted(backend: Any) -> None:
+    fresh, used = compiled(backend, "CHOICE", CHOICE), compiled(backend, "CHOICE", CHOICE)
+    assert used.accept_tokens("r", backend.encode("yes"))
+    plain = SimpleNamespace(request_id="p", structured_output_request=None, num_tokens=4)
+    requests = [constrained(fresh, tokens=7), constrained(used, tokens=20), plain]
+    assert starts(requests) == {"7": 7, "20": 20 - len(backend.encode("yes"))}
+    used.validate_tokens(backend.encode("yes"))
+    used.rollback(1)
+    assert starts(requests)["20"] == 21 - len(backend.encode("yes"))
+
+
+def test_another_backends_grammar_and_one_that_is_not_ready_have_no_beginning() -> None:
+    assert starts([constrained(None, tokens=7), constrained(object(), tokens=8)]) == {}
+
+
+def test_while_a_request_reasons_its_constraint_has_not_begun(backend: Any) -> None:
+    grammar = compiled(backend, "CHOICE", CHOICE)
+    for ended, known in ((None, {}), (False, {}), (True, {"9": 9})):
+        request = constrained(grammar, tokens=9, reasoning_ended=ended)
+        assert starts([request], reasoner=object) == known
+        assert starts([request], reasoner=object, in_reasoning=True) == {"9": 9}

@@ -123,6 +123,7 @@ def scheduled(drafts: dict[str, int], *plain: str, new: int = 0, extra: int = 0)
         num_scheduled_tokens=counts,
         total_num_scheduled_tokens=sum(counts.values()) + extra,
         scheduled_new_reqs=[None] * new,
+        has_structured_output_requests=False,
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
 
@@ -141,6 +142,7 @@ def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
     output = scheduled({}, "r")
     run_step(scheduler, output, {"r": (0, 0)}, DraftReport(proposed={"ngram": 5}))
     assert output.specgate_plan.drafts == {"r": NGRAM}
+    assert output.specgate_constraints == {}
     assert output.specgate_quarantined == frozenset()
     sent = run_step(scheduler, scheduled({"r": 5}), {"r": (5, 2)}, None)
     report = decode_step(sent.scheduler_stats.kv_connector_stats)

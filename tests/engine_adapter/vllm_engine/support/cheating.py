@@ -44,7 +44,7 @@ class CheatingDispatch(ProposerDispatch):
     def bind(self, runner: Any) -> None:
         """Takes the runner, with a store that forgets."""
         super().bind(runner)
-        self.sampled_drafts = CheatingStore(runner, self.host.specs)
+        self.sampled_drafts = CheatingStore(runner, self.host.specs, self.host.constraints)
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
         """The drafts, cut."""

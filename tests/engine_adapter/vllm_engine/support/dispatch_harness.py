@@ -185,6 +185,16 @@ class DispatchHarness:
         )
 
 
+def idle_metadata() -> Any:
+    """vLLM's `SamplingMetadata` of a batch whose requests have no options that change logits."""
+    return SimpleNamespace(
+        no_penalties=True,
+        bad_words_token_ids={},
+        allowed_token_ids_mask=None,
+        logitsprocs=SimpleNamespace(all=(), non_argmax_invariant=()),
+    )
+
+
 def output(**fields: Any) -> Any:
     """The fields of a `SchedulerOutput` that the dispatch reads."""
     empty = {
@@ -193,6 +203,7 @@ def output(**fields: Any) -> Any:
         "scheduled_cached_reqs": cached(),
         "kv_cache_block_copies": None,
         "specgate_quarantined": frozenset(),
+        "specgate_constraints": {},
     }
     return SimpleNamespace(**empty | fields)
 

@@ -24,6 +24,7 @@ from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
+from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
 from tests.engine_adapter.vllm_engine.support.toy_models import (
     VOCAB,
@@ -101,6 +102,7 @@ class World:
             device=torch.device("cpu"),
             max_model_len=self.max_model_len,
             input_batch=None,
+            sampler=None,
         )
         config = SpecgateConfig(parse_specs(proposers))
         dispatch = ProposerDispatch(
@@ -108,6 +110,7 @@ class World:
                 additional_config=config.to_additional_config(),
                 cache_config=SimpleNamespace(block_size=self.block_sizes[0]),
                 compilation_config=SimpleNamespace(static_forward_context={}),
+                structured_outputs_config=SimpleNamespace(backend="none"),
                 model_config=SimpleNamespace(
                     get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: 1, dtype=torch.float64
                 ),
@@ -268,6 +271,7 @@ class World:
             tokens[i, : len(request.tokens)] = request.tokens
         every = [self.requests[name] for name in names]
         self.batch = self.runner.input_batch = SimpleNamespace(
+            sampling_metadata=idle_metadata(),
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
             num_tokens_no_spec=np.array([len(r.tokens) for r in every], np.int32),

@@ -83,6 +83,7 @@ class Schedule:
             scheduled_cached_reqs=self._cached,
             kv_cache_block_copies=None,
             specgate_quarantined=frozenset(),
+            specgate_constraints={},
         )
 
 

@@ -222,8 +222,8 @@ def test_a_shadow_neither_samples_nor_replaces_the_distributions_of_the_rows_own
     """Verification would take them for those of the drafts it verifies: another distribution."""
     used: list[str] = []
 
-    def with_sampler(name: str, batch: DraftBatch) -> DraftBatch:
-        used.append(f"samples {name}")
+    def with_sampler(name: str, batch: DraftBatch, *, greedy: bool) -> DraftBatch:
+        used.append(f"{'limits' if greedy else 'samples'} {name}")
         return batch
 
     harness.dispatch.sampled_drafts = SimpleNamespace(  # type: ignore[assignment]
@@ -231,7 +231,7 @@ def test_a_shadow_neither_samples_nor_replaces_the_distributions_of_the_rows_own
         store=lambda name, batch, drafts: used.append(f"stores {name}"),
     )
     harness.propose(ONE, {"r": ("a", 2)}, shadows={"b": ["r"]})
-    assert used == ["samples a", "stores a"]
+    assert used == ["samples a", "stores a", "limits b"]
 
 
 # -- drafts that are cut ---------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Sampled drafts: sampled from their stated distributions, seeded, stored until verified."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
+from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
 
 V = 8
@@ -43,6 +46,7 @@ def test_drafts_are_sampled_from_their_stated_distributions(sampling: Sampling) 
     logits = torch.from_numpy(LOGITS).float().expand(rows, V)
     tokens, stated = row_sampler(rows, sampling).draw(logits, np.arange(rows), 0)
     exact = distribution(LOGITS, sampling)
+    assert stated is not None
     assert stated[0].numpy() == pytest.approx(exact, abs=1e-6)
     assert p_value(np.bincount(tokens, minlength=V), exact) > ALPHA
     assert p_value(np.bincount(tokens, minlength=V), distribution(LOGITS, Sampling(0.85))) < ALPHA
@@ -101,6 +105,7 @@ class Runner:
             top_k_cpu=np.full(3, V, np.int32),
             top_p_cpu=np.ones(3, np.float32),
             num_tokens_no_spec=np.array([10, 20, 30]),
+            sampling_metadata=idle_metadata(),
         )
         params = SimpleNamespace(seed=7)
         self.requests = {
@@ -122,7 +127,8 @@ def batch(rows: list[int]) -> DraftBatch:
 
 
 def new_store(runner: Runner) -> SampledDraftStore:
-    return SampledDraftStore(runner, [GREEDY, TOKEN, BLOCK])
+    config: Any = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="none"))
+    return SampledDraftStore(runner, [GREEDY, TOKEN, BLOCK], RowConstraints(config, runner))
 
 
 def filled(store: SampledDraftStore, name: str = "token") -> SampledDraftStore:

@@ -1,0 +1,209 @@
+"""The constraints of rows, in the worker: what structured output allows where drafts begin.
+
+EngineCore's matchers are in another process and wait for the verified tokens, so every rank follows
+the rows that are drafted for with matchers of its own. Ranks read the same tokens with the same
+grammars, so they see the same. They decide only about drafts: EngineCore's mask decides about the
+text.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher, recall, remember
+
+log = logging.getLogger(__name__)
+
+MAX_FORCING_CHARS = 32_000
+"""The longest serialized grammar that forces tokens. A schema with a constant of 100,000 characters
+takes 0.5 s for the first forced tokens of each row, and every row waits for it.
+"""
+
+
+class RowConstraint:
+    """A `Constraint`: the matcher of a row. It has read the row, and perhaps drafts after it.
+
+    If a token does not fit, it knows nothing of what follows: it forces no token and allows all.
+
+    Args:
+        matcher: llguidance's, at its beginning.
+        eos: the token that ends a text.
+        start: the position in the row at which the constraint begins.
+        forces: forced tokens are looked for.
+    """
+
+    def __init__(self, matcher: Any, eos: int, start: int, *, forces: bool = True) -> None:
+        self.start = start
+        self._forces = forces
+        # The forced text that was found last, and the number of tokens before it.
+        self._found: list[int] = []
+        self._found_after = 0
+        self._matcher = matcher
+        self._eos = eos
+        self._read: list[int] = []
+        self._num_committed = 0
+        self._fits = True
+        self._draft_fits = True
+
+    def follow(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Takes back drafts that the row has not kept, and reads its new tokens.
+
+        Args:
+            tokens: int32 [T], the committed tokens of the row from `start` on.
+        """
+        if not self._fits:
+            return
+        fresh: list[int] = tokens[self._num_committed :].tolist()
+        drafted = self._read[self._num_committed :]
+        pairs = enumerate(zip(drafted, fresh, strict=False))
+        kept = next((i for i, (a, b) in pairs if a != b), min(len(drafted), len(fresh)))
+        self._take_back(len(drafted) - kept)
+        self._fits = self._consume(fresh[kept:])
+        self._draft_fits = True
+        self._num_committed = len(tokens)
+
+    def forced(self, count: int) -> list[int]:
+        """See `Constraint.forced`. If the text must end after them, its end is forced too."""
+        if not (self._forces and self._is_known) or self._matcher.is_stopped():
+            return []
+        tokens = self._next_forced(count)
+        if not tokens or len(tokens) == count:
+            return tokens
+        before = len(self._read)
+        ends = self._consume(tokens) and self._has_ended
+        self._take_back(len(self._read) - before)
+        return [*tokens, self._eos] if ends else tokens
+
+    def _next_forced(self, count: int) -> list[int]:
+        """The next forced tokens. Each forced text is looked for once, since it may be long."""
+        used = self._read[self._found_after :]
+        if not used or len(used) >= len(self._found) or used != self._found[: len(used)]:
+            self._found = self._matcher.compute_ff_tokens()
+            self._found_after, used = len(self._read), []
+        return self._found[len(used) : len(used) + count]
+
+    def advance(self, token: int) -> None:
+        """Reads a draft."""
+        if self._is_known:
+            self._draft_fits = self._consume([token])
+
+    def mask(self) -> bytes | None:
+        """One bit for each token of the vocabulary, 1 if it is allowed; `None` if all are."""
+        if not self._is_known:
+            return None
+        mask: bytes = self._matcher.compute_bitmask()
+        return None if self._matcher.is_error() else mask
+
+    @property
+    def _is_known(self) -> bool:
+        return self._fits and self._draft_fits and not self._matcher.is_error()
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether only the end of the text may follow."""
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
+
+    def _consume(self, tokens: list[int]) -> bool:
+        """Reads tokens as far as they fit; whether all do. The end of the text is not read."""
+        count = self._matcher.try_consume_tokens(tokens)
+        self._read += tokens[:count]
+        return count == len(tokens) or self._has_ended
+
+    def _take_back(self, count: int) -> None:
+        if count:
+            self._matcher.rollback(count)
+            del self._read[-count:]
+
+
+class RowConstraints:
+    """The constraints of the live requests that are drafted for.
+
+    Args:
+        vllm_config: the engine's configuration.
+        runner: vLLM's; its requests are read.
+
+    Attributes:
+        starts: request id -> the position in its tokens at which its constraint begins; of the
+            step's requests that have one.
+    """
+
+    def __init__(self, vllm_config: Any, runner: Any) -> None:
+        self._vllm_config = vllm_config
+        self._runner = runner
+        self._tokenizer: Any = None
+        self._rows: dict[str, RowConstraint | None] = {}
+        self.starts: Mapping[str, int] = {}
+
+    def prepare(self) -> None:
+        """Reads the tokenizer, if its grammars are for the engine's backend: up to a second.
+
+        Called when a proposer is created that needs it, perhaps in another thread.
+        """
+        config = self._vllm_config
+        if self._tokenizer is not None or config.structured_outputs_config.backend != BACKEND:
+            return
+        if config.model_config.skip_tokenizer_init:
+            return
+        tokenizer = compat.cached_tokenizer_from_config(config.model_config)
+        if compat.GuidanceBackend.is_tokenizer_supported(tokenizer):
+            vocab_size = config.model_config.get_vocab_size()
+            self._tokenizer = compat.GuidanceBackend._build_ll_tokenizer(tokenizer, vocab_size)
+
+    def of(self, batch: DraftBatch) -> Sequence[RowConstraint | None]:
+        """The constraint of each row that is drafted for, which has read the row; or `None`."""
+        if not self.starts or self._tokenizer is None:
+            return [None] * len(batch.rows)
+        found: list[RowConstraint | None] = []
+        for i, (request_id, k) in enumerate(zip(batch.request_ids, batch.k.tolist(), strict=True)):
+            start = self.starts.get(request_id)
+            row = None if start is None or not k else self._row(request_id, start)
+            if row is not None:
+                row.follow(batch.context(i)[row.start :])
+            found.append(row)
+        return found
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drops the constraints of requests that ended."""
+        for request_id in request_ids:
+            self._rows.pop(request_id, None)
+
+    def _row(self, request_id: str, start: int) -> RowConstraint | None:
+        row = self._rows.get(request_id)
+        if request_id not in self._rows or (row is not None and row.start != start):
+            row = self._rows[request_id] = self._new_row(request_id, start)
+        return row
+
+    def _new_row(self, request_id: str, start: int) -> RowConstraint | None:
+        params = self._runner.requests[request_id].sampling_params.structured_outputs
+        try:
+            grammar = self._serialized(params)
+            matcher = self._matcher(grammar).deep_copy()
+        except ValueError as error:
+            # EngineCore has compiled it. Without it the row is only drafted for less well.
+            log.error("the drafts of %s do not know its constraint: %s", request_id, error)
+            return None
+        forces = len(grammar) <= MAX_FORCING_CHARS
+        return RowConstraint(matcher, self._tokenizer.eos_token, start, forces=forces)
+
+    def _serialized(self, params: Any) -> str:
+        config = self._vllm_config.structured_outputs_config
+        return str(
+            compat.serialize_guidance_grammar(
+                *compat.get_structured_output_key(params),
+                config.disable_any_whitespace,
+                config.disable_additional_properties,
+            )
+        )
+
+    def _matcher(self, grammar: str) -> Any:
+        """The matcher of a grammar, which never advances."""
+        matcher = recall(grammar)
+        if matcher is None:
+            matcher = new_matcher(self._tokenizer, grammar)
+            remember(grammar, matcher)
+        return matcher
