@@ -11,6 +11,7 @@ from engine_adapter.proposers import (
     eagle,
     medusa,
     mlp_speculator,
+    mtp,
     ngram,
     prediction,
     suffix,
@@ -31,6 +32,7 @@ METHODS: tuple[ProposerMethod, ...] = (
     mlp_speculator.METHOD,
     eagle.EAGLE,
     eagle.EAGLE3,
+    mtp.METHOD,
     cascade.METHOD,
     prediction.METHOD,
 )
@@ -154,7 +156,7 @@ def _model(chosen: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
         message = f"{chosen.name} needs the path or id of its weights, got {shown(model)}"
         raise _error("model", message, _MISSING if model is None else None)
     if not chosen.capabilities.model and model is not None:
-        raise _error("model", f"{chosen.name} has no weights; leave it out")
+        raise _error("model", f"{chosen.name} has no weights of its own; leave it out")
     return model
 
 

@@ -22,6 +22,8 @@ from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     Recording,
+    never_switched,
+    same_drafts,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -69,39 +71,6 @@ def engine(folders: dict[str, Path]) -> Iterator[RecordedEngine]:
 def empty_prefix_cache(engine: RecordedEngine) -> None:
     """Each test begins with an empty prefix cache."""
     engine.reset_prefix_cache()
-
-
-def never_switched(
-    engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod, length: int
-) -> Recording:
-    """Runs the prompts one after the other; one head drafts from the start."""
-    parts = []
-    for prompt in prompts:
-        engine.reset_prefix_cache()
-        parts.append(engine.run([RecordedRequest(prompt, length, method)]))
-    engine.reset_prefix_cache()
-    assert not any(part.preemptions for part in parts)
-    return Recording(
-        drafts=[part.drafts[0] for part in parts],
-        outputs=[part.outputs[0] for part in parts],
-        cached=[part.cached[0] for part in parts],
-        preemptions=0,
-        catchup={},
-    )
-
-
-def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
-    """Asserts that all drafts equal those of the other run; returns how many were compared."""
-    compared = 0
-    for i in range(len(want.outputs)):
-        assert got.outputs[i] == want.outputs[i]
-        expected = want.of(i, proposer)
-        for length, drafts in got.of(i, proposer).items():
-            if length in expected:
-                most = min(len(drafts), len(expected[length]))
-                assert drafts[:most] == expected[length][:most], f"at {length} of request {i}"
-                compared += 1
-    return compared
 
 
 @pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)

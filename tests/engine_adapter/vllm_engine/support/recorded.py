@@ -112,9 +112,47 @@ class RecordedEngine:
         """Empties the prefix cache."""
         self._pool.submit(_reset_prefix_cache).result(timeout=_TIMEOUT_S)
 
+    def memory(self) -> dict[str, tuple[int, int]]:
+        """Bytes of weights and of KV of every proposer that has any."""
+        sizes: dict[str, tuple[int, int]] = self._pool.submit(_memory).result(timeout=_TIMEOUT_S)
+        return sizes
+
     def stop(self) -> None:
         """Ends the process."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def never_switched(
+    engine: RecordedEngine, prompts: Sequence[Prompt], method: SpecMethod, length: int
+) -> Recording:
+    """Runs the prompts one after the other; one proposer drafts from the start."""
+    parts = []
+    for prompt in prompts:
+        engine.reset_prefix_cache()
+        parts.append(engine.run([RecordedRequest(prompt, length, method)]))
+    engine.reset_prefix_cache()
+    assert not any(part.preemptions for part in parts)
+    return Recording(
+        drafts=[part.drafts[0] for part in parts],
+        outputs=[part.outputs[0] for part in parts],
+        cached=[part.cached[0] for part in parts],
+        preemptions=0,
+        catchup={},
+    )
+
+
+def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
+    """Asserts that all drafts equal those of the other run; returns how many were compared."""
+    compared = 0
+    for i in range(len(want.outputs)):
+        assert got.outputs[i] == want.outputs[i]
+        expected = want.of(i, proposer)
+        for length, drafts in got.of(i, proposer).items():
+            if length in expected:
+                most = min(len(drafts), len(expected[length]))
+                assert drafts[:most] == expected[length][:most], f"at {length} of request {i}"
+                compared += 1
+    return compared
 
 
 # -- in the engine's process -----------------------------------------------------------------
@@ -140,12 +178,20 @@ def _reset_prefix_cache() -> None:
     assert _engine.reset_prefix_cache()
 
 
+def _memory() -> dict[str, tuple[int, int]]:
+    sizes: dict[str, tuple[int, int]] = _runner().drafter.host.memory()
+    return sizes
+
+
+def _runner() -> Any:
+    return _engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
 def _run(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
 ) -> Recording:
     global _count
-    core = _engine.engine_core.engine_core
-    runner = core.model_executor.driver_worker.worker.model_runner
+    runner = _runner()
     recorder = _DraftRecorder()
     recorder.attach(runner.drafter)
     first, _count = _count, _count + len(requests)
@@ -153,7 +199,7 @@ def _run(
     outputs: dict[str, Any] = {}
     added = step = 0
     preempted = 0
-    scheduler = core.scheduler
+    scheduler = _engine.engine_core.engine_core.scheduler
     try:
         while added < len(requests) or _engine.has_unfinished_requests():
             if switches and step in switches:
