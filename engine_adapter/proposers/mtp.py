@@ -68,6 +68,12 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     layers = checkpoint.integer(NUM_LAYERS, at_least=0, at_most=MAX_PARTS, default=0)
     if not layers:
         raise checkpoint.field_error(NUM_LAYERS, "must be at least 1: the target has no MTP layers")
+    if (k := spec.num_speculative_tokens) > layers and k % layers:
+        raise CheckpointError(  # vLLM's rule, for layers that are used in turn
+            f"num_speculative_tokens must be at most {layers}, the number of MTP layers, or a "
+            f"multiple of it; it is {k}",
+            "num_speculative_tokens",
+        )
     before, needed = checkpoint.integer("num_hidden_layers"), dict[str, Shape]()
     for i in range(layers):
         needed |= family.tensors(i, before, target.hidden_size)

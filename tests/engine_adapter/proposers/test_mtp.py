@@ -73,6 +73,16 @@ def test_each_layer_that_the_configuration_states_must_be_there(tmp_path: Path) 
         check(target, tmp_path)
 
 
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_a_k_that_several_layers_can_draft_in_turn_passes(k: int, tmp_path: Path) -> None:
+    check(glm4_moe(vocabulary=40, layers=2), tmp_path, k)
+
+
+def test_another_k_is_refused_as_vllm_does(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_speculative_tokens must be at most 2, .* it is 3"):
+        check(glm4_moe(vocabulary=40, layers=2), tmp_path, 3)
+
+
 def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
     target = mimo(vocabulary=40)
     target.tensors["model.mtp_layers.0.input_proj.weight"] = torch.zeros(HIDDEN, HIDDEN)
