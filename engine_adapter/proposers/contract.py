@@ -162,6 +162,10 @@ class DraftHost(Protocol):
         """The same for a head, which also reads the target's hidden states of every position."""
         ...
 
+    def block_head(self, spec: ProposerSpec) -> Proposer:
+        """The same for a head that drafts a whole block of tokens in one pass."""
+        ...
+
     def member(self, name: str) -> Member:
         """The proposer of this name. It may be loaded later than the proposer that calls it."""
         ...

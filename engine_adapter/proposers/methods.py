@@ -7,6 +7,7 @@ from typing import Any
 from engine_adapter.errors import SHOWN_CHARS, EngineConfigError, shown
 from engine_adapter.proposers import (
     cascade,
+    dflash,
     draft_model,
     eagle,
     medusa,
@@ -33,6 +34,7 @@ METHODS: tuple[ProposerMethod, ...] = (
     eagle.EAGLE,
     eagle.EAGLE3,
     mtp.METHOD,
+    dflash.METHOD,
     cascade.METHOD,
     prediction.METHOD,
 )

@@ -62,6 +62,7 @@ NAMES = {
     # its attention groups and CUDA-graph keys; the drafting itself is ours.
     "DraftModelProposer": "vllm.v1.spec_decode.draft_model",
     "EagleProposer": "vllm.v1.spec_decode.eagle",
+    "DFlashProposer": "vllm.v1.spec_decode.dflash",
     "SpeculativeConfig": "vllm.config",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
@@ -112,6 +113,8 @@ _RUNNER_HOOKS = (
     "sample_tokens",
 )
 
+_HEAD_HOOKS = ("load_model", "_get_model", "_maybe_share_embeddings", "_maybe_share_lm_head")
+
 HOOKS: dict[str, tuple[str, ...]] = {
     "Scheduler": (
         "add_request",
@@ -127,12 +130,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
     "DraftModelProposer": ("load_model", "_get_model", "_raise_if_draft_tp_mismatch"),
-    "EagleProposer": (
-        "load_model",
-        "_get_model",
-        "_maybe_share_embeddings",
-        "_maybe_share_lm_head",
-    ),
+    "EagleProposer": _HEAD_HOOKS,
+    "DFlashProposer": _HEAD_HOOKS,
     "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
     "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
     "PrometheusStatLogger": ("record",),
@@ -276,6 +275,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
+    "DFlashProposer": (
+        *(*_DRAFT_ATTRIBUTES, "model"),
+        *("dflash_causal", "parallel_drafting_token_id"),
+    ),
     "AttentionLayerBase": ("kv_cache",),
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": (
         "num_draft_tokens",

@@ -17,6 +17,7 @@ from engine_adapter.proposers.contract import (
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
+from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 from engine_adapter.vllm_engine.worker.target import LoadedTarget
@@ -135,6 +136,10 @@ class ProposerHost:
     def draft_head(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.draft_head`."""
         return self._paged(PagedHead, spec)
+
+    def block_head(self, spec: ProposerSpec) -> Proposer:
+        """See `DraftHost.block_head`."""
+        return self._paged(PagedBlockHead, spec)
 
     def _paged(self, kind: type[PagedDraftModel], spec: ProposerSpec) -> PagedDraftModel:
         model = kind(spec, self._vllm_config, self._runner.device, self._runner)

@@ -25,7 +25,7 @@ from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
     HeadKVLedger,
 )
 from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs, PagedDraftModel
-from engine_adapter.vllm_engine.worker.drafting.weights import LoadedHead
+from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedHead
 
 
 class PagedHead(PagedDraftModel):
@@ -38,10 +38,13 @@ class PagedHead(PagedDraftModel):
 
     _token_offset = 1
 
-    def _create_loaded(self, *args: Any) -> LoadedHead:
+    def _create_loaded(self, *args: Any) -> AnyHead:
         self._vllm_config = args[1]
         self.aux_layers: tuple[int, ...] = ()
         self._states: HiddenStateCache | None = None
+        return self._create_head(*args)
+
+    def _create_head(self, *args: Any) -> AnyHead:
         return LoadedHead(*args)
 
     # -- set-up ------------------------------------------------------------------------------

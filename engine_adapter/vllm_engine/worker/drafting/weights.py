@@ -118,11 +118,10 @@ class LoadedDraft(_NamedDraft, compat.DraftModelProposer):
         """
 
 
-class LoadedHead(_NamedDraft, compat.EagleProposer):
-    """vLLM's EAGLE or EAGLE-3 head, or the target's MTP layers, named after the proposer.
+class _SharesEnds:
+    """Mixed into vLLM's proposers of heads: embeddings and output layer may be the target's.
 
-    A checkpoint without embeddings or output layer uses the target's, which are not counted. MTP
-    layers always do.
+    A checkpoint without one of them uses the target's, which is not counted. MTP layers always do.
     """
 
     def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
@@ -149,3 +148,15 @@ class LoadedHead(_NamedDraft, compat.EagleProposer):
             self.model.set_submodule(name, base)
         within = tuple(f"{name}." for name in names)
         self._sizes = {k: size for k, size in self._sizes.items() if not k.startswith(within)}
+
+
+class LoadedHead(_SharesEnds, _NamedDraft, compat.EagleProposer):
+    """vLLM's EAGLE or EAGLE-3 head, or the target's MTP layers, named after the proposer."""
+
+
+class LoadedBlockHead(_SharesEnds, _NamedDraft, compat.DFlashProposer):
+    """vLLM's DFlash head, named after the proposer."""
+
+
+AnyHead = LoadedHead | LoadedBlockHead
+"""Each kind of head."""
