@@ -275,10 +275,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
-    "DFlashProposer": (
-        *(*_DRAFT_ATTRIBUTES, "model"),
-        *("dflash_causal", "parallel_drafting_token_id"),
-    ),
+    "DFlashProposer": (*_DRAFT_ATTRIBUTES, "model", "dflash_causal", "parallel_drafting_token_id"),
     "AttentionLayerBase": ("kv_cache",),
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": (
         "num_draft_tokens",

@@ -65,6 +65,7 @@ class Host:
         return LastTokens()
 
     draft_head = draft_model
+    block_head = draft_model
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)

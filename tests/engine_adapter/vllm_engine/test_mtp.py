@@ -78,6 +78,7 @@ def family(
     started.engine.stop()
 
 
+@pytest.mark.prove
 async def test_drafts_and_text_are_stock_vllms(family: Family, prompts: list[Prompt]) -> None:
     some, length = [prompts[8], prompts[9], prompts[16]], 48
     speculation = {"method": "mtp", "num_speculative_tokens": K}
@@ -116,6 +117,7 @@ async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     assert same_drafts(got, want, "mtp") >= 10
 
 
+@pytest.mark.prove
 async def test_drafts_after_preemption_are_those_of_a_run_without(
     family: Family, prompts: list[Prompt]
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import Blocks, DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
@@ -41,18 +41,13 @@ class PagedBlockHead(PagedHead):
         self._project_states(batch, missing, stop)
         self._ledger.mark_valid(blocks, missing, stop)
         caught_up = int(np.maximum(np.minimum(batch.num_computed, stop) - missing, 0).sum())
-        drafts: list[list[int]] = [[] for _ in batch.rows]
-        probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
-        rows = np.flatnonzero(batch.k)
+        drafts = DraftCollector(len(batch.rows))
+        drafting = np.flatnonzero(batch.k)
         together = max(self._max_num_tokens // (1 + self._masks), 1)
-        for at in range(0, len(rows), together):
-            some = rows[at : at + together]
-            logits = self._block_logits(batch, some, stop[some])
-            tokens, q = self._choose(batch, some, logits)
-            for i, row, drawn in zip(some, tokens.cpu().numpy(), q, strict=True):
-                drafts[i], probabilities[i] = row[: batch.k[i]].tolist(), drawn
-        sampled = batch.sampling is not None
-        return Drafts(drafts, probabilities if sampled else None, caught_up)
+        for at in range(0, len(drafting), together):
+            rows = drafting[at : at + together]
+            drafts.set(rows, self._draft_block(batch, rows, stop[rows]))
+        return replace(drafts.collect(), catchup_tokens=caught_up)
 
     def _project_states(self, batch: DraftBatch, start: Ints, stop: Ints) -> None:
         """Writes the KV of the positions [start, stop) of each row, in chunks."""
@@ -69,8 +64,8 @@ class PagedBlockHead(PagedHead):
             )
             position += length
 
-    def _block_logits(self, batch: DraftBatch, rows: Ints, start: Ints) -> torch.Tensor:
-        """The logits of each mask of some rows, [rows, masks, V]; -inf where there is no mask.
+    def _draft_block(self, batch: DraftBatch, rows: Ints, start: Ints) -> Drafts:
+        """One pass over the blocks of some rows; the drafts of these rows.
 
         Every row has all masks, whatever its k: a draft depends on how many there are. Only where
         the context ends there are fewer.
@@ -83,40 +78,46 @@ class PagedBlockHead(PagedHead):
         length = np.minimum(1 + self._masks, context - start)
         inputs = self._input_builder().prefill(batch.rows[rows], start, length)
         metadata = replace(inputs.metadata, causal=self._loaded.dflash_causal)
-        stops = np.cumsum(length)
-        tokens = np.full(stops[-1], self._loaded.parallel_drafting_token_id, np.int64)
-        tokens[stops - length] = batch.token_ids[batch.rows[rows], start]
-        output, _ = self._forward(
+        newest = np.cumsum(length) - length
+        tokens = np.full(length.sum(), self._loaded.parallel_drafting_token_id, np.int64)
+        tokens[newest] = batch.token_ids[batch.rows[rows], start]
+        states, _ = self._forward(
             torch.from_numpy(tokens).to(self._device), replace(inputs, metadata=metadata)
         )
-        masks = np.arange(self._masks)
-        has_mask = torch.from_numpy(masks < length[:, None] - 1).to(self._device)
-        at = torch.from_numpy((stops - length)[:, None] + 1 + masks).to(self._device)
-        shape = (*has_mask.shape, self._vocab_size)
-        logits = torch.full(shape, float("-inf"), device=self._device)
-        logits[has_mask] = self._logits(output[at[has_mask]]).float()
-        return logits
+        if batch.sampling is None:
+            return self._best(states, newest + 1, batch.k[rows])
+        return self._draw(batch, rows, states, newest + 1)
 
-    def _choose(
-        self, batch: DraftBatch, rows: Ints, logits: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """Tokens [N, masks] of some rows, and the distributions that each was drawn from.
+    def _best(self, states: torch.Tensor, first: Ints, k: Ints) -> Drafts:
+        """The most likely tokens of the first k[i] masks of the i-th row.
 
         Args:
-            rows: [N], indices into the batch.
-            logits: [N, masks, V].
+            states: [T, H], of all blocks.
+            first: int64 [N], the index of each row's first mask.
+            k: int64 [N].
         """
-        if batch.sampling is None:
-            return logits.argmax(dim=-1), [None] * len(rows)
-        tokens = torch.zeros(logits.shape[:2], dtype=torch.int64, device=self._device)
-        q = torch.empty(logits.shape, device=self._device)
-        for depth in range(batch.k[rows].max()):
-            drafting = np.flatnonzero(batch.k[rows] > depth)
+        stops = np.cumsum(k)
+        index = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
+        tokens = self._logits(states[torch.from_numpy(index).to(self._device)]).argmax(dim=-1)
+        return Drafts([row.tolist() for row in np.split(tokens.cpu().numpy(), stops[:-1])])
+
+    def _draw(self, batch: DraftBatch, rows: Ints, states: torch.Tensor, first: Ints) -> Drafts:
+        """The drafts that the batch's sampler draws; arguments as of `_best`."""
+        assert batch.sampling is not None
+        k = batch.k[rows]
+        shape = len(rows), int(k.max())
+        tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        q = torch.empty(*shape, self._vocab_size, device=self._device)
+        drawn: torch.Tensor | None = None
+        for depth in range(shape[1]):
+            drafting = np.flatnonzero(k > depth)
+            masks = torch.from_numpy(first[drafting] + depth).to(self._device)
             index = torch.from_numpy(drafting).to(self._device)
-            tokens[index, depth], q[index, depth] = batch.sampling.draw(
-                logits[index, depth], rows[drafting], depth
-            )
-        return tokens, [drawn[: batch.k[i]] for i, drawn in zip(rows, q, strict=True)]
+            logits = self._logits(states[masks])
+            tokens[index, depth], drawn = batch.sampling.draw(logits, rows[drafting], depth)
+            if drawn is not None:
+                q[index, depth] = drawn
+        return batch.select(rows).truncate(tokens.tolist(), None if drawn is None else list(q))
 
     def _call_model(
         self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
