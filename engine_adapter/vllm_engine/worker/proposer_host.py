@@ -85,7 +85,6 @@ class ProposerHost:
                 self.proposers[spec.name] = self.create(spec)
                 if spec.name in self.draft_models:
                     self.draft_models[spec.name].load(target)
-        self.heads = [m for m in self.draft_models.values() if isinstance(m, PagedHead)]
         self.aux_layers = tuple(sorted({i for head in self.heads for i in head.aux_layers}))
 
     def create(self, spec: ProposerSpec) -> Proposer:
@@ -131,17 +130,20 @@ class ProposerHost:
 
     def draft_model(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.draft_model`."""
-        return self._paged(PagedDraftModel, spec)
+        model = PagedDraftModel(spec, self._vllm_config, self._runner.device, self._runner)
+        self.draft_models[spec.name] = model
+        return model
 
     def draft_head(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.draft_head`."""
-        return self._paged(PagedHead, spec)
+        return self._head(PagedHead, spec)
 
     def block_head(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.block_head`."""
-        return self._paged(PagedBlockHead, spec)
+        return self._head(PagedBlockHead, spec)
 
-    def _paged(self, kind: type[PagedDraftModel], spec: ProposerSpec) -> PagedDraftModel:
-        model = kind(spec, self._vllm_config, self._runner.device, self._runner)
-        self.draft_models[spec.name] = model
-        return model
+    def _head(self, kind: type[PagedHead], spec: ProposerSpec) -> PagedHead:
+        head = kind(spec, self._vllm_config, self._runner.device, self._runner)
+        self.draft_models[spec.name] = head
+        self.heads.append(head)
+        return head

@@ -37,6 +37,7 @@ class PagedBlockHead(PagedHead):
     def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
         """Computes the missing KV of each row's first `stop` positions, then drafts."""
         assert self._ledger is not None
+        batch = replace(batch, k=np.minimum(batch.k, self._masks))
         missing = self._ledger.first_missing(blocks, stop)
         self._project_states(batch, missing, stop)
         self._ledger.mark_valid(blocks, missing, stop)

@@ -20,11 +20,13 @@ from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig
 from engine_adapter.vllm_engine.worker import proposer_host as host_module
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
+from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block_head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
+from tests.engine_adapter.vllm_engine.support.toy_block_head import ToyBlockHead
 from tests.engine_adapter.vllm_engine.support.toy_models import (
     VOCAB,
     ToyDraft,
@@ -44,6 +46,7 @@ HEADS = (
     {"name": "twin", "method": "eagle", "model": "toy/5"},
     {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4"},
     {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
+    {"name": "block", "method": "dflash", "model": "toy/8/1,3", "num_speculative_tokens": 5},
     {"name": "ngram", "prompt_lookup_min": 1},
 )
 """Heads with the names of the draft models, so that they can replace them."""
@@ -78,6 +81,8 @@ class World:
         monkeypatch.setattr(head_module, "LoadedHead", ToyLoaded)
         monkeypatch.setattr(host_module, "PagedDraftModel", ToyDraft)
         monkeypatch.setattr(host_module, "PagedHead", ToyHead)
+        monkeypatch.setattr(block_head_module, "LoadedBlockHead", ToyLoaded)
+        monkeypatch.setattr(host_module, "PagedBlockHead", ToyBlockHead)
         self.num_blocks, self.block_size, self.kernel_size = num_blocks, block_size, kernel_size
         self.max_model_len, self.budget = max_model_len, budget
         self.draft_contexts = draft_contexts or {}
@@ -115,16 +120,16 @@ class World:
         kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=[group])
         for model in dispatch.host.draft_models.values():
             model.bind_kv_cache(kv_cache, [self.kernel_size])
-            if isinstance(model, ToyHead):
+            if isinstance(model, ToyHead | ToyBlockHead):
                 blocks = self.num_blocks * self.block_size // self.kernel_size
                 shape = (blocks, 1, self.kernel_size, 1)
                 assert model._states is not None
                 model._states.bind_kv_cache(torch.full(shape, -1.0, dtype=torch.float64))
         return dispatch
 
-    def toy(self, name: str) -> ToyDraft | ToyHead:
+    def toy(self, name: str) -> ToyDraft | ToyHead | ToyBlockHead:
         model = self.dispatch.host.draft_models[name]
-        assert isinstance(model, ToyDraft | ToyHead)
+        assert isinstance(model, ToyDraft | ToyHead | ToyBlockHead)
         return model
 
     def run_random(self, methods: Sequence[SpecMethod], seed: int) -> Counter[str]:
