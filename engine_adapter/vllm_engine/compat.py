@@ -275,25 +275,25 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
-    "DFlashProposer": (*_DRAFT_ATTRIBUTES, "model", "dflash_causal", "parallel_drafting_token_id"),
+    "DFlashProposer": (
+        *(*_DRAFT_ATTRIBUTES, "model", "device"),
+        *("dflash_causal", "parallel_drafting_token_id"),
+    ),
     "AttentionLayerBase": ("kv_cache",),
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": (
-        "num_draft_tokens",
-        "draft_token_ids",
-        "logits_indices",
+        *("num_draft_tokens", "draft_token_ids", "logits_indices"),
     ),
     "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP",),
     "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor": ("min_p", "min_p_count"),
     "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor": (
-        "biases",
-        "bias_tensor",
-        "logits_slice",
+        *("biases", "bias_tensor", "logits_slice"),
     ),
     "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor": (
-        "min_toks",
-        "logits_slice",
-        "restore_logits_slice",
+        *("min_toks", "logits_slice", "restore_logits_slice"),
+    ),
+    "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
+        *("_normalize_context_k", "_k_norm_weights", "_rms_norm_eps"),
     ),
 }
 """Class or module -> the attributes of it that Specgate reads or sets.
@@ -305,6 +305,7 @@ that a subclass or a mixin takes from `self` is here; of other objects, those th
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
     "admission.patch_constraint_check": "AsyncLLM.input_processor.structured_outputs_config",
+    "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
     "fatal_dump.patch_fatal_dump": "dump_input.prepare_object_to_dump",

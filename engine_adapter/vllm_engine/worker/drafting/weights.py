@@ -14,6 +14,7 @@ import torch
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.dflash_norms import patch_context_norms
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_parallel
 
 
@@ -156,6 +157,12 @@ class LoadedHead(_SharesEnds, _NamedDraft, compat.EagleProposer):
 
 class LoadedBlockHead(_SharesEnds, _NamedDraft, compat.DFlashProposer):
     """vLLM's DFlash head, named after the proposer."""
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """See `_NamedDraft.load_model`."""
+        super().load_model(target_model)
+        if self.device.type == "cpu":
+            patch_context_norms(self.model.model)
 
 
 AnyHead = LoadedHead | LoadedBlockHead
