@@ -125,6 +125,8 @@ class _SharesEnds:
     A checkpoint without one of them uses the target's, which is not counted. MTP layers always do.
     """
 
+    _sizes: dict[str, int]
+
     def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
         own = self.model.model.embed_tokens
         super()._maybe_share_embeddings(target_language_model)
