@@ -6,7 +6,9 @@ from enum import StrEnum
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.types import NONE
 
-STOCK_METHODS = frozenset({"ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"})
+STOCK_METHODS = frozenset(
+    {"ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa"}
+)
 """Methods that vLLM 0.32 has too."""
 
 

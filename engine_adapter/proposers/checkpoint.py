@@ -73,6 +73,7 @@ class Checkpoint:
     Args:
         model: a folder, or a hub id, of which only the files in use are downloaded.
         weights: file names of weights that are tried before `WEIGHTS`.
+        revision: the revision of a hub id; `None` for the default one.
 
     Attributes:
         config: the fields of `config.json`.
@@ -81,10 +82,12 @@ class Checkpoint:
         CheckpointError: the folder does not exist, or its `config.json` cannot be read.
     """
 
-    def __init__(self, model: str, weights: Sequence[str] = ()) -> None:
-        self._model = model
+    def __init__(
+        self, model: str, weights: Sequence[str] = (), revision: str | None = None
+    ) -> None:
+        self._model, self._revision = model, revision
         self._candidates = (*weights, *WEIGHTS)
-        self._config_path = _locate(model, "config.json")
+        self._config_path = _locate(model, "config.json", revision)
         self.config: Mapping[str, Any] = _read_json(self._config_path)
 
     # -- configuration -------------------------------------------------------------------------
@@ -189,7 +192,7 @@ class Checkpoint:
     def _weights(self) -> Path:
         for name in self._candidates:
             try:
-                return _locate(self._model, name)
+                return _locate(self._model, name, self._revision)
             except _MissingFile:
                 continue
         raise CheckpointError(f"{self._model}: there is none of {', '.join(self._candidates)}")
@@ -215,10 +218,11 @@ class Checkpoint:
                     f"{self._weights}: weight_map must name files beside it that end in "
                     f"{' or '.join(_FORMATS)}; it has {shown(shard)}"
                 )
-        return [_locate(self._model, shard) for shard in sorted(set(shard_of.values()))]
+        shards = sorted(set(shard_of.values()))
+        return [_locate(self._model, shard, self._revision) for shard in shards]
 
 
-def _locate(model: str, name: str) -> Path:
+def _locate(model: str, name: str, revision: str | None) -> Path:
     try:
         folder = Path(model).expanduser()
         is_folder = folder.is_dir()
@@ -234,7 +238,7 @@ def _locate(model: str, name: str) -> Path:
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        return Path(hf_hub_download(model, name))
+        return Path(hf_hub_download(model, name, revision=revision))
     except EntryNotFoundError as error:
         raise _MissingFile(f"{model}: {name}: {error}") from error
     except (OSError, ValueError) as error:

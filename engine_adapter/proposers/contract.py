@@ -54,7 +54,8 @@ class Capabilities:
         model: it has its own weights, so `model` is required.
         tokenizer: its weights include a tokenizer, which must be the target's.
         draft_kv: it has its own KV cache, reserved when the engine starts. Only a method without
-            it can be loaded while the engine serves.
+            it can be loaded while the engine serves. Its weights are its own, or part of the
+            target's checkpoint.
         hidden_states: it drafts from the target's final hidden states (`DraftBatch.hidden`).
         members: it drafts with other proposers, listed in its option `members`. It has all
             requirements of its members.
@@ -163,6 +164,10 @@ class DraftHost(Protocol):
         """The same for a head, which also reads the target's hidden states of every position."""
         ...
 
+    def block_head(self, spec: ProposerSpec) -> Proposer:
+        """The same for a head that drafts a whole block of tokens in one pass."""
+        ...
+
     def member(self, name: str) -> Member:
         """The proposer of this name. It may be loaded later than the proposer that calls it."""
         ...
@@ -175,12 +180,16 @@ class TargetSizes:
     Attributes:
         num_layers: its decoder layers; `None` if only methods without draft KV are checked.
         tensor_parallel_size: the number of ranks that share each layer.
+        model: its folder or hub id; `None` as for `num_layers`.
+        revision: the revision of the hub id; `None` for the default one.
     """
 
     hidden_size: int
     vocab_size: int
     num_layers: int | None = None
     tensor_parallel_size: int = 1
+    model: str | None = None
+    revision: str | None = None
 
 
 def no_check(spec: ProposerSpec, target: TargetSizes) -> None:

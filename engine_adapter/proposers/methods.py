@@ -7,11 +7,13 @@ from typing import Any
 from engine_adapter.errors import SHOWN_CHARS, EngineConfigError, shown
 from engine_adapter.proposers import (
     cascade,
+    dflash,
     draft_model,
     eagle,
     grammar,
     medusa,
     mlp_speculator,
+    mtp,
     ngram,
     prediction,
     suffix,
@@ -32,6 +34,8 @@ METHODS: tuple[ProposerMethod, ...] = (
     mlp_speculator.METHOD,
     eagle.EAGLE,
     eagle.EAGLE3,
+    mtp.METHOD,
+    dflash.METHOD,
     cascade.METHOD,
     prediction.METHOD,
     grammar.METHOD,
@@ -156,7 +160,7 @@ def _model(chosen: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
         message = f"{chosen.name} needs the path or id of its weights, got {shown(model)}"
         raise _error("model", message, _MISSING if model is None else None)
     if not chosen.capabilities.model and model is not None:
-        raise _error("model", f"{chosen.name} has no weights; leave it out")
+        raise _error("model", f"{chosen.name} has no weights of its own; leave it out")
     return model
 
 

@@ -64,6 +64,7 @@ NAMES = {
     # its attention groups and CUDA-graph keys; the drafting itself is ours.
     "DraftModelProposer": "vllm.v1.spec_decode.draft_model",
     "EagleProposer": "vllm.v1.spec_decode.eagle",
+    "DFlashProposer": "vllm.v1.spec_decode.dflash",
     "SpeculativeConfig": "vllm.config",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
@@ -122,6 +123,7 @@ _RUNNER_HOOKS = (
 )
 
 _DRAFT_HOOKS = ("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend")
+_HEAD_HOOKS = (*_DRAFT_HOOKS, "_maybe_share_embeddings", "_maybe_share_lm_head")
 
 HOOKS: dict[str, tuple[str, ...]] = {
     "Scheduler": (
@@ -138,7 +140,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
     "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
-    "EagleProposer": (*_DRAFT_HOOKS, "_maybe_share_embeddings", "_maybe_share_lm_head"),
+    "EagleProposer": _HEAD_HOOKS,
+    "DFlashProposer": _HEAD_HOOKS,
     "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
     "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
     "PrometheusStatLogger": ("record",),
@@ -275,25 +278,26 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.block_table:MultiGroupBlockTable": ("block_tables",),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
+    "DFlashProposer": (
+        *(*_DRAFT_ATTRIBUTES, "model", "device"),
+        *("dflash_causal", "parallel_drafting_token_id"),
+    ),
     "AttentionLayerBase": ("kv_cache",),
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": (
-        "num_draft_tokens",
-        "draft_token_ids",
-        "logits_indices",
+        *("num_draft_tokens", "draft_token_ids", "logits_indices"),
     ),
     "vllm.v1.sample.sampler:Sampler": ("apply_logits_processors", "topk_topp_sampler"),
     "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP",),
     "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor": ("min_p", "min_p_count"),
     "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor": (
-        "biases",
-        "bias_tensor",
-        "logits_slice",
+        *("biases", "bias_tensor", "logits_slice"),
     ),
     "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor": (
-        "min_toks",
-        "logits_slice",
-        "restore_logits_slice",
+        *("min_toks", "logits_slice", "restore_logits_slice"),
+    ),
+    "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
+        *("_normalize_context_k", "_k_norm_weights", "_rms_norm_eps"),
     ),
 }
 """Class or module -> the attributes of it that Specgate reads or sets.
@@ -305,6 +309,7 @@ that a subclass or a mixin takes from `self` is here; of other objects, those th
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
     "admission.patch_constraint_check": "AsyncLLM.input_processor.structured_outputs_config",
+    "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
     "fatal_dump.patch_fatal_dump": "dump_input.prepare_object_to_dump",

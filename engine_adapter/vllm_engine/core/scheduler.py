@@ -148,8 +148,10 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
         if SpecgateConfig.of(vllm_config).needs_draft_kv:
             # vLLM reserves slots for draft KV only if its own configuration is a draft model.
-            self.num_lookahead_tokens = self.num_spec_tokens
-            self._spec_decode_step_blocks = -(-(1 + 2 * self.num_spec_tokens) // self.block_size)
+            # A block head needs a slot for each draft, and for the token before them.
+            self.num_lookahead_tokens = self.num_spec_tokens + 1
+            reserved = 1 + self.num_spec_tokens + self.num_lookahead_tokens
+            self._spec_decode_step_blocks = -(-reserved // self.block_size)
         config = SpecgateConfig.of(vllm_config)
         planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
         self.row_table = RowTable(planner, self.max_model_len)

@@ -51,7 +51,8 @@ def check_models(config: EngineConfig) -> None:
         EngineConfigError: a folder is missing, a model has recurrent layers, a draft model has
             another tokenizer, or a head's weights do not fit the target.
     """
-    target = _load_config("model", config.model, config, config.arguments.get("revision"))
+    revision = config.arguments.get("revision")
+    target = _load_config("model", config.model, config, revision)
     _check_layers(target)
     text = target.get_text_config()
     sizes = TargetSizes(
@@ -59,6 +60,8 @@ def check_models(config: EngineConfig) -> None:
         text.vocab_size,
         text.num_hidden_layers,
         int(config.arguments.get("tensor_parallel_size") or 1),
+        config.model,
+        revision,
     )
     _check_tokenizers(config)
     for spec in config.proposers:

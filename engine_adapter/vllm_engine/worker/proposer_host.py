@@ -19,6 +19,7 @@ from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
+from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 from engine_adapter.vllm_engine.worker.refusal import refusing
@@ -91,7 +92,6 @@ class ProposerHost:
                 self.proposers[spec.name] = self.create(spec)
                 if spec.name in self.draft_models:
                     self.draft_models[spec.name].load(target)
-        self.heads = [m for m in self.draft_models.values() if isinstance(m, PagedHead)]
         self.aux_layers = tuple(sorted({i for head in self.heads for i in head.aux_layers}))
 
     def refusing(self, spec: ProposerSpec) -> AbstractContextManager[None]:
@@ -153,13 +153,20 @@ class ProposerHost:
 
     def draft_model(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.draft_model`."""
-        return self._paged(PagedDraftModel, spec)
+        model = PagedDraftModel(spec, self._vllm_config, self._runner.device, self._runner)
+        self.draft_models[spec.name] = model
+        return model
 
     def draft_head(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.draft_head`."""
-        return self._paged(PagedHead, spec)
+        return self._head(PagedHead, spec)
 
-    def _paged(self, kind: type[PagedDraftModel], spec: ProposerSpec) -> PagedDraftModel:
-        model = kind(spec, self._vllm_config, self._runner.device, self._runner)
-        self.draft_models[spec.name] = model
-        return model
+    def block_head(self, spec: ProposerSpec) -> Proposer:
+        """See `DraftHost.block_head`."""
+        return self._head(PagedBlockHead, spec)
+
+    def _head(self, kind: type[PagedHead], spec: ProposerSpec) -> PagedHead:
+        head = kind(spec, self._vllm_config, self._runner.device, self._runner)
+        self.draft_models[spec.name] = head
+        self.heads.append(head)
+        return head

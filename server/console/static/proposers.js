@@ -4,7 +4,9 @@ import { call } from "./api.js";
 import { swatch } from "./charts.js";
 import { byId, filled, methodText, number, onSubmit, percent, readJson, row, say, setOptions } from "./page.js";
 
-const METHODS = ["ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "cascade", "grammar"];
+const METHODS = [
+  "ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp", "dflash", "cascade", "grammar",
+];
 const LOAD_TIMEOUT_MS = 600000;
 
 /** Connects the forms; `refresh` reads the server's state again. */

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Proposer, ProposerMethod, ProposerSpec
+from engine_adapter.proposers.contract import Proposer, ProposerMethod, ProposerSpec, no_check
 from engine_adapter.proposers.methods import METHODS, parse_spec, parse_specs
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import RandomTarget, medusa, mlp_speculator
@@ -76,6 +76,7 @@ class Host:
         return LastTokens()
 
     draft_head = draft_model
+    block_head = draft_model
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)
@@ -131,8 +132,8 @@ def test_the_size_of_its_weights_is_known(method: ProposerMethod) -> None:
     assert size >= 0
 
 
-def test_a_method_with_draft_kv_has_weights(method: ProposerMethod) -> None:
-    assert method.capabilities.model or not method.capabilities.draft_kv
+def test_a_method_with_draft_kv_checks_the_weights_that_it_runs(method: ProposerMethod) -> None:
+    assert method.check is not no_check or not method.capabilities.draft_kv
 
 
 @pytest.mark.parametrize("k", [1, 2, 8, 100])

@@ -1,10 +1,10 @@
-"""Runs EAGLE and EAGLE-3 heads inside vLLM: `paged_model` with the target's hidden states.
+"""Runs EAGLE heads and MTP layers inside vLLM: `paged_model` with the target's hidden states.
 
 At the KV position p a head reads token p + 1 and the target's hidden state of position p (EAGLE,
-arXiv 2401.15077; EAGLE-3, arXiv 2503.01840, which combines states of several of its layers). The
-target's states of every slot are stored, so a head catches up like a draft model. While drafting, a
-head reads states of its own. The KV that it writes then is not reused, as in vLLM: these positions
-are run again with the target's states.
+arXiv 2401.15077; EAGLE-3, arXiv 2503.01840, which combines states of several of its layers;
+multi-token prediction, arXiv 2412.19437). The target's states of every slot are stored, so a head
+catches up like a draft model. While drafting, a head reads states of its own. The KV that it writes
+then is not reused, as in vLLM: these positions are run again with the target's states.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenState
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import BlockEnds, HeadKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs, PagedDraftModel
-from engine_adapter.vllm_engine.worker.drafting.weights import LoadedHead
+from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedHead
 
 
 class PagedHead(PagedDraftModel):
@@ -34,10 +34,13 @@ class PagedHead(PagedDraftModel):
 
     _token_offset = 1
 
-    def _create_loaded(self, *args: Any) -> LoadedHead:
+    def _create_loaded(self, *args: Any) -> AnyHead:
         self._vllm_config = args[1]
         self.aux_layers: tuple[int, ...] = ()
         self._states: HiddenStateCache | None = None
+        return self._create_head(*args)
+
+    def _create_head(self, *args: Any) -> AnyHead:
         return LoadedHead(*args)
 
     # -- set-up ------------------------------------------------------------------------------
@@ -178,12 +181,13 @@ class PagedHead(PagedDraftModel):
         loaded = self._loaded
         states = self._read_states(inputs) if recurrent is None else recurrent
         loaded.hidden_states[: len(inputs.position)] = states
-        output, recurrent = loaded.model(
+        outputs = loaded.model(
             input_ids=loaded.input_ids[:padded],
             positions=loaded.positions[:padded],
             hidden_states=loaded.hidden_states[:padded],
         )
-        return output, recurrent
+        # Most MTP layers read the states that their logits come from.
+        return outputs if isinstance(outputs, tuple) else (outputs, outputs)
 
     def _read_states(self, inputs: ForwardInputs) -> torch.Tensor:
         """The target's states of the pass's positions, [T, H]."""

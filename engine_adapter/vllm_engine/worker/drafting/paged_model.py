@@ -25,7 +25,7 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
 )
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
-from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft, LoadedHead
+from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedDraft
 
 ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
 """Of a forward pass: the states [T, H] that the logits come from, and the recurrent states [T, H]
@@ -56,7 +56,7 @@ class PagedDraftModel:
         self._kv_bytes = 0
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
-    def _create_loaded(self, *args: Any) -> LoadedDraft | LoadedHead:
+    def _create_loaded(self, *args: Any) -> LoadedDraft | AnyHead:
         return LoadedDraft(*args)
 
     # -- set-up, in the order in which vLLM calls ---------------------------------------------

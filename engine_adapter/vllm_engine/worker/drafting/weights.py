@@ -18,6 +18,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
 from engine_adapter.proposers.eagle import FC_BIAS, aux_layers
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.dflash_norms import patch_context_norms
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_parallel
 
 _EAGLE_CONFIGS = ("eagle", "speculators")
@@ -36,12 +37,19 @@ class DraftConfig(compat.SpeculativeConfig):
 
 
 def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
-    """The target's `VllmConfig`, with the proposer's model as its draft model."""
+    """The target's `VllmConfig`, with the proposer's model as its draft model.
+
+    For a proposer without one this is the target's checkpoint, as MTP layers need it.
+    """
     target = vllm_config.speculative_config
     config = copy.copy(vllm_config)  # shares the registry of layers with the target's
+    # Without a model of its own, vLLM takes the target's, but not the target's revision.
+    within = None if spec.model else target.target_model_config
     config.speculative_config = DraftConfig(
         method=spec.method,
         model=spec.model,
+        revision=within and within.revision,
+        code_revision=within and within.code_revision,
         num_speculative_tokens=spec.num_speculative_tokens,
         target_model_config=target.target_model_config,
         target_parallel_config=target.target_parallel_config,
@@ -224,11 +232,42 @@ class LoadedDraft(_NamedDraft, compat.DraftModelProposer):
         """
 
 
-class LoadedHead(_NamedDraft, compat.EagleProposer):
-    """vLLM's EAGLE or EAGLE-3 head with layers named after its proposer.
+class _SharesEnds:
+    """Mixed into vLLM's proposers of heads: embeddings and output layer may be the target's.
 
-    A checkpoint without embeddings or output layer uses the target's, which are not counted.
+    A checkpoint without one of them uses the target's, which is not counted. MTP layers always do.
     """
+
+    _sizes: dict[str, int]
+
+    def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
+        own = self.model.model.embed_tokens
+        super()._maybe_share_embeddings(target_language_model)
+        if (shared := self.model.model.embed_tokens) is not own:
+            self._use_shared(shared)
+
+    def _maybe_share_lm_head(self, target_language_model: torch.nn.Module) -> None:
+        own = getattr(self.model, "lm_head", None)
+        super()._maybe_share_lm_head(target_language_model)
+        if (shared := self.model.lm_head) is not own:
+            self._use_shared(shared)
+
+    def _use_shared(self, layer: torch.nn.Module) -> None:
+        """Takes the target's layer without LoRA, wherever vLLM put it, and does not count it.
+
+        An MTP layer may have the output layer in another place too.
+        """
+        base: torch.nn.Module = getattr(layer, "base_layer", layer)
+        everywhere = self.model.named_modules(remove_duplicate=False)
+        names = [name for name, module in everywhere if module is layer]
+        for name in names:
+            self.model.set_submodule(name, base)
+        within = tuple(f"{name}." for name in names)
+        self._sizes = {k: size for k, size in self._sizes.items() if not k.startswith(within)}
+
+
+class LoadedHead(_SharesEnds, _NamedDraft, compat.EagleProposer):
+    """vLLM's EAGLE or EAGLE-3 head, or the target's MTP layers, named after the proposer."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -243,25 +282,16 @@ class LoadedHead(_NamedDraft, compat.EagleProposer):
             bias = torch.nn.Parameter(torch.zeros_like(layer.weight[:, 0]), requires_grad=False)
             layer.register_parameter("bias", bias)
 
-    def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
-        own = self.model.model.embed_tokens
-        super()._maybe_share_embeddings(target_language_model)
-        if (shared := self.model.model.embed_tokens) is not own:
-            self.model.model.embed_tokens = _without_lora(shared)
-            self._drop_sizes("model.embed_tokens.")
 
-    def _maybe_share_lm_head(self, target_language_model: torch.nn.Module) -> None:
-        own = getattr(self.model, "lm_head", None)
-        super()._maybe_share_lm_head(target_language_model)
-        if (shared := self.model.lm_head) is not own:
-            self.model.lm_head = _without_lora(shared)
-            self._drop_sizes("lm_head.")
+class LoadedBlockHead(_SharesEnds, _NamedDraft, compat.DFlashProposer):
+    """vLLM's DFlash head, named after the proposer."""
 
-    def _drop_sizes(self, prefix: str) -> None:
-        self._sizes = {k: size for k, size in self._sizes.items() if not k.startswith(prefix)}
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """See `_NamedDraft.load_model`."""
+        super().load_model(target_model)
+        if self.device.type == "cpu":
+            patch_context_norms(self.model.model)
 
 
-def _without_lora(layer: torch.nn.Module) -> torch.nn.Module:
-    """The layer inside vLLM's LoRA wrapper, if there is one: a head drafts without LoRA."""
-    base: torch.nn.Module = getattr(layer, "base_layer", layer)
-    return base
+AnyHead = LoadedHead | LoadedBlockHead
+"""Each kind of head."""

@@ -19,6 +19,7 @@ from tests.engine_adapter.proposers.heads import (
     medusa,
     mlp_speculator,
 )
+from tests.engine_adapter.proposers.mtp_targets import mimo
 
 LLAMA = {
     "model_type": "llama",
@@ -275,3 +276,15 @@ def test_a_model_that_is_not_a_head_is_refused(make_model: MakeModel, method: st
     error = refusal(preflight.check_models, config(make_model("target"), [head(method, model)]))
     assert f"head: {model}/config.json: " in str(error)
     assert "'llama'" in str(error)
+
+
+def test_mtp_layers_of_the_target_are_accepted(tmp_path: Path) -> None:
+    target = mimo(vocabulary=32).write(tmp_path / "target")
+    preflight.check_models(config(target, [{"name": "mtp"}]))
+
+
+def test_mtp_is_refused_for_a_target_without_mtp_layers(make_model: MakeModel) -> None:
+    target = make_model("target", LLAMA | {"architectures": ["LlamaForCausalLM"]})
+    error = refusal(preflight.check_models, config(target, [{"name": "mtp"}]))
+    assert error.setting == "proposer"
+    assert str(error).startswith(f"proposer: mtp: {target}/config.json: architectures must be one")

@@ -20,12 +20,14 @@ from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig
 from engine_adapter.vllm_engine.worker import proposer_host as host_module
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
+from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block_head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
+from tests.engine_adapter.vllm_engine.support.toy_block_head import ToyBlockHead
 from tests.engine_adapter.vllm_engine.support.toy_models import (
     VOCAB,
     ToyDraft,
@@ -45,9 +47,12 @@ HEADS = (
     {"name": "twin", "method": "eagle", "model": "toy/5"},
     {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4"},
     {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
+    {"name": "block", "method": "dflash", "model": "toy/8/1,3", "num_speculative_tokens": 5},
     {"name": "ngram", "prompt_lookup_min": 1},
 )
 """Heads with the names of the draft models, so that they can replace them."""
+
+AnyToyHead = ToyHead | ToyBlockHead
 
 
 class World:
@@ -81,6 +86,8 @@ class World:
         monkeypatch.setattr(head_module, "LoadedHead", ToyLoaded)
         monkeypatch.setattr(host_module, "PagedDraftModel", ToyDraft)
         monkeypatch.setattr(host_module, "PagedHead", ToyHead)
+        monkeypatch.setattr(block_head_module, "LoadedBlockHead", ToyLoaded)
+        monkeypatch.setattr(host_module, "PagedBlockHead", ToyBlockHead)
         self.num_blocks = num_blocks
         self.block_sizes = (block_size, *other_groups)
         self.kernel_sizes = (kernel_size, *other_groups)
@@ -122,7 +129,7 @@ class World:
             SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=size), layer_names=[])
             for size in self.block_sizes
         ]
-        heads = [m for m in dispatch.host.draft_models.values() if isinstance(m, ToyHead)]
+        heads = [m for m in dispatch.host.draft_models.values() if isinstance(m, AnyToyHead)]
         groups[-1].layer_names = self.state_layers = [states_of(head).name for head in heads]
         kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=groups)
         dispatch.bind_kv_cache(kv_cache, list(self.kernel_sizes))
@@ -135,9 +142,9 @@ class World:
             states_of(head).bind_kv_cache(cache[:, :, :size])
         return dispatch
 
-    def toy(self, name: str) -> ToyDraft | ToyHead:
+    def toy(self, name: str) -> ToyDraft | ToyHead | ToyBlockHead:
         model = self.dispatch.host.draft_models[name]
-        assert isinstance(model, ToyDraft | ToyHead)
+        assert isinstance(model, ToyDraft | ToyHead | ToyBlockHead)
         return model
 
     def run_random(self, methods: Sequence[SpecMethod], seed: int) -> Counter[str]:
@@ -294,7 +301,7 @@ class World:
         return SimpleNamespace(block_size=kernel_size, get_numpy_array=lambda: kernel)
 
 
-def states_of(head: ToyHead) -> Any:
+def states_of(head: AnyToyHead) -> Any:
     """The layer with the target's hidden states."""
     assert head._states is not None
     return head._states

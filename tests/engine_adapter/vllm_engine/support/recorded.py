@@ -123,6 +123,11 @@ class RecordedEngine:
         """Empties the prefix cache."""
         self._pool.submit(_reset_prefix_cache).result(timeout=_TIMEOUT_S)
 
+    def memory(self) -> dict[str, tuple[int, int]]:
+        """Bytes of weights and of KV of every proposer that has any."""
+        sizes: dict[str, tuple[int, int]] = self._pool.submit(_memory).result(timeout=_TIMEOUT_S)
+        return sizes
+
     def stop(self) -> None:
         """Ends the process."""
         self._pool.shutdown(cancel_futures=True)
@@ -186,10 +191,17 @@ def _reset_prefix_cache() -> None:
     assert _engine.reset_prefix_cache()
 
 
+def _memory() -> dict[str, tuple[int, int]]:
+    sizes: dict[str, tuple[int, int]] = _runner().drafter.host.memory()
+    return sizes
+
+
+def _runner() -> Any:
+    return _engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
 def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
-    core = _engine.engine_core.engine_core
-    worker = core.model_executor.driver_worker.worker
-    groups = worker.model_runner.kv_cache_config.kv_cache_groups
+    groups = _runner().kv_cache_config.kv_cache_groups
     return [(type(g.kv_cache_spec).__name__, frozenset(g.layer_names)) for g in groups]
 
 
@@ -197,8 +209,7 @@ def _run(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
 ) -> Recording:
     global _count
-    core = _engine.engine_core.engine_core
-    runner = core.model_executor.driver_worker.worker.model_runner
+    runner = _runner()
     recorder = _DraftRecorder()
     recorder.attach(runner.drafter)
     first, _count = _count, _count + len(requests)
@@ -206,7 +217,7 @@ def _run(
     outputs: dict[str, Any] = {}
     added = step = 0
     preempted = freed = 0
-    scheduler = core.scheduler
+    scheduler = _engine.engine_core.engine_core.scheduler
     blocks_of = scheduler.kv_cache_manager.get_block_ids
     try:
         while added < len(requests) or _engine.has_unfinished_requests():

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
+from tests.engine_adapter.vllm_engine.support.toy_block_head import ToyBlockHead
 from tests.engine_adapter.vllm_engine.support.toy_models import ToyDraft, ToyHead
 from tests.engine_adapter.vllm_engine.support.toy_scheduler import Request
+
+AnyToy = ToyDraft | ToyHead | ToyBlockHead
 
 
 @dataclass
@@ -27,7 +30,7 @@ class StepChecks:
 
     def __init__(
         self,
-        toys: Mapping[str, ToyDraft | ToyHead],
+        toys: Mapping[str, AnyToy],
         requests: Mapping[str, Request],
         block_sizes: Sequence[int],
     ) -> None:
@@ -37,7 +40,7 @@ class StepChecks:
         """Proposer -> request -> the committed positions that it ran, with checked tokens."""
         return {name: self._fed(toy) for name, toy in self._toys.items()}
 
-    def _fed(self, toy: ToyDraft | ToyHead) -> dict[str, list[int]]:
+    def _fed(self, toy: AnyToy) -> dict[str, list[int]]:
         fed: dict[str, list[int]] = {}
         for request_id, position, token in toy.fed:
             committed = self._requests[request_id].tokens[toy._token_offset :]
@@ -81,7 +84,7 @@ class StepChecks:
             self._check_steady_state(toy, request, emitted, fed)
 
     def _check_steady_state(
-        self, toy: ToyDraft | ToyHead, request: Request, emitted: int, fed: list[int]
+        self, toy: AnyToy, request: Request, emitted: int, fed: list[int]
     ) -> None:
         if isinstance(toy, ToyDraft):
             assert 1 <= len(fed) <= 2, "a draft model runs one or two tokens a row"

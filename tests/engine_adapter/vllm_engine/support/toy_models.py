@@ -24,10 +24,14 @@ PADDED_VOCAB = 32
 TWIN_SEED = 1
 """The toy draft model that mostly agrees with the target."""
 
+MASK_TOKEN = 3
+"""The token of a mask in a block of a toy DFlash head."""
+
 _MODULUS = 1 << 31
 
 
-def _next_state(state: int, token: int) -> int:
+def next_state(state: int, token: int) -> int:
+    """The hash of a text with one more token."""
     return (state * 1103515245 + token + 12345) % _MODULUS
 
 
@@ -35,7 +39,7 @@ def states(tokens: Sequence[int], seed: int) -> list[int]:
     """A hash of each prefix of `tokens`."""
     state, out = seed, []
     for token in tokens:
-        state = _next_state(state, int(token))
+        state = next_state(state, int(token))
         out.append(state)
     return out
 
@@ -67,15 +71,15 @@ def head_outputs(
     """
     folded, out = seed, []
     for token, state in pairs:
-        folded = _next_state(folded, int(token) * 31 + int(state) % 1009)
+        folded = next_state(folded, int(token) * 31 + int(state) % 1009)
         target = (int(state) - sum(layers)) // max(len(layers), 1)
-        following = _next_state(target, int(token))
+        following = next_state(target, int(token))
         hashed = folded >> 8
         out.append(((following >> 8 if hashed % 4 else hashed) % VOCAB, float(following ^ 1)))
     return out
 
 
-class _ToyForward(ABC):
+class ToyForward(ABC):
     """Mixed into the real classes; replaces their forward pass."""
 
     _max_num_tokens: int
@@ -159,7 +163,7 @@ class _ToyForward(ABC):
         return read
 
 
-class ToyDraft(_ToyForward, PagedDraftModel):
+class ToyDraft(ToyForward, PagedDraftModel):
     """A toy draft model: its KV holds the tokens."""
 
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
@@ -178,7 +182,7 @@ class ToyDraft(_ToyForward, PagedDraftModel):
         return [(token, 0.0) for token in predictions(known[:, 0].tolist(), self.seed)]
 
 
-class ToyHead(_ToyForward, PagedHead):
+class ToyHead(ToyForward, PagedHead):
     """A toy head: its KV holds each position's next token and the target's state."""
 
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
@@ -204,12 +208,14 @@ class ToyHead(_ToyForward, PagedHead):
 
 
 class ToyLoaded:
-    """Replaces `LoadedDraft` and `LoadedHead`."""
+    """Replaces `LoadedDraft`, `LoadedHead` and `LoadedBlockHead`."""
 
     hidden_size = 1
     dtype = torch.float64
     draft_attn_groups: tuple[Any, ...] = ()
     layer_names: frozenset[str] = frozenset()
+    dflash_causal = False
+    parallel_drafting_token_id = MASK_TOKEN
 
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         world = runner.world

@@ -1,0 +1,111 @@
+"""`mtp`: the multi-token-prediction layer in the target's own checkpoint drafts k tokens.
+
+Source: DeepSeek-V3, arXiv 2412.19437, section 2.2. From the target's hidden state of a position and
+the embedding of the next token, a decoder layer predicts the token after it; embeddings and output
+layer are the target's. It runs like an EAGLE head: for later drafts it reads the states that it
+predicted itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine_adapter.proposers import draft_options
+from engine_adapter.proposers.checkpoint import MAX_PARTS, Checkpoint, CheckpointError, Shape
+from engine_adapter.proposers.contract import (
+    Capabilities,
+    DraftHost,
+    Proposer,
+    ProposerMethod,
+    ProposerSpec,
+    TargetSizes,
+)
+
+NUM_LAYERS = "num_nextn_predict_layers"
+"""The field of the target's configuration with the number of its MTP layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Where targets of one architecture keep their MTP layers.
+
+    Attributes:
+        projection: the name of the matrix [H, 2H] over embedding and state. In names, `{i}` is the
+            layer's index among the MTP layers, `{n}` its index among all layers.
+        norms: the names of its vectors [H].
+    """
+
+    projection: str
+    norms: tuple[str, ...]
+
+    def tensors(self, i: int, num_hidden_layers: int, hidden_size: int) -> dict[str, Shape]:
+        """The shapes of the tensors that only the i-th MTP layer has, by name."""
+        shapes: dict[str, Shape] = {self.projection: (hidden_size, 2 * hidden_size)}
+        shapes |= dict.fromkeys(self.norms, (hidden_size,))
+        n = num_hidden_layers + i
+        return {f"{name.format(i=i, n=n)}.weight": shape for name, shape in shapes.items()}
+
+
+FAMILIES: Mapping[str, Family] = {
+    "MiMoForCausalLM": Family(
+        "model.mtp_layers.{i}.input_proj",
+        tuple(f"model.mtp_layers.{{i}}.{part}_layernorm" for part in ("token", "hidden", "final")),
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        "model.mtp_linear_proj.{i}", ("model.mtp_emb_norm.{i}", "model.mtp_hidden_norm.{i}")
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "model.layers.{n}.eh_proj",
+        tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "shared_head.norm")),
+    ),
+}
+"""The targets whose MTP layers the tests ran, by architecture."""
+
+
+def _check(spec: ProposerSpec, target: TargetSizes) -> None:
+    assert target.model is not None
+    checkpoint = Checkpoint(target.model, revision=target.revision)
+    family = _family(checkpoint)
+    layers = checkpoint.integer(NUM_LAYERS, at_least=0, at_most=MAX_PARTS, default=0)
+    if not layers:
+        raise checkpoint.field_error(NUM_LAYERS, "must be at least 1: the target has no MTP layers")
+    if (k := spec.num_speculative_tokens) > layers and k % layers:
+        raise CheckpointError(  # vLLM's rule, for layers that are used in turn
+            f"num_speculative_tokens must be at most {layers}, the number of MTP layers, or a "
+            f"multiple of it; it is {k}",
+            "num_speculative_tokens",
+        )
+    before, needed = checkpoint.integer("num_hidden_layers"), dict[str, Shape]()
+    for i in range(layers):
+        needed |= family.tensors(i, before, target.hidden_size)
+    if not needed.keys() & checkpoint.shapes.keys():
+        raise CheckpointError(
+            f"{target.model}: the target's MTP layers are missing ({', '.join(needed)}): this copy "
+            "was saved without them"
+        )
+    checkpoint.check_tensors(needed, checkpoint.shapes)
+
+
+def _family(checkpoint: Checkpoint) -> Family:
+    found = checkpoint.config.get("architectures")
+    family = FAMILIES.get(found[0]) if isinstance(found, list) and found else None
+    if family is None:
+        known = ", ".join(FAMILIES)
+        message = f"must be one of {known}: the MTP layers of other targets have not been run"
+        raise checkpoint.field_error("architectures", message)
+    return family
+
+
+def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
+    return host.draft_head(spec)
+
+
+METHOD = ProposerMethod(
+    name="mtp",
+    capabilities=Capabilities(draft_kv=True),
+    default_k=1,
+    options=draft_options.OPTIONS,
+    validate=draft_options.validate,
+    create=_create,
+    check=_check,
+)
+"""The entry in `METHODS`."""

@@ -1,0 +1,132 @@
+"""Runs DFlash heads inside vLLM: one pass drafts all tokens of a row (arXiv 2602.06036).
+
+The head's KV of a committed position is a projection of the target's hidden state there, which does
+not depend on later tokens: it is valid for every row that shares the position, and catch-up only
+projects stored states. A pass reads the newest token and k mask tokens, whose attention is not
+causal; the i-th mask gives the i-th draft. The KV that the pass writes is never reused.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import Blocks, DraftKVLedger
+from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
+from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs
+from engine_adapter.vllm_engine.worker.drafting.weights import LoadedBlockHead
+
+
+class PagedBlockHead(PagedHead):
+    """A DFlash head over vLLM's paged KV."""
+
+    _loaded: LoadedBlockHead
+
+    def _create_head(self, *args: Any) -> LoadedBlockHead:
+        self._masks: int = args[0].num_speculative_tokens
+        return LoadedBlockHead(*args)
+
+    def _new_ledger(self, num_blocks: int, block_size: int) -> DraftKVLedger:
+        return DraftKVLedger(num_blocks, block_size)
+
+    # -- drafting ----------------------------------------------------------------------------
+
+    def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
+        """Computes the missing KV of each row's first `stop` positions, then drafts."""
+        assert self._ledger is not None
+        batch = replace(batch, k=np.minimum(batch.k, self._masks))
+        missing = self._ledger.first_missing(blocks, stop)
+        self._project_states(batch, missing, stop)
+        self._ledger.mark_valid(blocks, missing, stop)
+        caught_up = int(np.maximum(np.minimum(batch.num_computed, stop) - missing, 0).sum())
+        drafts = DraftCollector(len(batch.rows))
+        drafting = np.flatnonzero(batch.k)
+        together = max(self._max_num_tokens // (1 + self._masks), 1)
+        for at in range(0, len(drafting), together):
+            rows = drafting[at : at + together]
+            drafts.set(rows, self._draft_block(batch, rows, stop[rows]))
+        return replace(drafts.collect(), catchup_tokens=caught_up)
+
+    def _project_states(self, batch: DraftBatch, start: Ints, stop: Ints) -> None:
+        """Writes the KV of the positions [start, stop) of each row, in chunks."""
+        assert self._states is not None
+        builder, position = self._input_builder(), start.copy()
+        while (left := stop - position).any():
+            remaining_budget = np.maximum(self._max_num_tokens - (np.cumsum(left) - left), 0)
+            length = np.minimum(left, remaining_budget)
+            rows = np.flatnonzero(length)
+            inputs = builder.prefill(batch.rows[rows], position[rows], length[rows])
+            states = self._states.read(inputs.slots)
+            self._loaded.model.precompute_and_store_context_kv(
+                states, inputs.positions, inputs.slots
+            )
+            position += length
+
+    def _draft_block(self, batch: DraftBatch, rows: Ints, start: Ints) -> Drafts:
+        """One pass over the blocks of some rows; the drafts of these rows.
+
+        Every row has all masks, whatever its k: a draft depends on how many there are. Only where
+        the context ends there are fewer.
+
+        Args:
+            rows: [N], indices into the batch.
+            start: int64 [N], the position of each row's newest token.
+        """
+        context = min(self._runner.max_model_len, self.max_model_len)
+        length = np.minimum(1 + self._masks, context - start)
+        inputs = self._input_builder().prefill(batch.rows[rows], start, length)
+        metadata = replace(inputs.metadata, causal=self._loaded.dflash_causal)
+        newest = np.cumsum(length) - length
+        tokens = np.full(length.sum(), self._loaded.parallel_drafting_token_id, np.int64)
+        tokens[newest] = batch.token_ids[batch.rows[rows], start]
+        states, _ = self._forward(
+            torch.from_numpy(tokens).to(self._device), replace(inputs, metadata=metadata)
+        )
+        if batch.sampling is None:
+            return self._best(states, newest + 1, batch.k[rows])
+        return self._draw(batch, rows, states, newest + 1)
+
+    def _best(self, states: torch.Tensor, first: Ints, k: Ints) -> Drafts:
+        """The most likely tokens of the first k[i] masks of the i-th row.
+
+        Args:
+            states: [T, H], of all blocks.
+            first: int64 [N], the index of each row's first mask.
+            k: int64 [N].
+        """
+        stops = np.cumsum(k)
+        index = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
+        tokens = self._logits(states[torch.from_numpy(index).to(self._device)]).argmax(dim=-1)
+        return Drafts([row.tolist() for row in np.split(tokens.cpu().numpy(), stops[:-1])])
+
+    def _draw(self, batch: DraftBatch, rows: Ints, states: torch.Tensor, first: Ints) -> Drafts:
+        """The drafts that the batch's sampler draws; arguments as of `_best`."""
+        assert batch.sampling is not None
+        k = batch.k[rows]
+        shape = len(rows), int(k.max())
+        tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        q = torch.empty(*shape, self._vocab_size, device=self._device)
+        drawn: torch.Tensor | None = None
+        for depth in range(shape[1]):
+            drafting = np.flatnonzero(k > depth)
+            masks = torch.from_numpy(first[drafting] + depth).to(self._device)
+            index = torch.from_numpy(drafting).to(self._device)
+            logits = self._logits(states[masks])
+            tokens[index, depth], drawn = batch.sampling.draw(logits, rows[drafting], depth)
+            if drawn is not None:
+                q[index, depth] = drawn
+        return batch.select(rows).truncate(tokens.tolist(), None if drawn is None else list(q))
+
+    def _call_model(
+        self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
+    ) -> ForwardOutputs:
+        loaded = self._loaded
+        output: torch.Tensor = loaded.model(
+            input_ids=loaded.input_ids[:padded],
+            positions=loaded.positions[:padded],
+            inputs_embeds=None,
+        )
+        return output, output

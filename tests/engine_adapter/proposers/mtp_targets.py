@@ -1,0 +1,224 @@
+"""Checkpoints of small random targets with MTP layers, in the layouts that are published.
+
+The next token is mostly a function of the newest one: the layers change the embeddings little. The
+MTP layer has learned the same, so a good part of its drafts is accepted. Each draft still depends
+on the target's hidden states and on the layer's KV.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.engine_adapter.proposers.heads import Heads, Tensors
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_SIZE, LAYERS = 64, 96, 2, 1, 32, 2
+EXPERTS, EXPERT_INNER = 4, 32
+
+MIX = 0.1
+"""How much each layer adds to the embeddings."""
+
+FROM_STATE = 0.08
+"""How much of an MTP layer's input comes from the target's state; the rest is the token."""
+
+BASE: Mapping[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_SIZE,
+    "num_hidden_layers": LAYERS,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""The fields that all of them have."""
+
+
+@dataclass
+class _Draw:
+    """Random tensors, the same for the same seed."""
+
+    seed: int
+    tensors: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+    def matrix(self, name: str, rows: int, columns: int, scale: float = 1.0) -> None:
+        drawn = torch.randn(rows, columns, generator=self._generator)
+        self.tensors[name] = drawn * scale * columns**-0.5
+
+    def vector(self, name: str, size: int, mean: float, spread: float = 0.2) -> None:
+        self.tensors[name] = mean + torch.randn(size, generator=self._generator) * spread
+
+    def norms(self, *names: str) -> None:
+        for name in names:
+            self.vector(f"{name}.weight", HIDDEN, 1.0)
+
+    def projection(self, name: str, *, state_first: bool) -> None:
+        """The matrix [H, 2H] over the embedding and the target's state."""
+        self.matrix(name, HIDDEN, HIDDEN, FROM_STATE)
+        from_state, from_token = self.tensors[name], torch.eye(HIDDEN)
+        parts = [from_state, from_token] if state_first else [from_token, from_state]
+        self.tensors[name] = torch.cat(parts, dim=1)
+
+    def attention(self, prefix: str, *, bias: bool) -> None:
+        for part, heads in ("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS):
+            size = heads * HEAD_SIZE
+            self.matrix(f"{prefix}.self_attn.{part}_proj.weight", size, HIDDEN, 2.0)
+            if bias:
+                self.vector(f"{prefix}.self_attn.{part}_proj.bias", size, 0.0)
+        self.matrix(f"{prefix}.self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_SIZE, MIX)
+
+    def mlp(self, prefix: str, inner: int = INNER) -> None:
+        for part in "gate", "up":
+            self.matrix(f"{prefix}.{part}_proj.weight", inner, HIDDEN)
+        self.matrix(f"{prefix}.down_proj.weight", HIDDEN, inner, MIX)
+
+    def experts(self, prefix: str, *, correction: str, shape: tuple[int, ...]) -> None:
+        self.matrix(f"{prefix}.gate.weight", EXPERTS, HIDDEN)
+        self.vector(f"{prefix}.{correction}", EXPERTS, 0.0, 0.01)
+        tensor = self.tensors[f"{prefix}.{correction}"]
+        self.tensors[f"{prefix}.{correction}"] = tensor.reshape(shape)
+        for name in (*(f"experts.{i}" for i in range(EXPERTS)), "shared_experts"):
+            self.mlp(f"{prefix}.{name}", EXPERT_INNER)
+
+    def block(self, prefix: str, *, bias: bool, mlp: Callable[[str], None]) -> None:
+        """A decoder layer."""
+        self.attention(prefix, bias=bias)
+        mlp(f"{prefix}.mlp")
+        self.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+    def ends(self, vocabulary: int) -> None:
+        """Embeddings, final norm and output layer."""
+        self.matrix("model.embed_tokens.weight", vocabulary, HIDDEN, HIDDEN**0.5)
+        self.norms("model.norm")
+        self.matrix("lm_head.weight", vocabulary, HIDDEN, 4.0)
+
+
+def mimo(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
+    """`XiaomiMiMo/MiMo-7B-*`: Qwen2 layers, and MTP layers beside them.
+
+    The published `model_type` needs code from the hub; its configuration is Qwen2's.
+    """
+    draw = _Draw(seed)
+    draw.ends(vocabulary)
+    for i in range(LAYERS):
+        draw.block(f"model.layers.{i}", bias=True, mlp=draw.mlp)
+    for i in range(layers):
+        prefix = f"model.mtp_layers.{i}"
+        draw.block(prefix, bias=True, mlp=draw.mlp)
+        norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
+        draw.norms(*(f"{prefix}.{name}" for name in norms))
+        draw.projection(f"{prefix}.input_proj.weight", state_first=True)
+    config = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "vocab_size": vocabulary}
+    return Heads({**BASE, **config, "num_nextn_predict_layers": layers}, draw.tensors)
+
+
+def ernie(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
+    """`baidu/ERNIE-4.5-21B-A3B-*`: layers of experts after a dense one, and a dense MTP layer."""
+    draw = _Draw(seed)
+    draw.ends(vocabulary)
+
+    def experts(prefix: str) -> None:
+        correction = "moe_statics.e_score_correction_bias"
+        draw.experts(prefix, correction=correction, shape=(1, EXPERTS))
+
+    for i in range(LAYERS):
+        draw.block(f"model.layers.{i}", bias=False, mlp=experts if i else draw.mlp)
+    draw.block("model.mtp_block.0", bias=False, mlp=draw.mlp)
+    draw.norms("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0")
+    draw.projection("model.mtp_linear_proj.0.weight", state_first=False)
+    config = {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "model_type": "ernie4_5_moe",
+        "vocab_size": vocabulary,
+        "moe_intermediate_size": EXPERT_INNER,
+        "moe_num_experts": EXPERTS,
+        "moe_num_shared_experts": 1,
+        "moe_k": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": LAYERS - 1,
+        "moe_layer_interval": 1,
+        "use_bias": False,
+    }
+    return Heads({**BASE, **config}, draw.tensors)
+
+
+def glm4_moe(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
+    """`zai-org/GLM-4.5*`: the MTP layers follow the target's, with copies of both ends."""
+    draw = _Draw(seed)
+    draw.ends(vocabulary)
+
+    def experts(prefix: str) -> None:
+        draw.experts(prefix, correction="gate.e_score_correction_bias", shape=(EXPERTS,))
+
+    for i in range(LAYERS + layers):
+        draw.block(f"model.layers.{i}", bias=True, mlp=experts if i else draw.mlp)
+    for i in range(LAYERS, LAYERS + layers):
+        prefix = f"model.layers.{i}"
+        draw.norms(*(f"{prefix}.{name}" for name in ("enorm", "hnorm", "shared_head.norm")))
+        draw.projection(f"{prefix}.eh_proj.weight", state_first=False)
+        draw.tensors |= {
+            f"{prefix}.embed_tokens.weight": draw.tensors["model.embed_tokens.weight"].clone(),
+            f"{prefix}.shared_head.head.weight": draw.tensors["lm_head.weight"].clone(),
+        }
+    config = {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "vocab_size": vocabulary,
+        "attention_bias": True,
+        "use_qk_norm": False,
+        "partial_rotary_factor": 0.5,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": EXPERT_INNER,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_routed_experts": EXPERTS,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "num_nextn_predict_layers": layers,
+    }
+    return Heads({**BASE, **config}, draw.tensors)
+
+
+TARGETS: Mapping[str, Callable[..., Heads]] = {"mimo": mimo, "ernie": ernie, "glm4_moe": glm4_moe}
+"""Each family that `mtp` supports."""
+
+
+def write_target(target: Heads, folder: Path, tokenizer: Path) -> str:
+    """Writes a target with the tokenizer of the model in another folder; returns its path."""
+    target.write(folder)
+    for file in tokenizer.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return str(folder)
+
+
+def own_bytes(folder: Path) -> int:
+    """The bytes of the MTP layers in a target's folder, without copies of the target's ends."""
+    fields = json.loads((folder / "config.json").read_text())
+    first = fields["num_hidden_layers"]
+    names = [f"layers.{first + i}." for i in range(fields["num_nextn_predict_layers"])]
+    tensors = load_file(folder / "model.safetensors")
+    return sum(
+        tensor.nbytes
+        for name, tensor in tensors.items()
+        if ("mtp_" in name or any(layer in name for layer in names))
+        and "embed_tokens" not in name
+        and "shared_head.head" not in name
+    )

@@ -1,0 +1,137 @@
+"""DFlash checkpoints: the published layout passes, others are refused with the field."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
+from engine_adapter.proposers.eagle import aux_layers
+from engine_adapter.proposers.methods import get_method, parse_spec
+from tests.engine_adapter.proposers.batches import batch
+from tests.engine_adapter.proposers.dflash_heads import MASK_TOKEN, dflash
+from tests.engine_adapter.proposers.heads import Heads
+
+TARGET = TargetSizes(hidden_size=32, vocab_size=96, num_layers=6)
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": 6,
+    "vocab_size": 96,
+}
+
+
+def check(head: Heads, folder: Path, **fields: Any) -> None:
+    spec = parse_spec({"name": "dflash", "model": head.write(folder), **fields})
+    get_method("dflash").check(spec, TARGET)
+
+
+def test_the_published_layout_passes(tmp_path: Path) -> None:
+    check(dflash(CONFIG, target_layers=[1, 3, 5]), tmp_path)
+
+
+def test_ends_of_its_own_are_allowed(tmp_path: Path) -> None:
+    head = dflash(CONFIG, target_layers=[0])
+    head.tensors |= {
+        name: torch.zeros(96, 32) for name in ("embed_tokens.weight", "lm_head.weight")
+    }
+    check(head, tmp_path)
+
+
+def test_a_head_without_a_block_size_may_draft_any_number(tmp_path: Path) -> None:
+    head = dflash(CONFIG, target_layers=[0])
+    del head.config["block_size"]
+    check(head, tmp_path, num_speculative_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("architectures", ["LlamaForCausalLM"], r"must be \['DFlashDraftModel'\]"),
+        ("hidden_size", 64, "must be 32, which is the target's hidden size"),
+        ("vocab_size", 100, "must be 96, which is the target's vocabulary"),
+        ("dflash_config", None, "must be an object"),
+        ("dflash_config", {"target_layer_ids": [1]}, "must have mask_token_id"),
+        ("dflash_config", {"mask_token_id": 96, "target_layer_ids": [1]}, "a token in"),
+        ("dflash_config", {"mask_token_id": 3}, "must have target_layer_ids"),
+        ("dflash_config", {"mask_token_id": 3, "target_layer_ids": [6]}, r"layers in \[0, 6\)"),
+        ("dflash_config", {"mask_token_id": 3, "target_layer_ids": [1, 1]}, "different layers"),
+        (
+            "dflash_config",
+            {"mask_token_id": 3, "target_layer_ids": [1], "use_swa": True},
+            "must have full attention in all layers",
+        ),
+        ("layer_types", ["full_attention", "sliding_attention"], "must have full attention"),
+        ("block_size", 1, "must be an integer of at least 2"),
+    ],
+)
+def test_an_unfit_configuration_is_refused_with_its_field(
+    field: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    head = dflash(CONFIG, target_layers=[1])
+    head.config |= {field: value}
+    with pytest.raises(ValueError, match=rf"config\.json: {field} .*{says}"):
+        check(head, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tensor", ["fc.weight", "hidden_norm.weight", "layers.1.self_attn.k_norm.weight"]
+)
+def test_a_missing_tensor_is_refused_with_its_name(tensor: str, tmp_path: Path) -> None:
+    head = dflash(CONFIG, target_layers=[1])
+    del head.tensors[tensor]
+    with pytest.raises(ValueError, match=rf"tensor {tensor} .* is missing"):
+        check(head, tmp_path)
+
+
+def test_the_width_of_fc_follows_from_the_number_of_layers(tmp_path: Path) -> None:
+    head = dflash(CONFIG, target_layers=[1, 3])
+    head.config["dflash_config"]["target_layer_ids"] = [1, 3, 5]
+    with pytest.raises(ValueError, match=r"fc\.weight must have shape \[32, 96\]"):
+        check(head, tmp_path)
+
+
+def test_a_k_that_does_not_fit_into_the_block_is_refused(tmp_path: Path) -> None:
+    head = dflash(CONFIG, target_layers=[1], block_size=8)
+    check(head, tmp_path / "fits", num_speculative_tokens=7)
+    with pytest.raises(ValueError, match="num_speculative_tokens must be at most 7, the block"):
+        check(head, tmp_path / "large", num_speculative_tokens=8)
+
+
+def test_the_layers_that_it_reads_are_counted_from_zero() -> None:
+    assert aux_layers(dflash(CONFIG, target_layers=[4, 0]).config) == (1, 5)
+    assert aux_layers({"dflash_config": {"mask_token_id": MASK_TOKEN}}) == ()
+
+
+class Head:
+    """Drafts the row's index."""
+
+    weights_bytes = 7
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        return Drafts([[i] * k for i, k in enumerate(batch.k.tolist())], catchup_tokens=3)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing to drop: it has no state."""
+
+
+class Host:
+    """Gives block heads, and no other model."""
+
+    def block_head(self, spec: ProposerSpec) -> Head:
+        return Head()
+
+
+def test_drafts_lag_and_weights_are_those_of_the_hosts_head() -> None:
+    spec = parse_spec({"name": "dflash", "model": "a/b"})
+    proposer = get_method("dflash").create(spec, Host())  # type: ignore[arg-type]
+    assert proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1])) == Drafts(
+        [[0, 0], [1]], catchup_tokens=3
+    )
+    assert proposer.weights_bytes == 7

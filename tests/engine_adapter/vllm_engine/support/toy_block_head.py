@@ -1,0 +1,109 @@
+"""A toy DFlash head: the real paged code, without weights and forward pass; see `toy_models`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs
+from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
+from tests.engine_adapter.vllm_engine.support.toy_models import (
+    MASK_TOKEN,
+    VOCAB,
+    ToyForward,
+    next_state,
+    target_states,
+)
+
+_CONTEXT, _BLOCK = -2, -3
+"""Whether the KV of a slot comes from a state of the target or from a block."""
+
+
+def block_outputs(known: Sequence[tuple[float, float]], masks: int, layers: Sequence[int]) -> Any:
+    """A head's token at each of its masks, which are the last entries of `known`.
+
+    They are mostly the twin's. Each depends on all entries, on their number, and on its place.
+
+    Args:
+        known: (state, _CONTEXT) for each committed position, then (token, _BLOCK) for each token.
+    """
+    folded = 1
+    for value, kind in known:
+        folded = next_state(folded, int(value) % 1009 + int(kind))
+    committed = len(known) - masks - 1
+    newest = int(known[committed][0])
+    state = (int(known[committed - 1][0]) - sum(layers)) // len(layers) if committed else 1
+    out = []
+    for i in range(masks):
+        state = next_state(state, newest)
+        hashed = next_state(folded, i) >> 8
+        newest = (state >> 8 if hashed % 5 else hashed) % VOCAB
+        out.append(newest)
+    return out
+
+
+class ToyBlockHead(ToyForward, PagedBlockHead):
+    """A toy DFlash head: its KV holds the combined states, or the tokens of a block."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._loaded.model.precompute_and_store_context_kv = self._store_context
+
+    def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
+        context = min(self.world.max_model_len, self.max_model_len)
+        masks = max(min(self._masks, context - len(tokens)), 0)
+        block = [tokens[-1], *[MASK_TOKEN] * masks]
+        known = [tuple(entry) for entry in self._committed(tokens).tolist()]
+        known += [(token, _BLOCK) for token in block]
+        outputs: list[int] = block_outputs(known, masks, self.layers)
+        return outputs[:k]
+
+    def _project_states(self, batch: Any, start: np.ndarray, stop: np.ndarray) -> None:
+        super()._project_states(batch, start, stop)
+        for i, request_id in enumerate(batch.request_ids):
+            tokens = batch.token_ids[batch.rows[i]]
+            span = range(int(start[i]), int(stop[i]))
+            self.fed += [(request_id, p, int(tokens[p + self._token_offset])) for p in span]
+
+    def _store_context(
+        self, states: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        assert 0 < len(states) == len(positions) == len(slots) <= self._max_num_tokens
+        self.store[slots.numpy()] = np.stack(
+            [states[:, 0].numpy(), np.full(len(slots), _CONTEXT)], 1
+        )
+
+    def _committed(self, tokens: Sequence[int]) -> np.ndarray:
+        of_layers = [target_states(tokens[:-1], layer) for layer in self.layers]
+        combined = np.sum(of_layers, axis=0)
+        return np.stack([combined, np.full(len(combined), _CONTEXT)], axis=1)
+
+    def _forward(
+        self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        metadata, position = inputs.metadata, inputs.positions.numpy()
+        assert metadata.causal is False
+        assert len(tokens) == len(position) <= self._max_num_tokens
+        assert (position < self.max_model_len).all()
+        self.passes += 1
+        block = np.stack([tokens.numpy(), np.full(len(tokens), _BLOCK)], axis=1)
+        self.store[inputs.slots.numpy()] = block
+        outputs = np.zeros((len(tokens), 1))
+        starts, table = metadata.query_start_loc.numpy(), metadata.block_table_tensor.numpy()
+        for i, row in enumerate(inputs.rows):
+            begin, end, seq_len = starts[i], starts[i + 1], int(metadata.seq_lens[i])
+            known = self._read(table[i], seq_len)
+            request = self.world.requests[self.world.batch.req_ids[row]]
+            want = np.concatenate([self._committed(request.tokens), block[begin:end]])
+            assert np.array_equal(known, want), f"{request.request_id} reads stale KV"
+            entries = [tuple(entry) for entry in known.tolist()]
+            outputs[begin + 1 : end, 0] = block_outputs(entries, end - begin - 1, self.layers)
+        result = torch.from_numpy(outputs)
+        return result, result
+
+    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
+        raise NotImplementedError
+
+    def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
+        raise NotImplementedError

@@ -1,0 +1,168 @@
+"""MTP layers on a real engine: stock vLLM's drafts and text, and drafts as without switches.
+
+The targets are random, but a part of their drafts is accepted. So drafts are made after accepted
+drafts, after rejected ones, and at nearly every position.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import PLAIN, SpecMethod
+from tests.engine_adapter.proposers.eagle_heads import eagle
+from tests.engine_adapter.proposers.mtp_targets import TARGETS, mimo, own_bytes, write_target
+from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.live import Prompt
+from tests.engine_adapter.vllm_engine.support.recorded import (
+    RecordedEngine,
+    RecordedRequest,
+    Recording,
+    never_switched,
+    same_drafts,
+)
+from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+K = 3
+MTP, NGRAM = SpecMethod("mtp", K), SpecMethod("ngram", 4)
+EAGLE, CASCADE = SpecMethod("eagle", K), SpecMethod("cascade", 4)
+OTHERS: list[dict[str, Any]] = [{"name": "ngram"}, {"name": "cascade", "members": ["ngram", "mtp"]}]
+
+
+@dataclass(frozen=True)
+class Family:
+    """An engine on a target with MTP layers, and what stock vLLM does with the same target."""
+
+    folder: Path
+    engine: RecordedEngine
+
+    def run(self, prompts: list[Prompt], length: int, method: SpecMethod) -> Recording:
+        self.engine.reset_prefix_cache()
+        return self.engine.run([RecordedRequest(prompt, length, method) for prompt in prompts])
+
+
+def start(root: Path, name: str) -> Family:
+    """An engine with 22 KV blocks and 320 tokens a step, beside an EAGLE head on MiMo."""
+    folder = Path(write_target(TARGETS[name](seed=3), root / name, Path(TARGET)))
+    proposers = [{"name": "mtp", "num_speculative_tokens": K}, *OTHERS]
+    if name == "mimo":
+        fields = mimo().config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        head = eagle(fields, seed=1).write(root / "eagle")
+        proposers.append({"name": "eagle", "model": head})
+    arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320, "max_num_seqs": 16}
+    specs = parse_specs(proposers)
+    config = EngineConfig(str(folder), name, specs, None, COMMON | arguments)
+    return Family(folder, RecordedEngine(config))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "mimo",
+        pytest.param("ernie", marks=pytest.mark.prove),
+        pytest.param("glm4_moe", marks=pytest.mark.prove),
+    ],
+)
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    """An engine on each target in turn."""
+    started = start(tmp_path_factory.mktemp("mtp"), request.param)
+    yield started
+    started.engine.stop()
+
+
+@pytest.mark.prove
+async def test_drafts_and_text_are_stock_vllms(family: Family, prompts: list[Prompt]) -> None:
+    some, length = [prompts[8], prompts[9], prompts[16]], 48
+    speculation = {"method": "mtp", "num_speculative_tokens": K}
+    stock = run_stock(str(family.folder), speculation, some, length, COMMON)
+    accepted = 0
+    for prompt, want in zip(some, stock, strict=True):
+        got, plain = (family.run([prompt], length, method) for method in (MTP, PLAIN))
+        assert got.outputs[0] == want.output == plain.outputs[0]
+        drafts = {n: drafted for n, drafted in got.of(0, "mtp").items() if len(drafted) == K}
+        assert drafts == {n: want.drafts[n] for n in drafts}
+        assert set(want.drafts) - set(drafts) <= {len(prompt) + length - i for i in range(1, K + 1)}
+        accepted += length - 1 - len(want.drafts)
+    assert accepted > length // 4
+
+
+async def test_drafts_after_a_switch_are_those_of_a_run_without(
+    family: Family, prompts: list[Prompt]
+) -> None:
+    some = prompts[8:11]
+    want = never_switched(family.engine, some, MTP, 60)
+    switches = {0: PLAIN, 15: MTP, 25: NGRAM, 35: MTP, 36: PLAIN, 42: CASCADE, 46: MTP}
+    got = family.engine.run([RecordedRequest(prompt, 60, PLAIN) for prompt in some], switches)
+    assert same_drafts(got, want, "mtp") > 30
+    assert got.catchup["mtp"] > sum(map(len, some))
+
+
+async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
+    family: Family, prompts: list[Prompt]
+) -> None:
+    prompt = prompts[16]
+    want = never_switched(family.engine, [prompt], MTP, 20)
+    family.engine.run([RecordedRequest(prompt, 1, PLAIN)])
+    got = family.engine.run([RecordedRequest(prompt, 20, MTP)])
+    assert got.cached[0] >= 128
+    assert got.catchup["mtp"] >= got.cached[0]
+    assert same_drafts(got, want, "mtp") >= 10
+
+
+@pytest.mark.prove
+async def test_drafts_after_preemption_are_those_of_a_run_without(
+    family: Family, prompts: list[Prompt]
+) -> None:
+    # Each begins with one KV block and grows beyond it: more blocks than the cache has.
+    some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
+    want = never_switched(family.engine, some, MTP, 40)
+    got = family.run(some, 40, MTP)
+    assert got.preemptions > 0
+    assert same_drafts(got, want, "mtp") > 300
+
+
+async def test_a_cascade_drafts_with_it_where_the_lookup_has_none(
+    family: Family, prompts: list[Prompt]
+) -> None:
+    prompt = prompts[9]
+    want = never_switched(family.engine, [prompt], MTP, 40)
+    lookup = never_switched(family.engine, [prompt], NGRAM, 40).of(0, "ngram")
+    got = family.run([prompt], 40, CASCADE)
+    assert got.outputs == want.outputs
+    alone = want.of(0, "mtp")
+    drafted = {n: d for n, d in got.of(0, "cascade").items() if n not in lookup and n in alone}
+    assert len(drafted) > 10
+    for n, drafts in drafted.items():
+        assert drafts == alone[n][: len(drafts)]
+
+
+async def test_only_its_own_layer_is_counted_as_its_weights(family: Family) -> None:
+    weights, kv = family.engine.memory()["mtp"]
+    assert weights == own_bytes(family.folder)
+    assert kv > 0
+
+
+async def test_it_drafts_beside_an_eagle_head_in_one_batch(
+    family: Family, prompts: list[Prompt]
+) -> None:
+    if "eagle" not in family.engine.memory():
+        pytest.skip("the EAGLE head is for MiMo's sizes")
+    methods = [MTP, EAGLE, MTP, EAGLE]
+    some = prompts[8:12]
+    family.engine.reset_prefix_cache()
+    got = family.engine.run(
+        [RecordedRequest(p, 40, method) for p, method in zip(some, methods, strict=True)]
+    )
+    for i, method in enumerate(methods):
+        assert {name for name, _ in got.drafts[i].values()} == {method.proposer}
+        want = never_switched(family.engine, [some[i]], method, 40)
+        single = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
+        assert same_drafts(single, want, method.proposer) > 20
