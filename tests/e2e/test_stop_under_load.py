@@ -52,7 +52,7 @@ async def test_many_stops_under_load_lose_no_request(tmp_path: Path) -> None:
         try:
             texts = texts or await greedy_texts(served)
             await asyncio.to_thread(served.switch, method)
-            load, seconds = await stop_under_load(served, texts, whole=i)
+            load, seconds = await stop_under_load(served, texts, whole=i + 1)
         finally:
             served.process.kill()
         assert load.cut_off + load.refused > 0 or patience_s > 1, "no request ran at SIGTERM"
