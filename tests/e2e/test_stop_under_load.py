@@ -11,10 +11,10 @@ import pytest
 
 from tests.e2e.faulted_load import Faults, Load, greedy_texts
 from tests.e2e.greedy import Plain
-from tests.e2e.served import STOP_S, Served
+from tests.e2e.served import START_S, STOP_S, Served
 
 STOPS = int(os.environ.get("STOPS", "20"))
-ONE_S = 120
+ONE_S = START_S + 120
 """The longest that one start, its load and its stop may take."""
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(STOPS * ONE_S + 120)]
@@ -55,6 +55,7 @@ async def test_many_stops_under_load_lose_no_request(tmp_path: Path) -> None:
             load, seconds = await stop_under_load(served, texts, whole=i + 1)
         finally:
             served.process.kill()
+            served.process.wait()
         assert load.cut_off + load.refused > 0 or patience_s > 1, "no request ran at SIGTERM"
         stops.add(f"SIGTERM, {patience_s} s", method, load, seconds)
     print(f"\n{stops.table()}")
