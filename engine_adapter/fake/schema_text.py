@@ -112,10 +112,10 @@ class _Writer:
             value = schema[keyword]
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise self._refusal(f"{keyword} of the type {type(value).__name__}")
-            if kind is int and value < 0:
-                raise self._refusal(f"a {keyword} below 0")
-            if kind is _NUMBER and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+            if isinstance(value, _NUMBER) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
                 raise self._refusal(f"a {keyword} beyond {_MAX_NUMBER}")
+            if kind is int and isinstance(value, int) and value < 0:
+                raise self._refusal(f"a {keyword} below 0")
         if not all(isinstance(name, str) for name in schema.get("required", ())):
             raise self._refusal("required names that are not strings")
 

@@ -150,10 +150,12 @@ class Faults:
 
     def table(self) -> str:
         """All of them as Markdown, with sums."""
-        head = ("fault", "method", "whole answers", "streams that ended with the error")
-        head += ("refused with 503", "connections refused", "seconds")
+        head = (
+            *("fault", "method", "whole answers", "streams that ended with the error"),
+            *("refused with 503", "connections refused", "seconds"),
+        )
         sums = [sum(row[column] for row in self.rows) for column in range(2, 6)]
         longest = max(row[-1] for row in self.rows)
-        rows = [head, ["---"] * len(head), *self.rows]
+        rows: list[Sequence[Any]] = [head, ["---"] * len(head), *self.rows]
         rows.append([f"{len(self.rows)} faults", "", *sums, f"at most {longest}"])
         return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
