@@ -44,7 +44,8 @@ def group(item: Any) -> str | None:
     """The group of a test: tests of one group run in one process.
 
     Servers are one group, because README's examples need a fixed port. So are the tests that share
-    an engine, and the tests of a module that starts its own engine. Other tests run anywhere.
+    an engine, and the tests of a module that starts its own engine. Other tests run anywhere. xdist
+    starts the groups with most tests first and single tests last, so both processes end together.
     """
     if not item.get_closest_marker("engine"):
         return None

@@ -11,8 +11,19 @@ _UNSUPPORTED = ("pattern", "not", "if", "contains", "allOf", "oneOf", "multipleO
 _MAX_DEPTH = 32
 _MAX_LENGTH = 100_000
 _MAX_VALUES = 10_000
+_MAX_NUMBER = 1e300
 _OPTIONAL_DEPTH = 4
 """Below this depth optional properties are left out, so that recursive schemas end."""
+
+_NUMBER = (int, float)
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "properties": dict,
+    **dict.fromkeys(("required", "anyOf", "enum"), list),
+    "format": str,
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), int),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
+}
+"""Keyword -> the type of its value. Nobody has checked a schema before it comes here."""
 
 _WORDS = ("alpha", "bravo", 'a "quoted" word', "délta", "{echo}", "[fox]\n", "")
 _FORMATS = {
@@ -32,7 +43,8 @@ _FORMATS = {
 def instance_text(schema_text: str, key: int, param: str) -> str:
     """Compact JSON that fits the schema; equal for equal keys. Properties are in its order.
 
-    Raises `InvalidRequest`, naming `param`, for a keyword that it does not know how to satisfy.
+    Raises `InvalidRequest`, naming `param`, for a keyword that it does not know how to satisfy, and
+    for one whose value has the wrong type.
     """
     value = _Writer(json.loads(schema_text), key, param).value()
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -62,9 +74,7 @@ class _Writer:
             raise self._refusal(f"a text of more than {_MAX_VALUES} values")
         if not isinstance(schema, Mapping):
             return None
-        for keyword in _UNSUPPORTED:
-            if keyword in schema:
-                raise self._refusal(keyword)
+        self._check(schema)
         if isinstance(ref := schema.get("$ref"), str):
             return self._of(self._target(ref), depth + 1)
         if "const" in schema:
@@ -74,7 +84,7 @@ class _Writer:
         if branches := schema.get("anyOf"):
             return self._of(branches[self._draw(len(branches))], depth + 1)
         kind = schema.get("type", "object" if "properties" in schema else "string")
-        kind = kind[0] if isinstance(kind, list) else kind
+        kind = kind[0] if isinstance(kind, list) and kind else kind
         match kind:
             case "object":
                 return self._object(schema, depth)
@@ -91,6 +101,24 @@ class _Writer:
             case _:
                 raise self._refusal(f"type {kind!r}")
 
+    def _check(self, schema: Mapping[str, Any]) -> None:
+        """Refuses keywords that are not supported, and values of which nothing can be made."""
+        for keyword in _UNSUPPORTED:
+            if keyword in schema:
+                raise self._refusal(keyword)
+        for keyword, kind in _KINDS.items():
+            if keyword not in schema:
+                continue
+            value = schema[keyword]
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise self._refusal(f"{keyword} of the type {type(value).__name__}")
+            if isinstance(value, _NUMBER) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+                raise self._refusal(f"a {keyword} beyond {_MAX_NUMBER}")
+            if kind is int and isinstance(value, int) and value < 0:
+                raise self._refusal(f"a {keyword} below 0")
+        if not all(isinstance(name, str) for name in schema.get("required", ())):
+            raise self._refusal("required names that are not strings")
+
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         required = schema.get("required", ())
         properties = schema.get("properties", {})
@@ -100,7 +128,7 @@ class _Writer:
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
         least = schema.get("minItems", 0)
-        most = min(schema.get("maxItems", least + 2), least + 2)
+        most = max(min(schema.get("maxItems", least + 2), least + 2), least)
         count = least + self._draw(most - least + 1) if depth < _OPTIONAL_DEPTH else least
         return [self._of(schema.get("items", {}), depth + 1) for _ in range(count)]
 

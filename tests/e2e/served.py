@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,13 @@ class Served:
 
     Attributes:
         log: the file with all its output.
+        key: what `get` and `post` send; a server without keys needs none.
     """
 
     url: str
     process: "subprocess.Popen[bytes]"
     log: Path
+    key: str = ""
 
     @classmethod
     def start(cls, url: str, log: Path, *flags: str) -> "Served":
@@ -81,6 +83,10 @@ class Served:
             print(served.tail())
             raise
         return served
+
+    def with_key(self, key: str) -> "Served":
+        """The same server, asked with a key."""
+        return replace(self, key=key)
 
     @classmethod
     def start_beside(cls, log: Path, *flags: str) -> "Served":
@@ -109,15 +115,21 @@ class Served:
         """The end of its output."""
         return self.log.read_text(errors="replace")[-4000:]
 
+    def logged(self, event: str) -> list[str]:
+        """The lines of an event in its log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if f" {event} " in line]
+
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
         """A GET that must succeed."""
-        response = httpx.get(f"{self.url}{path}", trust_env=False, timeout=60, **kwargs)
+        url, kwargs = f"{self.url}{path}", self._with_key(kwargs)
+        response = httpx.get(url, trust_env=False, timeout=60, **kwargs)
         assert response.status_code == 200, response.text
         return response
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
         """A POST of JSON that must succeed."""
-        url = f"{self.url}{path}"
+        url, kwargs = f"{self.url}{path}", self._with_key(kwargs)
         response = httpx.post(url, json=body, trust_env=False, timeout=120, **kwargs)
         assert response.status_code == 200, response.text
         return response
@@ -135,6 +147,10 @@ class Served:
     def wait_until_idle(self, seconds: float = 10) -> None:
         """Waits until no sequence and no request is left; fails after `seconds`."""
         wait_until(self._idle, seconds, "the engine is idle")
+
+    def _with_key(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        own = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return {**kwargs, "headers": own | kwargs.get("headers", {})}
 
     def _ready(self) -> bool:
         assert self.process.poll() is None, f"the server ended:\n{self.tail()}"

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.served import ROOT, environment
 from tests.e2e.traffic import chat
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(600)]
 
 PROPOSERS = ("ngram", "suffix", "draft", "none")
 

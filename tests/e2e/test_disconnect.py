@@ -1,4 +1,4 @@
-"""When a client disconnects, the engine stops the sequences of its request."""
+"""When a client disconnects, the engine stops the sequences of its request within a second."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 LONG = 1500
 """Enough tokens for seconds of work, which no client waits for."""
 
-SOON_S = 10
+SOON_S = 1
 
 
 def endings(served: Served) -> float:

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.served import Served, wait_until
 from tests.e2e.traffic import chat, clients
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(900)]
 
 BOUND_S = 1.0
 LONG = 1500

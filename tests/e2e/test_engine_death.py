@@ -1,24 +1,23 @@
 """The engine's process is killed or stopped under load: clients get an error, it is replaced."""
 
 import asyncio
-import json
+import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from tests.e2e.faulted_load import CLIENTS, Faults, Load, greedy_texts
+from tests.e2e.greedy import Plain
 from tests.e2e.served import PROPOSERS, Served, wait_until
-from tests.e2e.traffic import chat, clients
+from tests.e2e.traffic import chat
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-CLIENTS = 12
 BACK_S = 240
 LIMIT = 30
 HANG_S = 4
@@ -26,7 +25,7 @@ FLAGS = (
     *("--engine-restart-delay-s", "0.5", "--engine-restart-max-delay-s", "0.5"),
     *("--engine-restart-limit", str(LIMIT), "--engine-hang-timeout-s", str(HANG_S)),
 )
-FAULTS = 20
+FAULTS = int(os.environ.get("FAULTS", "20"))
 CAUSES = {signal.SIGKILL: "was killed by signal 9 (SIGKILL)", signal.SIGSTOP: "was stopped"}
 """The signal that the engine gets -> what its death is said to be."""
 
@@ -53,7 +52,7 @@ def check_that_a_stop_ends_a_replacement(served: Served) -> None:
     before = set(children(served))
     served.engine.suspend()
     wait_until(lambda: bool(set(children(served)) - before), BACK_S, "a replacement loads")
-    assert "the engine process did not answer for" in logged(served, "engine_hung")[-1]
+    assert "the engine process did not answer for" in served.logged("engine_hung")[-1]
     processes = children(served)
     begun = time.monotonic()
     assert served.stop() == 0, served.tail()
@@ -68,101 +67,33 @@ def children(served: Served) -> list[psutil.Process]:
     return psutil.Process(served.process.pid).children(recursive=True)
 
 
-def logged(served: Served, event: str) -> list[str]:
-    """Specgate's log lines of an event."""
-    lines = served.log.read_text(errors="replace").splitlines()
-    return [line for line in lines if f" {event} " in line]
-
-
-@dataclass
-class Load:
-    """Clients that send requests repeatedly, half of them streams, and the outcomes."""
-
-    client: httpx.AsyncClient
-    whole: int = 0
-    refused: list[httpx.Response] = field(default_factory=list)
-    cut_off: int = 0
-    stopping: bool = False
-
-    async def run(self, i: int) -> None:
-        """One client."""
-        while not self.stopping:
-            if i % 2:
-                await self._stream(chat(i, max_tokens=200))
-            else:
-                await self._ask(chat(i, max_tokens=200, stream=False, stream_options=None))
-
-    async def _ask(self, body: dict[str, Any]) -> None:
-        response = await self.client.post("/v1/chat/completions", json=body)
-        if response.status_code == 200:
-            answer = response.json()
-            assert answer["choices"][0]["finish_reason"] == "length"
-            assert answer["usage"]["completion_tokens"] == 200
-            self.whole += 1
-        else:
-            await self._check_refusal(response)
-
-    async def _stream(self, body: dict[str, Any]) -> None:
-        async with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                await response.aread()
-                await self._check_refusal(response)
-                return
-            lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
-        *events, done = (line.removeprefix("data: ") for line in lines)
-        assert done == "[DONE]", lines[-1]
-        chunks = [json.loads(event) for event in events]
-        reasons = [c["choices"][0]["finish_reason"] for c in chunks if c.get("choices")]
-        if "error" in chunks[-1]:
-            assert chunks[-1]["error"]["code"] == "engine_dead"
-            assert "This request is lost." in chunks[-1]["error"]["message"]
-            assert not any(reasons)
-            self.cut_off += 1
-        else:
-            assert chunks[-1]["usage"]["completion_tokens"] == 200
-            assert reasons[-1] == "length"
-            self.whole += 1
-
-    async def _check_refusal(self, response: httpx.Response) -> None:
-        error = response.json()["error"]
-        assert (response.status_code, error["code"]) == (503, "engine_dead"), response.text
-        assert int(response.headers["retry-after"]) >= 1
-        self.refused.append(response)
-        await asyncio.sleep(0.2)
-
-
-@asynccontextmanager
-async def load(served: Served) -> AsyncIterator[Load]:
-    """A load while the block runs; fails if a request ends in another way."""
-    async with clients(served.url) as client, asyncio.TaskGroup() as group:
-        load = Load(client)
-        for i in range(CLIENTS):
-            group.create_task(load.run(i))
-        yield load
-        load.stopping = True
-
-
-async def until(condition: Any, seconds: float, what: str) -> None:
-    """`wait_until` in a thread, so that the load continues."""
-    await asyncio.to_thread(wait_until, condition, seconds, what)
+@pytest.fixture(scope="module")
+def texts(served: Served) -> list[Plain]:
+    return asyncio.run(greedy_texts(served))
 
 
 async def fault_under_load(
-    served: Served, method: str, number: signal.Signals = signal.SIGKILL
-) -> None:
-    """One fault: from the first responses to the first responses after the replacement."""
+    served: Served, texts: list[Plain], method: str, number: signal.Signals = signal.SIGKILL
+) -> tuple[Load, float]:
+    """One fault: from the first responses to the first responses after the replacement.
+
+    Returns its load, and the seconds from the signal until the server was ready again.
+    """
     switched = served.switch(method)
-    before, deaths = served.scrape(), len(logged(served, "engine_died"))
-    async with load(served) as running:
-        await until(lambda: running.whole > CLIENTS // 2, 120, "responses come")
+    before, deaths = served.scrape(), len(served.logged("engine_died"))
+    load = Load(texts, "engine_dead", "This request is lost.")
+    async with load.running(served):
+        await load.until(lambda: load.whole > CLIENTS // 2, 120, "responses come")
+        begun = time.monotonic()
         served.engine.send_signal(number)
-        await until(lambda: len(running.refused) > CLIENTS, 10 + HANG_S, "clients get errors")
+        await load.until(lambda: load.refused > CLIENTS, 10 + HANG_S, "clients get errors")
         cause = CAUSES[number]
         await asyncio.to_thread(check_the_server_during_the_outage, served, method, cause)
-        whole = running.whole
-        await until(served._ready, BACK_S, "the engine is replaced")
-        await until(lambda: running.whole >= whole + CLIENTS, 120, "responses come again")
-        assert running.cut_off + len(running.refused) >= CLIENTS
+        whole = load.whole
+        await load.until(served._ready, BACK_S, "the engine is replaced")
+        seconds = time.monotonic() - begun
+        await load.until(lambda: load.whole >= whole + CLIENTS, 120, "responses come again")
+        assert load.cut_off + load.refused >= CLIENTS
     served.wait_until_idle()
     shown = served.get("/v1/spec_method").json()
     assert (shown["spec_method"], shown["generation"]) == (method, switched["generation"])
@@ -174,7 +105,8 @@ async def fault_under_load(
     assert len(after.families) == len(set(after.families))
     restarted = {"name": "specgate_engine_restarts_total", "outcome": "restarted"}
     assert after(**restarted) - before(**restarted) == 1
-    assert len(logged(served, "engine_died")) - deaths == 1
+    assert len(served.logged("engine_died")) - deaths == 1
+    return load, seconds
 
 
 def check_the_server_during_the_outage(served: Served, method: str, cause: str) -> None:
@@ -231,32 +163,37 @@ def drafts_of(served: Served, proposer: str) -> int:
     return sum(kind["drafts"] for kind in known["acceptance"].values())
 
 
-async def test_a_killed_engine_is_replaced_and_clients_get_errors(served: Served) -> None:
+async def test_a_killed_engine_is_replaced_and_clients_get_errors(
+    served: Served, texts: list[Plain]
+) -> None:
     parameters = await asyncio.to_thread(learn, served)
     assert parameters["load"]["light"]["max_running"] == 3
     learned = drafts_of(served, "suffix")
-    await fault_under_load(served, "ngram")
+    await fault_under_load(served, texts, "ngram")
     assert policies(served) == parameters
     assert drafts_of(served, "ngram") > 0, "the new process has reported"
     assert drafts_of(served, "suffix") >= learned, "it knows what the old one had measured"
-    (died,) = logged(served, "engine_died")
+    (died,) = served.logged("engine_died")
     assert "was killed by signal 9 (SIGKILL)" in died
     assert f"attempt 1 of {LIMIT} within 600 s" in died
-    assert logged(served, "engine_loading")
-    assert len(logged(served, "engine_restarted")) == 1
+    assert served.logged("engine_loading")
+    assert len(served.logged("engine_restarted")) == 1
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(FAULTS * BACK_S)
-async def test_twenty_faults_under_load_leak_nothing(served: Served) -> None:
+@pytest.mark.timeout(FAULTS * BACK_S + 120)
+async def test_many_faults_under_load_leak_nothing(served: Served, texts: list[Plain]) -> None:
+    """`FAULTS` sets their number; with `-s` their table is on the terminal."""
     gateway = psutil.Process(served.process.pid)
-    descriptors, threads = [], []
+    descriptors, threads, faults = [], [], Faults()
     methods = ("draft", "suffix", "none", "draft-small", "ngram")
     for i in range(FAULTS):
         number = signal.SIGSTOP if i % 2 else signal.SIGKILL
-        await fault_under_load(served, methods[i % len(methods)], number)
+        load, seconds = await fault_under_load(served, texts, methods[i % len(methods)], number)
+        faults.add(number.name, methods[i % len(methods)], load, seconds)
         descriptors.append(gateway.num_fds())
         threads.append(gateway.num_threads())
+    print(f"\n{faults.table()}\ndescriptors {descriptors}\nthreads {threads}")
     # vLLM allocates once during the first replacement; after it nothing may grow.
     assert descriptors[-1] <= descriptors[0], descriptors
     assert threads[-1] <= threads[0], threads

@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from demo import model_path
+from tests.e2e.greedy import Plain, plain
 from tests.e2e.served import Served
-from tests.e2e.test_switching_http import STREAMS, Load, Plain, plain
-from tests.e2e.traffic import clients, gather
+from tests.e2e.test_switching_http import STREAMS, Load
+from tests.e2e.traffic import chat, clients, gather
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(1800)]
 
@@ -128,7 +129,7 @@ async def switched_load(served: Served, plain_texts: list[Plain]) -> None:
 
 async def test_two_hundred_switches_leak_nothing(served: Served) -> None:
     async with clients(served.url) as client:
-        plain_texts = await gather(*(plain(client, 5 * i) for i in range(STREAMS)))
+        plain_texts = await gather(*(plain(client, chat(5 * i)) for i in range(STREAMS)))
     await all_shapes(served)
     samples = [await asyncio.to_thread(sizes, served)]
     for _ in range(LOADS):

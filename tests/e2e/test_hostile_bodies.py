@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from tests.e2e.served import Served
-from tests.server.hostile_bodies import ALL, Hostile
-from tests.server.random_forms import random_body
+from tests.server.hostile.body import Hostile
+from tests.server.hostile.random_forms import random_body
+from tests.server.hostile.table import ALL
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.greedy import Plain, plain
 from tests.e2e.served import PROPOSERS, Served
 from tests.e2e.traffic import MESSAGES, Streamed, chat, clients, gather, stream
 
@@ -14,51 +15,14 @@ pytestmark = pytest.mark.engine
 
 STREAMS, SWITCHES = 16, 50
 METHODS = [*PROPOSERS, "none"]
-PLAIN = {"spec_decode": {"proposer": "none"}}
 PINNED = {"spec_decode": {"proposer": "draft-small", "num_speculative_tokens": 3}}
-
-TIE = 1e-4
-"""Greedy texts may differ only where the two best log probabilities are closer than this."""
-
-OVERLAP = 32
-"""Characters by which a differing token can begin before the first differing character."""
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A greedy text without switches, and the gap of each token to the second best."""
-
-    text: str
-    gaps: tuple[tuple[int, float], ...]
-
-    def allows(self, other: str) -> bool:
-        """Whether `other` equals this text up to a tie."""
-        if other == self.text:
-            return True
-        pairs = enumerate(zip(self.text, other, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(self.text), len(other)))
-        return any(gap < TIE for offset, gap in self.gaps if at - OVERLAP < offset <= at)
-
-
-async def plain(client: httpx.AsyncClient, index: int) -> Plain:
-    """The greedy answer to a prompt without speculation."""
-    body = chat(index, stream=False, stream_options=None, logprobs=True, top_logprobs=2, **PLAIN)
-    response = await client.post("/v1/chat/completions", json=body)
-    assert response.status_code == 200, response.text
-    choice = response.json()["choices"][0]
-    gaps, offset = [], 0
-    for token in choice["logprobs"]["content"]:
-        first, second = (top["logprob"] for top in token["top_logprobs"])
-        gaps.append((offset, first - second))
-        offset += len(token["token"])
-    return Plain(choice["message"]["content"], tuple(gaps))
 
 
 @pytest.fixture(scope="module")
 def plain_texts(served: Served) -> list[Plain]:
     async def ask() -> list[Plain]:
         async with clients(served.url) as client:
-            return await gather(*(plain(client, 5 * i) for i in range(STREAMS)))
+            return await gather(*(plain(client, chat(5 * i)) for i in range(STREAMS)))
 
     return asyncio.run(ask())
 

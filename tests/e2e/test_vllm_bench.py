@@ -33,7 +33,7 @@ def printed(output: str, label: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "draft"])
+@pytest.mark.parametrize("proposer", [pytest.param("ngram", marks=pytest.mark.prove), "draft"])
 def test_its_acceptance_is_that_of_the_counters(
     served: Served, tmp_path: Path, proposer: str
 ) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,36 +187,28 @@ def test_running_requests_finish_before_it_stops(served: Serve) -> None:
 
 
 @pytest.mark.engine
-def test_a_stream_that_does_not_finish_in_time_ends_with_an_error(served: Serve) -> None:
+def test_what_does_not_finish_in_time_ends_with_an_error(served: Serve) -> None:
     server = served(
         *("--shutdown-timeout-s", "1", "--engine-args", '{"fake_step_ms": 1000}'), "--no-access-log"
     )
-    body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
-        begun = time.monotonic()
-        lines = response.iter_lines()
-        next(lines)
-        server.process.send_signal(signal.SIGTERM)
-        *_, failure, done = [line for line in lines if line]
+    url = f"{server.url}/v1/completions"
+    body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
+    stream = {**body, "stream": True}
+    with ThreadPoolExecutor() as pool:
+        whole = pool.submit(httpx.post, url, json=body, timeout=30)
+        with httpx.stream("POST", url, json=stream, timeout=30) as response:
+            begun = time.monotonic()
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            *_, failure, done = [line for line in lines if line]
+        refused = whole.result()
     assert json.loads(failure.removeprefix("data: "))["error"]["code"] == "stopping"
     assert done == "data: [DONE]"
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
     server.wait()
     assert time.monotonic() - begun < 10
     assert "Traceback" not in "".join(server.err)
-
-
-@pytest.mark.engine
-def test_a_response_that_does_not_finish_in_time_is_a_503(served: Serve) -> None:
-    server = served(
-        *("--shutdown-timeout-s", "1", "--engine-args", '{"fake_step_ms": 1000}'), "--no-access-log"
-    )
-    body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
-    url = server.url  # it is known once the server serves
-    threading.Timer(1.5, server.process.send_signal, (signal.SIGTERM,)).start()
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "stopping"
-    server.wait()
 
 
 @pytest.mark.engine

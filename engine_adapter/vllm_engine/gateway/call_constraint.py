@@ -49,7 +49,11 @@ class CallConstraints:
             parser: vLLM's parser of the request's calls.
             body: the request as that parser reads it.
         """
-        tag = self._structural_tag(parser, body, schemas, answer, single=single)
+        if self._lacks:
+            raise NoCallGrammar(self._lacks)
+        choice = "auto" if answer is None else "required"
+        wanted = body.model_copy(update={"tools": _strict(schemas), "tool_choice": choice})
+        tag = self._structural_tag(parser, wanted, single=single)
         schema = None
         if answer is not None:
             is_any = answer.kind is ConstraintKind.JSON_OBJECT
@@ -68,22 +72,10 @@ class CallConstraints:
         )
         return CallConstraint(constraint, begins)
 
-    def _structural_tag(
-        self,
-        parser: Any,
-        body: Any,
-        schemas: Mapping[str, str],
-        answer: StructuredOutput | None,
-        *,
-        single: bool,
-    ) -> dict[str, Any]:
-        """vLLM's description of the calls, as JSON. Every tool is strict: it has its schema."""
-        if self._lacks:
-            raise NoCallGrammar(self._lacks)
-        choice = "auto" if answer is None else "required"
-        wanted = body.model_copy(update={"tools": _strict(schemas), "tool_choice": choice})
+    def _structural_tag(self, parser: Any, body: Any, *, single: bool) -> dict[str, Any]:
+        """vLLM's description of the calls, as JSON."""
         try:
-            tag = parser.get_structural_tag(wanted)
+            tag = parser.get_structural_tag(body)
         except (ValueError, compat.VLLMClientError) as error:  # a tag that this release lacks
             raise self._refusal(str(error)) from error
         if tag is None:
@@ -108,7 +100,7 @@ class CallConstraints:
 
 
 def _strict(schemas: Mapping[str, str]) -> Sequence[Any]:
-    """vLLM's tools with these schemas."""
+    """vLLM's tools with these schemas. Every one is strict: it has its schema."""
     body = compat.ChatCompletionRequest(
         messages=[{"role": "user", "content": ""}],
         tools=[

@@ -114,9 +114,16 @@ async def live() -> AsyncIterator[Live]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cramped() -> AsyncIterator[Live]:
-    """The same with 22 KV blocks and 256 tokens a step: preemption and chunked prefill."""
+    """The same with 22 KV blocks and 256 tokens a step: preemption and chunked prefill.
+
+    Requests without a priority come and are preempted in the order in which they arrived.
+    """
     started = await start(
-        PROPOSERS, num_gpu_blocks_override=22, max_num_batched_tokens=320, max_num_seqs=16
+        PROPOSERS,
+        num_gpu_blocks_override=22,
+        max_num_batched_tokens=320,
+        max_num_seqs=16,
+        scheduling_policy="priority",
     )
     yield started
     await started.engine.stop()

@@ -74,6 +74,9 @@ PROPOSERS: list[dict[str, Any]] = [
     {"name": "prediction"},
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
+FEW = ("ngram", "draft-block", "medusa-sampled", "eagle-sampled", "prediction")
+"""One of each kind: a lookup, a model of its own, a head, a head with a KV cache, what the client
+sent; of the sampled ones some with the block rule. Policies draft with the others too."""
 
 FOR_CONSTRAINTS: list[dict[str, Any]] = [
     {"name": "grammar"},
@@ -234,13 +237,13 @@ async def check(live: Live, tree: Tree, name: str, sampling: Sampling, samples: 
 @on_the_engines_loop
 @pytest.mark.timeout(1200)
 async def test_generations_have_the_targets_distribution(crowd: Live, tree: Tree) -> None:
-    """Every proposer at once, each under another condition, 1,500 generations each.
+    """Five proposers at once, each under another condition, 1,500 generations each.
 
     Power: if tokens 2 to 4 came from a temperature of 1.6 instead of 1.0, at least 99 of 100 such
     tests with 16 cells would fail (`test_the_stated_power`).
     """
     conditions = itertools.cycle(CONDITIONS.values())
-    await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in NAMES))
+    await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in FEW))
 
 
 @pytest.mark.prove

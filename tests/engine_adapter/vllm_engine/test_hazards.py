@@ -4,9 +4,10 @@ import asyncio
 import json
 import shutil
 import time
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 import torch
 from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
@@ -98,36 +99,39 @@ async def test_a_row_near_the_end_of_its_context_does_not_change_others(
     assert neighbour.spec.decode_steps == 10
 
 
-async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
-    tmp_path: Path, stock: Stock, prompts: list[Prompt]
-) -> None:
-    """Qwen2.5 7B and 0.5B are such a pair; vLLM compares the sizes and refuses it."""
-    padded = tmp_path / "padded"
-    shutil.copytree(model_path("target"), padded)
-    config = json.loads((padded / "config.json").read_text())
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def padded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
+    """An engine whose draft model is the target with rows for tokens that do not exist."""
+    folder = tmp_path_factory.mktemp("models") / "padded"
+    shutil.copytree(model_path("target"), folder)
+    config = json.loads((folder / "config.json").read_text())
     config["vocab_size"] += 64
-    (padded / "config.json").write_text(json.dumps(config))
-    weights = load_file(padded / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
     for name in [n for n in weights if "embed_tokens" in n or "lm_head" in n]:
         rows = torch.full((64, weights[name].shape[1]), 0.5, dtype=weights[name].dtype)
         weights[name] = torch.cat([weights[name], rows])
-    save_file(weights, padded / "model.safetensors", metadata={"format": "pt"})
-
-    spec = {"name": "padded", "method": "draft_model", "model": str(padded)}
-    started = await start([spec])
-    try:
-        result = await generate(started, prompts[0], greedy(40), pinned("padded", 4))
-        await stock.check(prompts[0], result.tokens)
-        assert result.counts("padded").accepted == result.counts("padded").drafted > 0
-        await check_that_a_killed_engine_is_reported_and_replaced(started, prompts[0])
-    finally:
-        await started.engine.stop()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    started = await start([{"name": "padded", "method": "draft_model", "model": str(folder)}])
+    yield started
+    await started.engine.stop()
 
 
-async def check_that_a_killed_engine_is_reported_and_replaced(
-    started: Live, prompt: Prompt
+async def test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer(
+    padded: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    """Qwen2.5 7B and 0.5B are such a pair; vLLM compares the sizes and refuses it."""
+    result = await generate(padded, prompts[0], greedy(40), pinned("padded", 4))
+    await stock.check(prompts[0], result.tokens)
+    assert result.counts("padded").accepted == result.counts("padded").drafted > 0
+
+
+@pytest.mark.prove
+async def test_a_killed_engine_is_reported_and_replaced(
+    padded: Live, prompts: list[Prompt]
 ) -> None:
     """Kills the engine's process during a request; uses the engine above, since a start is slow."""
+    started, prompt = padded, prompts[0]
     before_the_switch = SpecDecodeParams(PLAIN, switch_epoch=started.epoch)
     await started.switch("padded", 4)
     tokens = started.metric("vllm:generation_tokens_total")

@@ -256,6 +256,7 @@ async def test_an_adapter_in_use_is_not_unloaded(lora: Live, prompts: list[Promp
     await deltas.aclose()
 
 
+@pytest.mark.prove
 async def test_adapters_are_loaded_again_in_the_next_process(
     lora: Live, prompts: list[Prompt], texts: dict[str, list[tuple[int, ...]]]
 ) -> None:

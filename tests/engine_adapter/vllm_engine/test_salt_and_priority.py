@@ -1,11 +1,13 @@
 """`cache_salt` and `priority` decide on blocks and on the order, never on the text."""
 
 import asyncio
+import itertools
 import random
+from statistics import mean
 
 import pytest
 
-from tests.engine_adapter.vllm_engine.conftest import CHOICES, PROPOSERS, start
+from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
@@ -35,31 +37,31 @@ async def test_salts_separate_the_prefix_cache_and_leave_the_text(
         await stock.check(prompt, first.tokens)
 
 
-async def test_preemption_by_priority_leaves_the_text(stock: Stock, prompts: list[Prompt]) -> None:
-    live = await start(
-        [fields for fields in PROPOSERS if fields["name"] in NAMES],
-        num_gpu_blocks_override=16,
-        max_num_batched_tokens=320,
-        max_num_seqs=16,
-        scheduling_policy="priority",
-    )
-    try:
-        rng = random.Random(3)
-        jobs = [(rng.choice(prompts), rng.choice(NAMES), rng.randint(-3, 3)) for _ in range(40)]
-        results = await asyncio.gather(
-            *(
-                generate(live, prompt, greedy(150), pinned(name, CHOICES[name]), priority=priority)
-                for prompt, name, priority in jobs
-            )
+@pytest.mark.parametrize("jobs", [24, pytest.param(120, marks=pytest.mark.prove)])
+async def test_preemption_by_priority_leaves_the_text(
+    cramped: Live, stock: Stock, prompts: list[Prompt], jobs: int
+) -> None:
+    rng = random.Random(3)
+    asked = [
+        (rng.choice(prompts), rng.choice(NAMES), priority)
+        for _, priority in zip(range(jobs), itertools.cycle((-3, 0, 3)), strict=False)
+    ]
+    before = cramped.metric("vllm:num_preemptions_total")
+    results = await asyncio.gather(
+        *(
+            generate(cramped, prompt, greedy(100), pinned(name, CHOICES[name]), priority=priority)
+            for prompt, name, priority in asked
         )
-        for (prompt, _, _), result in zip(jobs, results, strict=True):
-            await stock.check(prompt, result.tokens)
-        assert live.metric("vllm:num_preemptions_total") > 0
-        ends = [
-            (priority, r.token_times[-1]) for (*_, priority), r in zip(jobs, results, strict=True)
-        ]
-        mean = {p: sum(t for q, t in ends if q == p) for p in (-3, 3)}
-        count = {p: sum(q == p for q, _ in ends) for p in (-3, 3)}
-        assert mean[-3] / count[-3] < mean[3] / count[3], "a lower priority ends earlier"
-    finally:
-        await live.engine.stop()
+    )
+    for (prompt, _, _), result in zip(asked, results, strict=True):
+        await stock.check(prompt, result.tokens)
+    assert cramped.metric("vllm:num_preemptions_total") > before
+    ends = {
+        level: mean(
+            result.token_times[-1]
+            for (*_, priority), result in zip(asked, results, strict=True)
+            if priority == level
+        )
+        for level in (-3, 3)
+    }
+    assert ends[-3] < ends[3], "a lower priority ends earlier"

@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 LENGTHS = (24, 48, 96)
 
 
-async def test_two_hundred_random_requests_are_exact(
+async def test_a_hundred_random_requests_are_exact(
     cramped: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await fuzz(cramped, stock, prompts, requests=200, seed=11)
+    await fuzz(cramped, stock, prompts, requests=100, seed=11)
 
 
 @pytest.mark.prove
@@ -86,7 +86,7 @@ async def fuzz(
         await stock.check(prompt, result.tokens)
         counts = result.counts("self")
         assert counts.accepted == counts.drafted
-    assert sum(result.counts("self").drafted for _, result in done) > 500
+    assert sum(result.counts("self").drafted for _, result in done) > 2 * requests
     assert cramped.metric("vllm:num_preemptions_total") > 0
     assert cramped.metric("vllm:prefix_cache_hits_total") > 0
     assert cramped.epoch - first_epoch > 10

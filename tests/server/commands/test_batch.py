@@ -272,7 +272,9 @@ def test_concurrency_limits_the_requests_in_flight(files: Files) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)]
+)
 def test_an_interrupted_batch_can_be_continued(files: Files, number: int) -> None:
     files.write([completion(f"r{i}", max_tokens=40, ignore_eos=True) for i in range(200)])
     flags = [*FAKE, "--engine-args", json.dumps({"fake_step_ms": 20, "fake_acceptance": 0.0})]

@@ -13,90 +13,12 @@ import pytest
 
 from demo import model_path
 from tests.server.conftest import StartGateway
+from tests.server.contract.bodies import CHAT, COMPLETION, RESPONSE, SUCCESS
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway
 
-CHAT = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
-COMPLETION = {"prompt": "def f(x):", "max_tokens": 4}
-RESPONSE = {"input": "Say hello.", "max_output_tokens": 4}
-STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-CONTINUOUS = {
-    "stream": True,
-    "n": 2,
-    "stream_options": {
-        "include_usage": True,
-        "continuous_usage_stats": True,
-        "continuous_spec_stats": True,
-    },
-}
-TOKENS = {"return_token_ids": True, "prompt_logprobs": 1}
-PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
-RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS}
-PREDICTION = {"prediction": {"type": "content", "content": "hello"}}
 KEYS: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
 ADMIN = {"authorization": "Bearer admin"}
-
-SUCCESS: dict[str, list[Any]] = {
-    "create_chat_completion": [
-        CHAT,
-        CHAT | {"n": 2, "logprobs": True, "top_logprobs": 2},
-        CHAT | PREDICTION,
-        CHAT | TOKENS,
-        CHAT | {"tools": [TOOL], "tool_choice": "required"},
-        CHAT | {"tools": [TOOL], "tool_choice": "required", "stream": True, "max_tokens": 60},
-        CHAT | {"stream": True, "return_token_ids": True},
-        CHAT | {"stop": "e", "unknown": 1},
-        CHAT | {"stream": True},
-        CHAT | STREAM | {"logprobs": True, "top_logprobs": 1},
-        CHAT | CONTINUOUS,
-        CHAT | STREAM | PREDICTION,
-    ],
-    "create_completion": [
-        COMPLETION,
-        COMPLETION | {"prompt": ["a", "b"], "n": 2, "logprobs": 2},
-        COMPLETION | {"echo": True, "logprobs": 1, "max_tokens": 0},
-        COMPLETION | {"prompt": [1, 5, 6]} | PREDICTION,
-        COMPLETION | TOKENS,
-        COMPLETION | {"stream": True, "return_token_ids": True},
-        COMPLETION | {"stream": True},
-        COMPLETION | STREAM | {"logprobs": 1, "echo": True},
-        COMPLETION | CONTINUOUS,
-    ],
-    "create_response": [
-        RESPONSE,
-        RESPONSE | {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
-        RESPONSE | {"instructions": "Be brief.", "store": False} | PREDICTION,
-        RESPONSE | {"tools": [RESPONSE_TOOL], "tool_choice": "required"},
-        RESPONSE | {"tools": [RESPONSE_TOOL], "tool_choice": "required", "stream": True},
-        RESPONSE | {"stream": True},
-        RESPONSE | {"stream": True, "stream_options": {"continuous_spec_stats": True}},
-        RESPONSE | {"stream": True, "include": ["message.output_text.logprobs"]},
-    ],
-    "retrieve_response": [None],
-    "delete_response": [None],
-    "cancel_response": [],
-    "list_input_items": [None],
-    "list_models": [None],
-    "retrieve_model": [None],
-    "get_version": [None],
-    "tokenize": [{"prompt": "x"}, {"messages": CHAT["messages"], "return_token_strs": True}],
-    "detokenize": [{"tokens": [5, 6]}],
-    "get_health": [None],
-    "get_readiness": [None],
-    "get_metrics": [None],
-    "switch_spec_method": [{"proposer": "ngram"}, {"proposer": "auto", "mode": "drain"}],
-    "get_spec_method": [None],
-    "list_proposers": [None],
-    "load_proposer": [{"name": "more", "method": "ngram", "num_speculative_tokens": 2}],
-    "unload_proposer": [{"name": "more"}],
-    "get_spec_policy": [None],
-    "change_spec_policy": [{"rules": [{"name": "a", "use": {"proposer": "ngram"}}]}],
-    "explain": [{"chat": CHAT}, {"completion": COMPLETION}],
-    "load_lora_adapter": [{"lora_name": "sql", "lora_path": "sql"}],
-    "unload_lora_adapter": [{"lora_name": "sql"}],
-}
-"""Operation -> bodies that succeed, in the document's order."""
 
 NO_MODEL = {"model": "none"}
 ERRORS: dict[tuple[str, int], Any] = {

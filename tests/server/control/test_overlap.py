@@ -49,9 +49,9 @@ def test_the_work_is_bounded() -> None:
     """A text far beyond the limit costs no more than one at the limit."""
     tokens = list(range(MAX_TOKENS))
     assert overlap(tokens, tokens) == 0.0, "the text before the last tokens is not read"
-    began = time.perf_counter()
+    began = time.process_time()
     overlap(list(range(10**6)), list(range(10**6)))
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_the_running_mean_forgets_old_answers() -> None:

@@ -40,12 +40,20 @@ class Source:
 
 
 async def test_items_come_in_order_of_arrival() -> None:
-    slow, fast = Source("a", "b", every_s=0.03), Source("x", "y", every_s=0.005)
-    async with aclosing(merge([slow.stream(), fast.stream()], place(2))) as merged:
-        got = [item async for item in merged]
-    assert got == [(1, "x"), (1, "y"), (0, "a"), (0, "b")]
-    assert slow.closed
-    assert fast.closed
+    arriving: list[asyncio.Queue[str]] = [asyncio.Queue(), asyncio.Queue()]
+
+    async def stream(queue: asyncio.Queue[str]) -> AsyncGenerator[str, None]:
+        while item := await queue.get():
+            yield item
+
+    order = [(1, "x"), (1, "y"), (0, "a"), (1, "z"), (0, "b")]
+    async with aclosing(merge([stream(queue) for queue in arriving], place(2))) as merged:
+        for index, item in order:
+            arriving[index].put_nowait(item)
+            assert await anext(merged) == (index, item)
+        for queue in arriving:
+            queue.put_nowait("")
+        assert [item async for item in merged] == []
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -5,8 +5,11 @@ import time
 import pytest
 
 from tests.server.gateway import Gateway
-from tests.server.hostile_bodies import FORMS, LISTS, SCHEMAS, TEXTS, Hostile
-from tests.server.random_forms import random_body
+from tests.server.hostile.body import Hostile
+from tests.server.hostile.forms import FORMS
+from tests.server.hostile.lists import LISTS, TEXTS
+from tests.server.hostile.random_forms import random_body
+from tests.server.hostile.schemas import SCHEMAS
 
 CPU_SECONDS = 3.0
 """The most CPU time of a request, the reading of a body of megabytes included."""

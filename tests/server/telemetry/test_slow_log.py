@@ -7,29 +7,11 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from engine_adapter.counts import ProposerCounts
-from engine_adapter.types import SamplingOptions
-from server.telemetry.generation import Failure, Generation, Selected, Timings
+from server.telemetry.generation import Failure, Generation, Timings
 from server.telemetry.slow_log import log_if_slow
 from tests.server.conftest import StartGateway
 from tests.server.gateway import eventually
-
-SLOW = Generation(
-    id="chatcmpl-1",
-    operation="chat",
-    model="m",
-    api_key="team-a",
-    streams=True,
-    num_choices=1,
-    sampling=SamplingOptions(),
-    timings=Timings(5.0, 0.25, 1.5, 2.0, 4.0),
-    selected=Selected("auto", 4, "active", None),
-    prompt_tokens=100,
-    cached_tokens=64,
-    generated_tokens=30,
-    finish_reasons=("stop",),
-    drafts={"ngram": ProposerCounts(5, 20, 9), "draft": ProposerCounts(2, 8, 6)},
-)
+from tests.server.telemetry.generations import GENERATION
 
 
 def slow_lines(generation: Generation, threshold_s: float) -> list[Any]:
@@ -39,7 +21,7 @@ def slow_lines(generation: Generation, threshold_s: float) -> list[Any]:
 
 
 def test_a_line_has_times_and_figures() -> None:
-    assert slow_lines(SLOW, 4.0) == [
+    assert slow_lines(GENERATION, 4.0) == [
         {
             "event": "slow_request",
             "log_level": "warning",
@@ -68,18 +50,14 @@ def test_a_line_has_times_and_figures() -> None:
 
 @pytest.mark.parametrize("threshold_s", [4.001, 0.0])
 def test_faster_requests_are_not_logged_and_0_logs_none(threshold_s: float) -> None:
-    assert slow_lines(SLOW, threshold_s) == []
+    assert slow_lines(GENERATION, threshold_s) == []
 
 
 def test_a_request_that_never_left_the_queue_waited_to_its_end() -> None:
-    refused = Generation(
-        operation="chat",
-        model="m",
-        api_key=None,
-        streams=False,
-        num_choices=1,
-        sampling=SamplingOptions(),
+    refused = replace(
+        GENERATION,
         timings=Timings(5.0, 0.25, None, None, 9.0),
+        selected=None,
         failure=Failure("stopping", 503),
     )
     (line,) = slow_lines(refused, 1.0)
@@ -88,7 +66,7 @@ def test_a_request_that_never_left_the_queue_waited_to_its_end() -> None:
 
 
 def test_drafts_that_are_not_known_are_not_0() -> None:
-    (line,) = slow_lines(replace(SLOW, drafts=None), 1.0)
+    (line,) = slow_lines(replace(GENERATION, drafts=None), 1.0)
     assert (line["draft_tokens"], line["accepted_tokens"], line["proposers"]) == (None,) * 3
 
 

@@ -9,7 +9,7 @@ import pytest
 from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
 from server.settings import Settings
-from tests.server.hostile_bodies import AMBIGUOUS
+from tests.server.hostile.forms import AMBIGUOUS
 
 pytestmark = pytest.mark.needs_vllm
 

@@ -22,7 +22,7 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     Vocabulary,
 )
 from server.settings import Settings
-from tests.server.hostile_bodies import rules
+from tests.server.hostile.forms import rules
 
 pytestmark = pytest.mark.needs_vllm  # llguidance comes with it
 

@@ -23,6 +23,7 @@ DRAFT = {"name": "draft", "method": "draft_model", "model": str(model_path("draf
 LOOKUP = {"name": "ngram", "num_speculative_tokens": 3}
 
 
+@pytest.mark.prove
 @pytest.mark.engine
 def test_a_recording_is_a_trace_that_can_be_replayed(tmp_path: Path) -> None:
     out = tmp_path / "new" / "trace.json.gz"

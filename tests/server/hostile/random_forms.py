@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from tests.server.hostile_bodies import CHAT, COMPLETIONS
+from tests.server.hostile.body import CHAT, COMPLETIONS
 
 _COUNTS = (0, 1, 2, 3, 7, 50, 999, 5000, 100_000, 10**9)
 _NAMES = ("a", "b", "c", "d")

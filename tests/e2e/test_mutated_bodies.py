@@ -1,0 +1,109 @@
+"""Nearly valid bodies for every operation, to a server: each is answered with 2xx or 4xx.
+
+`BODIES` sets the number that a server on the fake engine gets; the demo on vLLM gets a tenth.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.served import Served
+from tests.server.contract.contract import contract
+from tests.server.hostile.mutations import mutated
+
+BODIES = int(os.environ.get("BODIES", "10000"))
+LIMIT_S = 60.0
+"""The longest that one request may take."""
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.prove,
+    pytest.mark.timeout(BODIES / 2 + 300),
+]
+
+CONTEXT = ("--max-model-len", "256")
+"""It bounds what a body can have generated."""
+
+FAKE = ("--engine", "fake", "--engine-args", '{"fake_step_ms": 0}', "--enable-lora")
+GREEDY = {"prompt": "def area(", "max_tokens": 16, "temperature": 0}
+GREEDY_EVERY = 100
+"""How many bodies are between two ordinary requests."""
+
+
+@contextmanager
+def serving(log: Path, *flags: str) -> Iterator[Served]:
+    """A server that ends well."""
+    served = Served.start_beside(log, "--no-access-log", *CONTEXT, *flags)
+    try:
+        yield served
+        assert served.process.poll() is None, f"the server died:\n{served.tail()}"
+        assert served.stop() == 0, served.tail()
+        assert "Traceback" not in log.read_text(errors="replace"), served.tail()
+    finally:
+        served.process.kill()
+
+
+def send_all(served: Served, seeds: range) -> Counter[tuple[str, int]]:
+    """Sends the bodies one after the other; returns path and status -> how often.
+
+    Ordinary requests between them must have the same text throughout.
+    """
+    seen: Counter[tuple[str, int]] = Counter()
+    text = ordinary_text(served)
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=LIMIT_S) as client:
+        for seed in seeds:
+            method, path, content = mutated(seed)
+            headers = {"content-type": "application/json"}
+            response = client.request(method, path, content=content, headers=headers)
+            status = response.status_code
+            told = (seed, method, path, content[:300], response.text[:500])
+            assert 200 <= status < 300 or 400 <= status < 500, told
+            contract().check(response)
+            seen[path, status] += 1
+            if seed % GREEDY_EVERY == 0:
+                assert ordinary_text(served) == text, told
+    served.wait_until_idle()
+    return seen
+
+
+def ordinary_text(served: Served) -> str:
+    """The text of a small request."""
+    text: str = served.post("/v1/completions", GREEDY).json()["choices"][0]["text"]
+    return text
+
+
+def check_and_show(seen: Counter[tuple[str, int]], seconds: float) -> None:
+    """Prints a table; bodies of every operation must be among those answered and those refused."""
+    paths = sorted({path for path, _ in seen})
+    statuses = sorted({status for _, status in seen})
+    rows = [
+        f"| {sum(seen.values()):,} bodies in {seconds:.0f} s | {' | '.join(map(str, statuses))} |"
+    ]
+    rows.append(f"|{'---|' * (len(statuses) + 1)}")
+    for path in paths:
+        rows.append(f"| `{path}` | {' | '.join(str(seen[path, status]) for status in statuses)} |")
+    print("\n" + "\n".join(rows))
+    assert len(paths) == 12
+    for path in paths:
+        assert any(seen[path, status] for status in statuses if status >= 400), path
+    assert sum(count for (_, status), count in seen.items() if status < 300) > len(paths)
+
+
+def test_mutated_bodies_to_the_fake_engine(tmp_path: Path) -> None:
+    with serving(tmp_path / "fake.log", *FAKE) as served:
+        begun = time.monotonic()
+        check_and_show(send_all(served, range(BODIES)), time.monotonic() - begun)
+
+
+def test_mutated_bodies_to_the_demo(tmp_path: Path) -> None:
+    # Other bodies than those of the fake engine.
+    with serving(tmp_path / "demo.log") as served:
+        begun = time.monotonic()
+        seeds = range(BODIES, BODIES + BODIES // 10)
+        check_and_show(send_all(served, seeds), time.monotonic() - begun)

@@ -1,0 +1,76 @@
+"""The sizes of a request's head, on a made transport."""
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.server.http.wire import Bench, answer, settle
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET /" + b"x" * 200 + b" HTTP/1.1\r\n\r\n", 414, "url_too_long"),
+        (b"GET / HTTP/1.1\r\na: " + b"x" * 1000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 11 + b"\r\n", 431, "headers_too_large"),
+        # Not complete, so that the parser has passed on nothing yet.
+        (b"GET /" + b"x" * 2000, 414, "url_too_long"),
+        (b"GET / HTTP/1.1\r\na: b\r\nc: " + b"x" * 2000, 431, "headers_too_large"),
+        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nt: " + b"x" * 2000,
+         431, "headers_too_large"),
+        (b"\x00\x01\x02\r\n\r\n", 400, "invalid_http"),
+    ],
+    ids=["url", "header", "number", "url-cut", "header-cut", "trailer-cut", "not-http"],
+)  # fmt: skip
+async def test_what_is_too_large_is_refused_and_closed(head: bytes, status: int, code: str) -> None:
+    bench = Bench(answer, max_url_bytes=100, max_header_bytes=900, max_headers=10)
+    connection, wire = bench.connect()
+    with capture_logs() as lines:
+        for at in range(0, len(head), 64):
+            if not wire.closing:
+                connection.data_received(head[at : at + 64])
+                await settle()
+    assert wire.closing
+    wire.sent = wire.sent.removeprefix(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    found, error = wire.error
+    assert (found, error["code"]) == (status, code)
+    reason = "bad_request" if status == 400 else "too_large"
+    assert bench.closed(reason) == 1
+    assert [(line["event"], line["reason"], line["peer"]) for line in lines] == [
+        ("connection_closed", reason, "192.0.2.1")
+    ]
+
+
+async def test_headers_up_to_the_limits_are_accepted() -> None:
+    bench = Bench(answer, max_url_bytes=100, max_header_bytes=900, max_headers=10)
+    connection, wire = bench.connect()
+    connection.data_received(b"GET /" + b"x" * 99 + b" HTTP/1.1\r\n" + b"a: b\r\n" * 10 + b"\r\n")
+    await settle()
+    connection.data_received(b"GET / HTTP/1.1\r\na: " + b"x" * 860)
+    connection.data_received(b"x" * 39 + b"\r\n\r\n")
+    await settle()
+    assert wire.sent.count(b"200 OK") == 2
+
+
+async def test_many_small_chunks_of_a_body_are_no_large_headers() -> None:
+    read = bytearray()
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            part = await receive()
+            read.extend(part["body"])
+            if not part["more_body"]:
+                break
+        await answer(scope, receive, send)
+
+    bench = Bench(reads, max_header_bytes=100)
+    connection, wire = bench.connect()
+    connection.data_received(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(100):
+        connection.data_received(b"1\r\na\r\n")
+        await settle()
+    connection.data_received(b"0\r\n\r\n")
+    await settle()
+    assert read == b"a" * 100
+    assert b"200 OK" in wire.sent
