@@ -35,14 +35,11 @@ class TooManyRequests(ApiError):
 
 
 class QueueFull(TooManyRequests):
-    """The queue has no room for the request."""
+    """The queue has no room for the request; `reason` says why, as a clause."""
 
-    def __init__(self, queued: int, retry_after_s: float | None) -> None:
-        super().__init__(
-            f"The server is overloaded: its queue is full (requests: {queued}). Try again later.",
-            "server_overloaded",
-            retry_after_s,
-        )
+    def __init__(self, reason: str, retry_after_s: float | None) -> None:
+        message = f"The server is overloaded: {reason}. Try again later."
+        super().__init__(message, "server_overloaded", retry_after_s)
 
 
 class ConcurrencyLimit(TooManyRequests):
