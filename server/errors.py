@@ -16,7 +16,7 @@ the input.
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -35,16 +35,13 @@ from engine_adapter.errors import (
     LoraRefused,
     ProposerRefused,
 )
+from server.body_faults import fault_of, unreadable
 from server.http.exchange import exchange_of
 from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
-from server.schema.known_fields import fields_at
-from server.text import MAX_MESSAGE, cut, did_you_mean, replace_surrogates
+from server.text import MAX_MESSAGE, cut, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
 """Retry-After while the engine loads for the first time: the remaining time is unknown."""
-
-MAX_BODY_LEVELS = 500
-"""Levels of objects and lists in a body that are always read; Python's parser stops below 1000."""
 
 MAX_REASON = 500
 """The most characters of a library's reason why a checkpoint cannot be used."""
@@ -159,7 +156,7 @@ def to_api_error(error: BaseException) -> ApiError:
         case EngineDead():
             return Unavailable(str(error), "engine_dead", error.retry_after_s)
         case RequestValidationError():
-            return _validation_error(error, None)
+            return _invalid(error, None)
         case HTTPException():
             return _http_error(error)
         case _:
@@ -185,7 +182,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _handle(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
-        mapped = _validation_error(error, _body_type(request))
+        mapped = _invalid(error, _body_type(request))
     else:
         mapped = to_api_error(error)
     if isinstance(error, HTTPException):
@@ -223,20 +220,9 @@ def _http_error(error: HTTPException) -> ApiError:
     message = str(error.detail) or HTTPStatus(error.status_code).phrase
     code = codes.get(error.status_code)
     if error.status_code == 400:
-        code, message = "invalid_json", _unreadable(error.__cause__)
+        code, message = "invalid_json", unreadable(error.__cause__)
     kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
     return ApiError(error.status_code, message, type=kind, code=code, headers=error.headers)
-
-
-def _unreadable(cause: BaseException | None) -> str:
-    """Why a body cannot be read. FastAPI raises a 400 without a reason for it."""
-    if isinstance(cause, RecursionError):
-        return f"The body can have at most {MAX_BODY_LEVELS} levels of objects and lists."
-    if isinstance(cause, UnicodeDecodeError):
-        return "The body is not valid JSON: it is not in UTF-8."
-    if isinstance(cause, ValueError):
-        return "The body is not valid JSON: a number has too many digits."
-    return "The body is not valid JSON."
 
 
 def _body_type(request: Request) -> Any:
@@ -245,64 +231,6 @@ def _body_type(request: Request) -> Any:
     return None if field is None else field.field_info.annotation
 
 
-def _validation_error(error: RequestValidationError, body_type: Any) -> ApiError:
-    """The error that is deepest in the body: of a union's branches, the one that fits best.
-
-    Args:
-        body_type: the type that the body was read as; `None` if it is not known.
-    """
-    found = [(_field(e["loc"], error.body), e) for e in error.errors()]
-    # A list that is too long is also no text, where both are allowed. A required field that is
-    # missing may be the one with an unknown name.
-    unlikely = ("string_type", "missing")
-    path, detail = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] not in unlikely))
-    param = cut(".".join(map(str, path)))
-    kind = detail["type"]
-    if kind == "json_invalid":
-        at = detail["loc"][-1]
-        reason = detail["ctx"]["error"]
-        message = f"The body is not valid JSON: {reason}, at character {at}."
-        return ApiError(400, message, code="invalid_json")
-    if not path and isinstance(error.body, dict):
-        return ApiError(400, f"Invalid body: {detail['msg']}")
-    if not path:
-        message = "The body must be a JSON object, sent with `Content-Type: application/json`."
-        return ApiError(400, message)
-    if kind == "missing":
-        return InvalidField(param, f"{param} is required.", "missing_required_parameter")
-    beside = fields_at(body_type, path[:-1])
-    if detail["input"] is None and isinstance(path[-1], str):
-        same = beside.get(path[-1])
-        is_required = same is None or any(field.is_required() for field in same)
-        code = "missing_required_parameter" if is_required else None
-        return InvalidField(param, f"{param} must not be null.", code)
-    if kind == "extra_forbidden":
-        prefix = "".join(f"{step}." for step in path[:-1])
-        hint = did_you_mean(str(path[-1]), beside, prefix) or "."
-        return InvalidField(param, f"{param} is not a known field{hint}", "unknown_parameter")
-    context = detail.get("ctx", {})
-    reason = detail["msg"].removeprefix("Value error, ")
-    if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
-        reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
-    return InvalidField(param, f"{param}: {reason}", context.get("code"))
-
-
-def _field(loc: Sequence[str | int], body: Any) -> list[str | int]:
-    """The path of a field of the body, or a parameter of the query."""
-    source, *rest = loc
-    return rest if source == "query" else _path(rest, body)
-
-
-def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:
-    """Pydantic's location without the parts that are not in the body, such as union tags."""
-    path: list[str | int] = []
-    for i, step in enumerate(loc):
-        last = i == len(loc) - 1
-        if isinstance(body, dict) and (step in body or last):
-            body = body.get(step)
-        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
-            body = body[step]
-        else:
-            continue
-        path.append(step)
-    return path
+def _invalid(error: RequestValidationError, body_type: Any) -> ApiError:
+    fault = fault_of(error, body_type)
+    return InvalidField(fault.param, fault.message, fault.code)
