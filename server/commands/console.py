@@ -12,6 +12,7 @@ from server.commands.serve import bind
 from server.console import pages
 from server.http.direct import is_loopback
 from server.settings.sources import SettingsError
+from server.tls_problems import cert_file_problem
 
 DEFAULT_PORT = 8001
 CLOSE_S = 5
@@ -42,9 +43,9 @@ def console(argv: Sequence[str]) -> int:
     from server.console.proxy import create_console
 
     try:
-        app = create_console(url, on_loopback=is_loopback(options.host))
+        app = create_console(url, on_loopback=is_loopback(listener.getsockname()[0]))
     except OSError as error:
-        print_error(f"SSL_CERT_FILE cannot be used: {error}")
+        print_error(cert_file_problem(error))
         return FAILED
     with listener:
         host = f"[{options.host}]" if ":" in options.host else options.host

@@ -81,7 +81,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         **{name: flag(name) for name in flags},
     }
     try:
-        return Settings(**{**file, **variables, **flags})
+        return Settings(**{**file, **variables, **flags}).with_names(written)
     except ValidationError as error:
         raise SettingsError(*_lines(error, written)) from None
 
