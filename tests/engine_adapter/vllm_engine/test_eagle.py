@@ -21,7 +21,7 @@ from tests.engine_adapter.vllm_engine.support.plain_head import PlainHead
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
-    Recording,
+    RecordedRun,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -73,7 +73,7 @@ def empty_prefix_cache(engine: RecordedEngine) -> None:
 
 def never_switched(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod, length: int
-) -> Recording:
+) -> RecordedRun:
     """Runs the prompts one after the other; one head drafts from the start."""
     parts = []
     for prompt in prompts:
@@ -81,7 +81,7 @@ def never_switched(
         parts.append(engine.run([RecordedRequest(prompt, length, method)]))
     engine.reset_prefix_cache()
     assert not any(part.preemptions for part in parts)
-    return Recording(
+    return RecordedRun(
         drafts=[part.drafts[0] for part in parts],
         outputs=[part.outputs[0] for part in parts],
         cached=[part.cached[0] for part in parts],
@@ -90,7 +90,7 @@ def never_switched(
     )
 
 
-def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
+def same_drafts(got: RecordedRun, want: RecordedRun, proposer: str) -> int:
     """Asserts that all drafts equal those of the other run; returns how many were compared."""
     compared = 0
     for i in range(len(want.outputs)):
@@ -167,7 +167,7 @@ async def test_four_heads_draft_in_one_batch_each_for_its_own_rows(
         assert {name for name, _ in got.drafts[i].values()} == {head.proposer}
         await stock.check(some[i], got.outputs[i])
         want = never_switched(engine, [some[i]], head, 40)
-        single = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
+        single = RecordedRun([got.drafts[i]], [got.outputs[i]], [0], 0, {})
         assert same_drafts(single, want, head.proposer) > 30
 
 

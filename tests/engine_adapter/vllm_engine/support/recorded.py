@@ -39,7 +39,7 @@ class RecordedRequest:
 
 
 @dataclass
-class Recording:
+class RecordedRun:
     """The drafts and outputs of a run, by request."""
 
     drafts: list[Drafted]
@@ -96,14 +96,14 @@ class RecordedEngine:
 
     def run(
         self, requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None = None
-    ) -> Recording:
+    ) -> RecordedRun:
         """Runs the requests to their end.
 
         Args:
             switches: step -> the method that all requests get before it. Without switches
                 each request keeps its own method.
         """
-        recording: Recording = self._pool.submit(_run, requests, switches).result(
+        recording: RecordedRun = self._pool.submit(_run, requests, switches).result(
             timeout=_TIMEOUT_S
         )
         return recording
@@ -142,7 +142,7 @@ def _reset_prefix_cache() -> None:
 
 def _run(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
-) -> Recording:
+) -> RecordedRun:
     global _count
     core = _engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
@@ -168,7 +168,7 @@ def _run(
     finally:
         del runner.drafter.propose
     made = [outputs[request_id] for request_id in ids]
-    return Recording(
+    return RecordedRun(
         drafts=[_drafts_of(recorder, request_id) for request_id in ids],
         outputs=[tuple(output.outputs[0].token_ids) for output in made],
         cached=[output.num_cached_tokens or 0 for output in made],
