@@ -47,7 +47,7 @@ class ConcurrencyLimit(TooManyRequests):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"This API key may have so many unfinished requests: {most}. Wait for one to end.",
+            f"This API key can have at most {most} unfinished requests. Wait for one to end.",
             "concurrency_limit_exceeded",
             1.0,
         )
@@ -58,7 +58,7 @@ class RateLimit(TooManyRequests):
 
     def __init__(self, per_minute: int, retry_after_s: float) -> None:
         super().__init__(
-            f"This API key has sent more requests within a minute than it may: {per_minute}.",
+            f"This API key can send at most {per_minute} requests a minute.",
             "rate_limit_exceeded",
             retry_after_s,
         )
