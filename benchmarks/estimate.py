@@ -29,7 +29,12 @@ class Estimate:
     count: int
 
     def text(self, digits: int = 2, sign: str = "") -> str:
-        """`median (low to high)`; `sign` is a sign option of the format, e.g. `+`."""
+        """`median (low to high)`; `sign` is a sign option of the format, e.g. `+`.
+
+        One value has no interval.
+        """
+        if self.count == 1:
+            return f"{self.median:{sign}.{digits}f}"
         return (
             f"{self.median:{sign}.{digits}f} "
             f"({self.low:{sign}.{digits}f} to {self.high:{sign}.{digits}f})"
@@ -79,7 +84,9 @@ class Ratio:
     pairs: int
 
     def text(self, digits: int = 2) -> str:
-        """`ratio (low to high)`."""
+        """`ratio (low to high)`; one pair has no interval."""
+        if self.pairs == 1:
+            return f"{self.ratio:.{digits}f}"
         return f"{self.ratio:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 

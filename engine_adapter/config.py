@@ -109,6 +109,6 @@ def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: in
             raise EngineConfigError(
                 "proposer",
                 f"{spec.name}: num_speculative_tokens is {spec.num_speculative_tokens}, more than "
-                f"max_speculative_tokens, {max_speculative_tokens}",
+                f"--max-speculative-tokens, {max_speculative_tokens}",
             )
     return max_speculative_tokens

@@ -16,7 +16,7 @@ the input.
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -35,6 +35,7 @@ from engine_adapter.errors import (
     LoraRefused,
     ProposerRefused,
 )
+from server.body_faults import fault_of, unreadable
 from server.http.exchange import exchange_of
 from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
 from server.text import MAX_MESSAGE, cut, replace_surrogates
@@ -155,7 +156,7 @@ def to_api_error(error: BaseException) -> ApiError:
         case EngineDead():
             return Unavailable(str(error), "engine_dead", error.retry_after_s)
         case RequestValidationError():
-            return _validation_error(error)
+            return _invalid(error, None)
         case HTTPException():
             return _http_error(error)
         case _:
@@ -180,7 +181,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def _handle(request: Request, error: Exception) -> JSONResponse:
-    mapped = to_api_error(error)
+    if isinstance(error, RequestValidationError):
+        mapped = _invalid(error, _body_type(request))
+    else:
+        mapped = to_api_error(error)
     if isinstance(error, HTTPException):
         _explain(request, mapped)
     if mapped.status == 500:
@@ -216,59 +220,17 @@ def _http_error(error: HTTPException) -> ApiError:
     message = str(error.detail) or HTTPStatus(error.status_code).phrase
     code = codes.get(error.status_code)
     if error.status_code == 400:
-        # FastAPI raises it for a body that is not JSON.
-        code, message = "invalid_json", "The body is not valid JSON."
+        code, message = "invalid_json", unreadable(error.__cause__)
     kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
     return ApiError(error.status_code, message, type=kind, code=code, headers=error.headers)
 
 
-def _validation_error(error: RequestValidationError) -> ApiError:
-    """The error that is deepest in the body: of a union's branches, the one that fits best."""
-    found = [(_field(e["loc"], error.body), e) for e in error.errors()]
-    # A list that is too long is also no text, where both are allowed.
-    path, detail = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] != "string_type"))
-    param = cut(".".join(map(str, path)))
-    kind = detail["type"]
-    if kind == "json_invalid":
-        at = detail["loc"][-1]
-        reason = detail["ctx"]["error"]
-        message = f"The body is not valid JSON: {reason}, at character {at}."
-        return ApiError(400, message, code="invalid_json")
-    if not path and isinstance(error.body, dict):
-        return ApiError(400, f"Invalid body: {detail['msg']}")
-    if not path:
-        message = "The body must be a JSON object, sent with `Content-Type: application/json`."
-        return ApiError(400, message)
-    if kind == "missing":
-        return InvalidField(param, f"{param} is required.", "missing_required_parameter")
-    if detail["input"] is None and isinstance(path[-1], str):
-        # Null is "not set", so an optional field accepts it.
-        return InvalidField(param, f"{param} must not be null.", "missing_required_parameter")
-    if kind == "extra_forbidden":
-        return InvalidField(param, f"{param} is not a known field.", "unknown_parameter")
-    context = detail.get("ctx", {})
-    reason = detail["msg"].removeprefix("Value error, ")
-    if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
-        reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
-    return InvalidField(param, f"{param}: {reason}", context.get("code"))
+def _body_type(request: Request) -> Any:
+    """The type of the body of a request's route, `None` if it has none."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    return None if field is None else field.field_info.annotation
 
 
-def _field(loc: Sequence[str | int], body: Any) -> list[str | int]:
-    """The path of a field of the body, or a parameter of the query."""
-    source, *rest = loc
-    return rest if source == "query" else _path(rest, body)
-
-
-def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:
-    """Pydantic's location without the parts that are not in the body, such as union tags."""
-    path: list[str | int] = []
-    for i, step in enumerate(loc):
-        last = i == len(loc) - 1
-        if isinstance(body, dict) and (step in body or last):
-            body = body.get(step)
-        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
-            body = body[step]
-        else:
-            continue
-        path.append(step)
-    return path
+def _invalid(error: RequestValidationError, body_type: Any) -> ApiError:
+    fault = fault_of(error, body_type)
+    return InvalidField(fault.param, fault.message, fault.code)

@@ -35,14 +35,11 @@ class TooManyRequests(ApiError):
 
 
 class QueueFull(TooManyRequests):
-    """The queue has no room for the request."""
+    """The queue has no room for the request; `reason` says why, as a clause."""
 
-    def __init__(self, queued: int, retry_after_s: float | None) -> None:
-        super().__init__(
-            f"The server is overloaded: its queue is full (requests: {queued}). Try again later.",
-            "server_overloaded",
-            retry_after_s,
-        )
+    def __init__(self, reason: str, retry_after_s: float | None) -> None:
+        message = f"The server is overloaded: {reason}. Try again later."
+        super().__init__(message, "server_overloaded", retry_after_s)
 
 
 class ConcurrencyLimit(TooManyRequests):
@@ -50,7 +47,7 @@ class ConcurrencyLimit(TooManyRequests):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"This API key may have so many unfinished requests: {most}. Wait for one to end.",
+            f"This API key can have at most {most} unfinished requests. Wait for one to end.",
             "concurrency_limit_exceeded",
             1.0,
         )
@@ -61,7 +58,7 @@ class RateLimit(TooManyRequests):
 
     def __init__(self, per_minute: int, retry_after_s: float) -> None:
         super().__init__(
-            f"This API key has sent more requests within a minute than it may: {per_minute}.",
+            f"This API key can send at most {per_minute} requests a minute.",
             "rate_limit_exceeded",
             retry_after_s,
         )

@@ -1,10 +1,16 @@
-"""Text of requests: what UTF-8 can carry, and how much of it a message repeats."""
+"""Text of requests: what UTF-8 can carry, and what a message says of it."""
+
+import difflib
+from collections.abc import Iterable
 
 MAX_ECHO = 200
 """The most characters of a request's own text that an error message repeats."""
 
 MAX_MESSAGE = 2000
 """The most characters of an error message."""
+
+MAX_COMPARED = 64
+"""The most characters of a word that is compared with known ones: no name is longer."""
 
 
 def is_unicode(text: str) -> bool:
@@ -29,3 +35,17 @@ def cut(text: str, limit: int = MAX_ECHO) -> str:
 def clip(value: object) -> str:
     """`value` as a message repeats it: its repr, cut to `MAX_ECHO` characters."""
     return cut(repr(value))
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a message about an unknown word: the known word most like it; empty without one.
+
+    A long word is not compared, because the time grows with the product of both lengths.
+
+    Args:
+        prefix: what stands before the known word in the message.
+    """
+    if len(word) > MAX_COMPARED:
+        return ""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""

@@ -13,14 +13,14 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from benchmarks.gateway.recording import Recording, read
+from benchmarks.gateway.recording import RecordedStream, read
 from engine_adapter.fake.replay import StepClock
 
 BACKLOG = 2048
 HEAD = [(b"cache-control", b"no-cache"), (b"content-type", b"text/event-stream; charset=utf-8")]
 
 
-def bare_app(recordings: Sequence[Recording], step_s: float) -> ASGIApp:
+def bare_app(recordings: Sequence[RecordedStream], step_s: float) -> ASGIApp:
     """The app; a body that was not recorded is answered with 404."""
     by_body = {one.body: one.steps() for one in recordings}
     clock = StepClock(step_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.gateway.client import Stream
-from benchmarks.gateway.recording import Recording
+from benchmarks.gateway.recording import RecordedStream
 from benchmarks.gateway.sides import Answer
 from benchmarks.load.figures import Distribution, distribution
 
@@ -69,7 +69,7 @@ def split_cost(
     )
 
 
-def lags_s(stream: Stream, recording: Recording, step_s: float) -> Sequence[float]:
+def lags_s(stream: Stream, recording: RecordedStream, step_s: float) -> Sequence[float]:
     """How late each event is, in seconds, if the steps are the multiples of `step_s`.
 
     The first step is taken to be the latest that is before all events less their own steps.
@@ -85,7 +85,7 @@ def lags_s(stream: Stream, recording: Recording, step_s: float) -> Sequence[floa
 def latency(
     side: str,
     streams: Sequence[Stream],
-    recording: Recording,
+    recording: RecordedStream,
     step_s: float,
     cpu_s: float,
     seconds: float,

@@ -10,7 +10,7 @@ from benchmarks.http_stream import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedStream:
     """A request and the events of its answer, each with the blank line that ends it.
 
     The first and the last two belong together: the role comes with the first text, and `[DONE]`
@@ -27,16 +27,16 @@ class Recording:
         return (first, *middle, last) if len(self.events) > 3 else (self.events,)
 
 
-async def record(port: int, body: bytes) -> Recording:
+async def record(port: int, body: bytes) -> RecordedStream:
     """Sends the request once. Raises `RuntimeError` if the answer is not a whole stream."""
     reply = await Endpoint(f"http://127.0.0.1:{port}").post(PATH, body, TIMEOUT_S)
     if reply.status != 200 or reply.problem is not None or not reply.events:
         said = reply.detail or reply.body[:500].decode(errors="replace")
         raise RuntimeError(f"the request was answered with {reply.status}: {said}")
-    return Recording(body, tuple(b"data: " + content + b"\n\n" for _, content in reply.events))
+    return RecordedStream(body, tuple(b"data: " + content + b"\n\n" for _, content in reply.events))
 
 
-def write(path: Path, recordings: Sequence[Recording]) -> None:
+def write(path: Path, recordings: Sequence[RecordedStream]) -> None:
     """Writes recordings as JSON."""
     plain = [
         {"body": one.body.decode(), "events": [event.decode() for event in one.events]}
@@ -45,9 +45,9 @@ def write(path: Path, recordings: Sequence[Recording]) -> None:
     path.write_text(json.dumps(plain), encoding="utf-8")
 
 
-def read(path: Path) -> list[Recording]:
+def read(path: Path) -> list[RecordedStream]:
     """Reads what `write` has written."""
     return [
-        Recording(one["body"].encode(), tuple(event.encode() for event in one["events"]))
+        RecordedStream(one["body"].encode(), tuple(event.encode() for event in one["events"]))
         for one in json.loads(path.read_text(encoding="utf-8"))
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.client import Load
-from benchmarks.gateway.recording import Recording, record, write
+from benchmarks.gateway.recording import RecordedStream, record, write
 from benchmarks.servers import NAME, ServerGroup, shared_flags
 from benchmarks.targets import target_path
 
@@ -71,7 +71,7 @@ class Side:
     name: str
     server: ServerGroup
     loads: Mapping[Answer, Load]
-    recordings: Mapping[Answer, Recording]
+    recordings: Mapping[Answer, RecordedStream]
 
 
 @asynccontextmanager
@@ -101,14 +101,16 @@ async def running_sides(setup: Setup) -> AsyncIterator[list[Side]]:
         yield sides
 
 
-def _side(name: str, server: ServerGroup, recorded: Mapping[Answer, Recording]) -> Side:
+def _side(name: str, server: ServerGroup, recorded: Mapping[Answer, RecordedStream]) -> Side:
     loads = {
         answer: Load(server.port, one.body, len(one.events)) for answer, one in recorded.items()
     }
     return Side(name, server, loads, recorded)
 
 
-async def _recordings(port: int, setup: Setup, *, names_method: bool) -> dict[Answer, Recording]:
+async def _recordings(
+    port: int, setup: Setup, *, names_method: bool
+) -> dict[Answer, RecordedStream]:
     return {
         answer: await record(port, _body(answer, names_method=names_method))
         for answer in setup.answers

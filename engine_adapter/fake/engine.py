@@ -51,7 +51,7 @@ class FakeEngine:
     The text depends on the prompt and the adapter, and at a temperature above 0 on the seed; never
     on the proposer. `FakeOptions` documents how `EngineConfig.arguments` control speed, acceptance
     and failures. Sampling fields that shape a distribution (`top_p`, penalties) have no effect. A
-    JSON schema is honoured; other fields that restrict the text (`bad_words`) are refused.
+    JSON schema is honoured; what else restricts the text (regex, grammar, bad words) is refused.
     """
 
     def __init__(

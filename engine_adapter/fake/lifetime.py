@@ -4,7 +4,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from engine_adapter.errors import EngineDead
+
+log = structlog.get_logger(__name__)
 
 
 class Lifetime:
@@ -71,6 +75,10 @@ class Lifetime:
                 self._next = loop.call_later(self._restart_s, self._restart)
             failure = self.failure
             assert failure is not None
+            after_s = failure.retry_after_s
+            given_up = "given up: fake_restart_s is 0; restart the server"
+            then = given_up if after_s is None else f"replaced in {after_s:.3g} s"
+            log.error("engine_died", cause=f"the fake engine: {reason}", then=then)
             self._end_all(failure)
         if self._steps is not None:
             self._steps.cancel()
@@ -90,6 +98,7 @@ class Lifetime:
     def _restart(self) -> None:
         self.begin()
         self._on_restart(True)
+        log.warning("engine_restarted", took_s=0.0)
 
     async def _live(self) -> None:
         try:

@@ -33,7 +33,8 @@ class FakeOptions:
         fake_acceptance: probability in [0, 1] that a draft token is accepted if the tokens before
             it were: one number for all proposers, or a mapping from names; 0.7 for other names.
         fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
-        fake_answers: a part of a prompt -> the whole text that answers prompts with that part.
+        fake_answers: a part of a prompt, as whole words -> the whole text that answers prompts
+            with that part.
         fake_replay: every request gets the same deltas, made once, as `ReplayEngine` says: a delta
             then costs the engine nothing, and the gateway alone can be measured.
         fake_start_s: seconds of the start.

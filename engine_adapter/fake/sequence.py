@@ -1,6 +1,7 @@
 """One sequence: its tokens, its end, and the deltas for its reader."""
 
 import asyncio
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,8 +75,15 @@ def _scripted(
     if not options.fake_answers:
         return None
     prompt = vocabulary.tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False)
-    answers = (answer for part, answer in options.fake_answers.items() if part in prompt)
+    answers = (answer for part, answer in options.fake_answers.items() if _has(prompt, part))
     return next(answers, None)
+
+
+def _has(prompt: str, part: str) -> bool:
+    """Whether the prompt has the part as whole words: `weather` is not in `get_weather`."""
+    begin = r"\b" if re.match(r"\w", part) else ""
+    end = r"\b" if re.search(r"\w\Z", part) else ""
+    return re.search(begin + re.escape(part) + end, prompt) is not None
 
 
 class FakeSequence:

@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -12,6 +14,7 @@ import httpx
 
 from server.commands import BAD_SETTING, print_error
 from server.http.direct import is_loopback
+from server.tls_problems import cert_file_problem, tls_problem
 
 URL_VARIABLE, KEY_VARIABLE = "SPECGATE_URL", "SPECGATE_ADMIN_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -64,13 +67,22 @@ class AdminClient:
         admin_key: one key, or several separated by commas as in the server's own variable: the
             first is used.
         transport: used instead of the network.
+        arguments: the API's field -> the command's argument that it was given as.
     """
 
     def __init__(
-        self, url: str, admin_key: str | None, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        admin_key: str | None,
+        transport: httpx.BaseTransport | None = None,
+        arguments: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._url = url.rstrip("/")
+        self._arguments = arguments
         key = (admin_key or "").split(",")[0].strip()
+        if not key.isprintable():
+            name = _source(KEY_VARIABLE, admin_key, "--admin-key")
+            raise AdminClientError(f"{name}: the key has a control character")
         try:
             address = urlsplit(self._url)
             if address.scheme not in ("http", "https") or not address.hostname:
@@ -78,7 +90,7 @@ class AdminClient:
             host = address.hostname
             self._client = httpx.Client(
                 base_url=self._url,
-                headers={"Authorization": f"Bearer {key}"} if key else {},
+                headers={b"Authorization": f"Bearer {key}".encode()} if key else {},
                 timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
                 transport=transport,
                 # Admin routes without a key answer direct requests only: no proxy to loopback.
@@ -87,9 +99,10 @@ class AdminClient:
                 verify=httpx.create_ssl_context(),
             )
         except (ValueError, httpx.InvalidURL) as error:
-            raise AdminClientError(f"--url: {url!r} or the key cannot be used: {error}") from None
+            name = _source(URL_VARIABLE, url, "--url")
+            raise AdminClientError(f"{name}: {url!r} cannot be used: {error}") from None
         except OSError as error:
-            raise AdminClientError(f"SSL_CERT_FILE cannot be used: {error}") from None
+            raise AdminClientError(cert_file_problem(error)) from None
 
     def __enter__(self) -> "AdminClient":
         return self
@@ -116,7 +129,10 @@ class AdminClient:
         except httpx.TimeoutException:
             raise AdminClientError(f"{self._url} did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise AdminClientError(f"cannot reach {self._url}: {error}") from None
+            reason = tls_problem(error) or str(error)
+            if isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:"):
+                reason = f"{reason.removesuffix('.')}; if it speaks HTTPS, use https://"
+            raise AdminClientError(f"cannot reach {self._url}: {reason}") from None
         try:
             body = response.json()
         except ValueError:
@@ -126,8 +142,22 @@ class AdminClient:
                 f"{self._url} answered {response.status_code}, but not as Specgate"
             )
         if response.status_code != 200:
-            raise AdminClientError(_refusal(response.status_code, body.get("error")))
+            raise AdminClientError(self._refusal(response.status_code, body.get("error")))
         return body
+
+    def _refusal(self, status: int, error: object) -> str:
+        if not isinstance(error, dict):
+            return f"the server answered {status}"
+        message = " ".join(str(error.get("message")).split())
+        param = str(error.get("param"))
+        if param in self._arguments:
+            message = re.sub(rf"(?<!\w){re.escape(param)}(?!\w)", self._arguments[param], message)
+        return f"{message} ({status} {error.get('code') or error.get('type')})"
+
+
+def _source(variable: str, value: str | None, flag: str) -> str:
+    """Where a value comes from: a variable, or else a flag."""
+    return variable if value and os.environ.get(variable) == value else flag
 
 
 def shown(method: Mapping[str, Any]) -> str:
@@ -157,10 +187,3 @@ def policy_lines(policy: Mapping[str, Any]) -> list[str]:
 def printable(text: str) -> str:
     """`text` on one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _refusal(status: int, error: object) -> str:
-    if not isinstance(error, dict):
-        return f"the server answered {status}"
-    message = " ".join(str(error.get("message")).split())
-    return f"{message} ({status} {error.get('code') or error.get('type')})"

@@ -187,14 +187,14 @@ class BatchRun:
             config = settings.engine_config()
             engine = create_engine(settings.engine, config, registry, metrics)
         except EngineError as error:
-            return print_start_error(error)
+            return print_start_error(error, settings)
         app = create_app(settings, engine, metrics, registry, StartupCallbacks(self._display.stage))
         state: AppState = app.state.specgate
         async with app.router.lifespan_context(app):
             await state.start_ended.wait()
             self._display.close()
             if state.startup_error is not None:
-                return print_start_error(state.startup_error)
+                return print_start_error(state.startup_error, self._settings)
             return await self._send_all(app)
 
     async def _send_all(self, app: FastAPI) -> int:

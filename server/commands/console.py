@@ -1,5 +1,6 @@
 """`specgate console`: the console for a running server, on this machine."""
 
+import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -12,8 +13,9 @@ from server.commands.serve import bind
 from server.console import pages
 from server.http.direct import is_loopback
 from server.settings.sources import SettingsError
+from server.tls_problems import cert_file_problem
 
-DEFAULT_PORT = 8001
+DEFAULT_PORT, MAX_PORT = 8001, 65535
 CLOSE_S = 5
 """Seconds that streams get when the console stops."""
 
@@ -42,9 +44,9 @@ def console(argv: Sequence[str]) -> int:
     from server.console.proxy import create_console
 
     try:
-        app = create_console(url, on_loopback=is_loopback(options.host))
+        app = create_console(url, on_loopback=is_loopback(listener.getsockname()[0]))
     except OSError as error:
-        print_error(f"SSL_CERT_FILE cannot be used: {error}")
+        print_error(cert_file_problem(error))
         return FAILED
     with listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -67,7 +69,13 @@ def _parser() -> Parser:
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
     )
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="port to listen on (default: 8001)"
+        "--port", type=_port, default=DEFAULT_PORT, help="port to listen on (default: 8001)"
     )
     parser.add_url()
     return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to {MAX_PORT}, got {text!r}")
+    return int(text)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,8 @@ def explain(argv: Sequence[str], transport: httpx.BaseTransport | None = None) -
         with AdminClient(options.url, options.admin_key, transport) as client:
             answer = client.post("/v1/explain", request)
     except AdminClientError as error:
-        print_error(str(error))
+        # In the API the body is one of two fields.
+        print_error(re.sub(r"\b(?:chat|completion)\.(?=\w)", "", str(error)))
         return FAILED
     print(json.dumps(answer) if options.json else "\n".join(_lines(answer)))
     return 0

@@ -5,18 +5,19 @@ import os
 import resource
 import signal
 import socket
-import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import Any
 
 import structlog
 
 from server.commands import BAD_SETTING, print_error
+from server.commands.certificate import check_certificate
 from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
 from server.http import descriptors
 from server.http.direct import is_loopback
-from server.settings import Settings
+from server.settings import Settings, flag
 from server.settings.keys import Role
 from server.settings.sources import (
     SettingsError,
@@ -38,12 +39,13 @@ def serve(argv: Sequence[str]) -> int:
     """Serves until a signal. Returns the process's exit status."""
     ignore_hang_ups()
     try:
-        settings = load_settings(argv, os.environ)
+        given = load_settings(argv, os.environ)
+        settings = with_address(given)
         check_exposure(settings)
         check_certificate(settings)
         max_connections = connection_limit(settings, descriptors.raise_limit())
         audit = open_audit(settings)
-        listener = bind(settings.host, settings.port)
+        listener = bind(settings.host, settings.port, settings.written)
     except SettingsError as error:
         for line in error.lines:
             print_error(line)
@@ -53,7 +55,7 @@ def serve(argv: Sequence[str]) -> int:
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
         for line in unknown_variables(os.environ):
             log.warning("unknown_variable", detail=line)
-        display = StartupDisplay(settings)
+        display = StartupDisplay(given)
         display.stage("Loading libraries")
         # Imports transformers, which takes seconds: an invalid setting must be reported before.
         from server.commands.server_process import ServerProcess
@@ -84,8 +86,18 @@ def connection_limit(settings: Settings, limit: int) -> int:
     needed = wanted + descriptors.SPARE
     if limit != resource.RLIM_INFINITY and needed > limit:
         message = f"{wanted} need {needed} file descriptors; this process may have {limit}"
-        raise SettingsError(f"--max-connections: {message} (see ulimit -n)")
+        name = settings.written("max_connections")
+        raise SettingsError(f"{name}: {message} (see ulimit -n)")
     return wanted
+
+
+def with_address(settings: Settings) -> Settings:
+    """The settings with the address that the host's name leads to. Raises `SettingsError`.
+
+    What a name says of an address is not trusted: one in `localhost` can lead to any.
+    """
+    address = _look_up(settings.host, settings.port, settings.written)[-1]
+    return settings.model_copy(update={"host": address[0]})
 
 
 def check_exposure(settings: Settings) -> None:
@@ -93,25 +105,10 @@ def check_exposure(settings: Settings) -> None:
     if is_loopback(settings.host) or settings.insecure or settings.read_keys().has(Role.API):
         return
     raise SettingsError(
-        f"--host: {settings.host} can be reached from other machines, so inference needs a key: "
-        "set SPECGATE_API_KEY or --key-file; --insecure serves everybody who can connect"
+        f"{settings.written('host')}: {settings.host} can be reached from other machines, so "
+        "inference needs a key: set SPECGATE_API_KEY or --key-file; --insecure serves everybody "
+        "who can connect"
     )
-
-
-def check_certificate(settings: Settings) -> None:
-    """Raises `SettingsError` for a certificate that cannot be used."""
-    if settings.ssl_certfile is None:
-        return
-    try:
-        # A password stops OpenSSL from asking for one.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            settings.ssl_certfile, settings.ssl_keyfile, password=""
-        )
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise SettingsError(
-            f"--ssl-certfile: {settings.ssl_certfile} and its key cannot be used: {reason}"
-        ) from None
 
 
 def open_audit(settings: Settings) -> Audit:
@@ -120,17 +117,17 @@ def open_audit(settings: Settings) -> Audit:
     try:
         return Audit(path)
     except OSError as error:
-        raise SettingsError(f"--audit-log: cannot write {path}: {error.strerror}") from None
+        name = settings.written("audit_log")
+        raise SettingsError(f"{name}: cannot write {path}: {error.strerror}") from None
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Binds the port before anything loads. Raises `SettingsError`."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise SettingsError(f"--host: cannot resolve {host!r}: {error}") from None
+def bind(host: str, port: int, written: Callable[[str], str] = flag) -> socket.socket:
+    """Binds the port before anything loads. Raises `SettingsError`.
+
+    Args:
+        written: how messages name the settings `host` and `port`.
+    """
+    family, kind, protocol, _, address = _look_up(host, port, written)
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -141,6 +138,19 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             hint = "choose another one, or 0 for a free one"
-            raise SettingsError(f"--port: {port} on {host}: {error.strerror}; {hint}") from None
-        raise SettingsError(f"--host: cannot listen on {host}: {error.strerror}") from None
+            raise SettingsError(
+                f"{written('port')}: {port} on {host}: {error.strerror}; {hint}"
+            ) from None
+        raise SettingsError(
+            f"{written('host')}: cannot listen on {host}: {error.strerror}"
+        ) from None
     return listener
+
+
+def _look_up(host: str, port: int, written: Callable[[str], str]) -> Any:
+    """What `socket.getaddrinfo` says first of a host. Raises `SettingsError`."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"{written('host')}: cannot resolve {host!r}: {reason}") from None

@@ -22,7 +22,7 @@ from server.control.audit import Audit
 from server.http.connection import Connection
 from server.http.connections import Connections
 from server.lifespan import StartupCallbacks
-from server.settings import Settings, flag
+from server.settings import Settings
 from server.state import AppState
 from server.telemetry.metrics import Metrics
 
@@ -99,18 +99,18 @@ class ServerProcess:
 
     def _failed(self, error: Exception) -> None:
         self._display.close()
-        self._status = print_start_error(error)
+        self._status = print_start_error(error, self._settings)
         if self._server is not None:
             self._server.should_exit = True
 
 
-def print_start_error(error: Exception) -> int:
+def print_start_error(error: Exception, settings: Settings) -> int:
     """Prints why the engine did not start. Returns the exit status."""
     if isinstance(error, EngineConfigError):
         if error.setting in Settings.model_fields:
-            print_error(f"{flag(error.setting)}: {error.message}")
+            print_error(f"{settings.written(error.setting)}: {error.message}")
         else:
-            print_error(f"{flag('engine_args')}: {error}")
+            print_error(f"{settings.written('engine_args')}: {error}")
         return BAD_SETTING
     if not isinstance(error, EngineError):
         log.error("unexpected_error", exc_info=error)

@@ -11,13 +11,23 @@ from server.commands import FAILED, print_error
 from server.commands.admin_client import AdminClient, AdminClientError, Parser, shown
 from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 
+ARGUMENTS = {
+    "speculative_model": "METHOD",
+    "num_speculative_tokens": "--k",
+    "mode": "--mode",
+    "timeout_s": "--timeout",
+    "on_timeout": "--on-timeout",
+    "reason": "--reason",
+}
+"""The API's fields, and the arguments that set them."""
+
 
 def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) -> int:
     """Switches and prints the previous and the new method. Returns the exit status."""
     options = _parser().parse_args(argv)
     wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == SwitchMode.DRAIN else 0.0
     try:
-        with AdminClient(options.url, options.admin_key, transport) as client:
+        with AdminClient(options.url, options.admin_key, transport, ARGUMENTS) as client:
             answer = client.post("/v1/switch_spec_method", _body(options), wait_s)
             print(_sentence(answer))
     except AdminClientError as error:

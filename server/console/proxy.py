@@ -17,6 +17,7 @@ from server.http.body_limit import BodyLimit
 from server.http.direct import is_loopback, proxy_header
 from server.routes import console
 from server.settings.http_settings import HttpSettings
+from server.tls_problems import tls_problem
 
 CONNECT_TIMEOUT_S = 5.0
 _PASSED_ON = ("accept", "authorization", "content-type")
@@ -111,7 +112,8 @@ async def _pass_on(client: httpx.AsyncClient, request: Request, on_loopback: boo
     except httpx.InvalidURL as error:
         raise ApiError(400, f"The path cannot be passed on: {error}") from None
     except httpx.HTTPError as error:
-        message = f"The server at {client.base_url} does not answer: {error}"
+        reason = tls_problem(error) or error
+        message = f"The server at {client.base_url} does not answer: {reason}"
         raise ApiError(502, message, type="server_error", code="server_unreachable") from None
     back = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
     return StreamingResponse(_body(answer), answer.status_code, back)

@@ -83,12 +83,23 @@ class Admission:
 
     def check_queue(self, demand: Demand) -> None:
         """Raises `QueueFull` if the queue has no room for the request; an empty one has."""
-        slots, limits = self.slots, self._limits
-        tokens = slots.queued_prompt_tokens + demand.prompt_tokens
-        if slots.num_queued >= limits.queued_requests or (
-            slots.num_queued and tokens > limits.queued_prompt_tokens
-        ):
-            raise self.counted(QueueFull(slots.num_queued, self.retry_after_s))
+        if (reason := self._no_room(demand)) is not None:
+            raise self.counted(QueueFull(reason, self.retry_after_s))
+
+    def _no_room(self, demand: Demand) -> str | None:
+        """Why the queue cannot take the request, for its client."""
+        queued, tokens = self.slots.num_queued, self.slots.queued_prompt_tokens
+        most, most_tokens = self._limits.queued_requests, self._limits.queued_prompt_tokens
+        if not most:
+            return "the request cannot begin now, and this server has no queue"
+        if queued >= most:
+            return f"its queue is full ({queued} of {most} requests)"
+        if queued and tokens + demand.prompt_tokens > most_tokens:
+            return (
+                f"its queue has no room for this prompt ({tokens:,} of {most_tokens:,} prompt "
+                f"tokens are queued, and this one has {demand.prompt_tokens:,})"
+            )
+        return None
 
     @property
     def retry_after_s(self) -> float | None:

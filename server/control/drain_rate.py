@@ -1,14 +1,23 @@
 """How fast a queue empties, measured."""
 
-from collections import deque
 from collections.abc import Callable
 
-_MAX_SEEN = 64
-"""Departures that the measure remembers."""
+MEAN_DEPARTURES = 64
+"""How many departures the measurement is a mean over: older ones count less and less."""
+
+HALF_LIFE_S = 60.0
+"""Seconds with an empty queue after which a measurement has half of its weight."""
+
+_LEAST_WEIGHT = 0.5
+"""The least weight, in departures, with which a measurement is used."""
 
 
 class DrainRate:
     """The rate at which requests leave the queue because their turn has come.
+
+    Departures, and the seconds in which the queue is not empty, are summed with weights that fall
+    with each departure, and while the queue is empty. So a burst begins with the rate of the one
+    before, unless that is long ago.
 
     Args:
         clock: seconds that never go back.
@@ -16,24 +25,38 @@ class DrainRate:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # The time of the beginning, then of each departure; only the last ones are kept.
-        self._times: deque[float] = deque(maxlen=_MAX_SEEN + 1)
+        self._departures = self._seconds = 0.0
+        self._has_queue = False
+        self._at = clock()
 
-    def begin(self) -> None:
-        """The queue was empty until now: the time before tells nothing."""
-        self._times.clear()
-        self._times.append(self._clock())
+    def watch(self, *, has_queue: bool) -> None:
+        """Says whether requests are in the queue from now on."""
+        self._advance()
+        self._has_queue = has_queue
 
     def count(self) -> None:
         """A request's turn has come."""
-        self._times.append(self._clock())
+        self._advance()
+        kept = 1 - 1 / MEAN_DEPARTURES
+        self._departures = (self._departures + 1) * kept
+        self._seconds *= kept
 
     def seconds_for(self, requests: int) -> float | None:
-        """The time in which so many requests leave; `None` before the first one has left.
+        """The time in which so many requests leave; `None` if too little is known.
 
         The time since the last departure counts too, so that a queue that stands still shows.
         """
-        departures = len(self._times) - 1
-        if departures < 1:
+        self._advance()
+        if self._departures < _LEAST_WEIGHT:
             return None
-        return requests * (self._clock() - self._times[0]) / departures
+        return requests * self._seconds / self._departures
+
+    def _advance(self) -> None:
+        now_s = self._clock()
+        passed_s, self._at = now_s - self._at, now_s
+        if self._has_queue:
+            self._seconds += passed_s
+        else:
+            kept = 0.5 ** (passed_s / HALF_LIFE_S)
+            self._departures *= kept
+            self._seconds *= kept

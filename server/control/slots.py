@@ -293,7 +293,6 @@ class Slots:
         self._waiting += sign
         if not place.is_queued:
             return
-        if not self.num_queued:
-            self.drain_rate.begin()
         self.num_queued += sign
+        self.drain_rate.watch(has_queue=self.num_queued > 0)
         self.queued_prompt_tokens += sign * place.demand.prompt_tokens

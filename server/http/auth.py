@@ -48,6 +48,8 @@ _KEY = "specgate.key"
 
 _INFERENCE_ROLES = (Role.API, Role.ADMIN)
 
+_A_KEY = {Role.API: "an API key", Role.ADMIN: "an admin key", Role.METRICS: "a metrics key"}
+
 
 class AuthMiddleware:
     """Passes a request on, or answers 401 or 403.
@@ -80,12 +82,12 @@ class AuthMiddleware:
             return None
         if path in ADMIN_PATHS:
             if keys.has(Role.ADMIN):
-                return self._missing_key(scope, (Role.ADMIN,), "an admin key")
+                return self._missing_key(scope, (Role.ADMIN,), _A_KEY[Role.ADMIN])
             return self._keyless_admin_refusal(scope)
         if path == METRICS_PATH and (keys.has(Role.METRICS) or keys.has(Role.API)):
             return self._missing_key(scope, tuple(Role), "a metrics key or an API key")
         if keys.has(Role.API):
-            return self._missing_key(scope, _INFERENCE_ROLES, "an API key")
+            return self._missing_key(scope, _INFERENCE_ROLES, _A_KEY[Role.API])
         return self._keyless_refusal(scope)
 
     def _missing_key(self, scope: Scope, roles: Collection[Role], needed: str) -> ApiError | None:
@@ -94,10 +96,11 @@ class AuthMiddleware:
         # Headers are decoded as Latin-1; this restores the bytes as sent. White space of Latin-1
         # may be a byte of a key in UTF-8.
         key = self._keyring.keys.find(token.strip(" \t").encode("latin-1"))
-        if key is not None and key.role in roles and scheme.lower() == "bearer":
+        is_bearer = scheme.lower() == "bearer"
+        if key is not None and key.role in roles and is_bearer:
             scope[_KEY] = key
             return None
-        return _unauthorized(needed, headers)
+        return _unauthorized(needed, key if is_bearer else None, headers)
 
     def _keyless_refusal(self, scope: Scope) -> ApiError | None:
         """Refuses a web page that calls this machine by a name of its own."""
@@ -161,9 +164,15 @@ def _impossible_path(path: str) -> ApiError | None:
     return NotFound("No path here has a control character.", code="not_found")
 
 
-def _unauthorized(needed: str, headers: Headers) -> ApiError:
+def _unauthorized(needed: str, key: Key | None, headers: Headers) -> ApiError:
+    """The refusal of a request; `key` is a valid key that does not open the path.
+
+    Only who has a valid key learns from it that the key is valid, and its role.
+    """
     message = f"This path needs {needed}: `Authorization: Bearer KEY`."
-    if "authorization" in headers:
+    if key is not None:
+        message += f" The given key is valid, but it is {_A_KEY[key.role]}."
+    elif "authorization" in headers:
         message += " The given key is not valid."
     return ApiError(
         401,

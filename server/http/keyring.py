@@ -1,5 +1,8 @@
 """`Keyring`: the keys in force, and their replacement while the server runs."""
 
+import stat
+from pathlib import Path
+
 import structlog
 
 from server.settings.access_settings import AccessSettings
@@ -22,6 +25,7 @@ class Keyring:
     def __init__(self, settings: AccessSettings) -> None:
         self._settings = settings
         self.keys = settings.read_keys()
+        self._warn_of_readers()
 
     def api_key_names(self) -> frozenset[str]:
         """The names that routing rules may match now."""
@@ -43,7 +47,17 @@ class Keyring:
             return False
         self.keys = keys
         log.info("keys_reloaded", keys=len(keys))
+        self._warn_of_readers()
         return True
+
+    def _warn_of_readers(self) -> None:
+        """Warns of a key file that every user of the machine can read or write."""
+        path = self._settings.key_file
+        if path is None:
+            return
+        mode = stat.S_IMODE(Path(path).stat().st_mode)
+        if mode & stat.S_IRWXO:
+            log.warning("key_file_exposed", file=path, mode=f"{mode:04o}", wanted="0600 or 0640")
 
     def _read_again(self) -> KeySet:
         keys = self._settings.read_keys()

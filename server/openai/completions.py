@@ -37,8 +37,9 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
-    if len(body.prompt) * (body.n or 1) > MAX_PROMPTS:
-        raise InvalidField("n", f"The number of prompts times n can be at most {MAX_PROMPTS}.")
+    if (choices := len(body.prompt) * (body.n or 1)) > MAX_PROMPTS:
+        message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
+        raise InvalidField("n", message)
     prompts: list[Sequence[int]] = []
     for given in body.prompt:
         prompts.append(await _encode(renderer, body, info, given))

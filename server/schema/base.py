@@ -7,14 +7,14 @@ a neutral value; those in `IGNORED` ask for what cannot make an answer wrong; th
 ignored with notice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidField
-from server.text import clip, is_unicode
+from server.text import clip, did_you_mean, is_unicode
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     # Sampling methods that are not implemented.
@@ -180,16 +180,22 @@ class Body(Bounded):
                 _check_neutral(name, value)
         ignored = tuple(name for name, value in extra.items() if _is_noticed(name, value))
         if ignored and strict:
-            raise refused_when_strict(ignored[0])
+            known = (*type(self).model_fields, *IGNORED, *WITHOUT_EFFECT)
+            raise refused_when_strict(ignored[0], known)
         return ignored
 
 
-def refused_when_strict(name: str) -> InvalidField:
-    """The error of a field that is ignored with notice unless `--strict-fields` is set."""
+def refused_when_strict(name: str, known: Iterable[str] = ()) -> InvalidField:
+    """The error of a field that is ignored with notice unless `--strict-fields` is set.
+
+    Args:
+        known: the fields that an unknown one may have been meant to be.
+    """
     if name in IGNORED:
         message = f"{name} has no effect on this server; leave it out."
         return InvalidField(name, message, "unsupported_parameter")
-    return InvalidField(name, f"{clip(name)} is not a known field.", "unknown_parameter")
+    hint = did_you_mean(name, known) or "."
+    return InvalidField(name, f"{clip(name)} is not a known field{hint}", "unknown_parameter")
 
 
 def _is_noticed(name: str, value: Any) -> bool:

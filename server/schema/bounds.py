@@ -54,14 +54,26 @@ MAX_NESTING = 64
 """Levels of objects and lists in a JSON schema: vLLM's limit."""
 
 
+def too_many(what: str, most: int, given: int | None = None) -> str:
+    """The predicate of a message about a field that has too many of something.
+
+    Args:
+        given: how many it has; `None` if only so many were counted that the bound is passed.
+    """
+    if given is None:
+        return f"has more than {most:,} {what}, which is the maximum"
+    return f"has {given:,} {what}; the maximum is {most:,}"
+
+
 def check_schema(schema: Any, param: str, levels: int = MAX_NESTING) -> None:
     """Raises `InvalidField` for a JSON schema that is too large or too deep.
 
-    It stops where the first bound is passed, so a larger schema does not take it longer.
+    It stops where a bound of the size is passed, so a larger schema does not take it longer.
     """
-    chars = values = 0
+    chars = values = depth = 0
     level = [schema]
-    for _ in range(levels):
+    while level:
+        depth += 1
         inner: list[Any] = []
         for node in level:
             children = list(node.values()) if isinstance(node, dict) else node
@@ -70,11 +82,11 @@ def check_schema(schema: Any, param: str, levels: int = MAX_NESTING) -> None:
             values += len(children)
             chars += sum(map(len, names)) + sum(map(len, texts))
             if values > MAX_SCHEMA_VALUES:
-                raise InvalidField(param, f"{param} can have {MAX_SCHEMA_VALUES:,} values.")
+                raise InvalidField(param, f"{param} {too_many('values', MAX_SCHEMA_VALUES)}.")
             if chars > MAX_SCHEMA_CHARS:
-                raise InvalidField(param, f"{param} can have {MAX_SCHEMA_CHARS:,} characters.")
+                raise InvalidField(param, f"{param} {too_many('characters', MAX_SCHEMA_CHARS)}.")
             inner.extend(child for child in children if isinstance(child, dict | list))
-        if not inner:
-            return
         level = inner
-    raise InvalidField(param, f"{param} can have {levels} levels of objects and lists.")
+    if depth > levels:
+        reason = too_many("levels of objects and lists", levels, depth)
+        raise InvalidField(param, f"{param} {reason}.")

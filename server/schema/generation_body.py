@@ -17,6 +17,7 @@ from server.schema.bounds import (
     MAX_STOP_CHARS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
+    too_many,
 )
 from server.schema.foreign_constraints import ForeignConstraints
 from server.schema.structured import (
@@ -47,7 +48,8 @@ def _as_list(value: Any) -> Any:
 def _can_stop(values: list[str] | None) -> list[str] | None:
     for value in values or ():
         if len(value) > MAX_STOP_CHARS:
-            raise ValueError(f"a stop sequence can have {MAX_STOP_CHARS} characters")
+            reason = too_many("characters", MAX_STOP_CHARS, len(value))
+            raise ValueError(f"a stop sequence {reason}")
         if not value:
             raise ValueError("an empty string cannot be a stop sequence")
         if not is_unicode(value):
@@ -78,7 +80,7 @@ def _biases(values: dict[str, float] | None) -> dict[str, float] | None:
 
 def _few_biases(values: Any) -> Any:
     if isinstance(values, dict) and len(values) > MAX_BIASES:
-        raise ValueError(f"it can have {MAX_BIASES} entries")
+        raise ValueError(too_many("entries", MAX_BIASES, len(values)))
     return values
 
 

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from server.schema.base import Bounded
-from server.schema.bounds import MAX_PARTS
+from server.schema.bounds import MAX_PARTS, too_many
 from server.schema.generation_body import TextPart
 from server.schema.json_values import is_nested_deeper
 
@@ -28,7 +28,7 @@ def _as_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     As in vLLM, arguments that are not the JSON of an object become an empty one: the model may
     have written them, and the chat must be able to continue.
     """
-    levels = f"can have {MAX_ARGUMENT_LEVELS} levels of objects and lists"
+    too_deep = too_many("levels of objects and lists", MAX_ARGUMENT_LEVELS)
     value: Any = arguments
     if isinstance(arguments, str):
         try:
@@ -38,11 +38,11 @@ def _as_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
         except ValueError:  # Python reads no number of thousands of digits
             raise ValueError("has a number with too many digits") from None
         except RecursionError:
-            raise ValueError(levels) from None
+            raise ValueError(too_deep) from None
     if not isinstance(value, dict):
         return {}
     if is_nested_deeper(value, MAX_ARGUMENT_LEVELS):
-        raise ValueError(levels)
+        raise ValueError(too_deep)
     return value
 
 

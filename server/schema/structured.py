@@ -18,11 +18,13 @@ from server.errors import InvalidField
 from server.schema.base import Strict, check_unicode
 from server.schema.bounds import (
     MAX_GRAMMAR_CHARS,
+    MAX_NESTING,
     MAX_REGEX_CHARS,
     MAX_SCHEMA_CHARS,
     MAX_TEXTS,
     MAX_TEXTS_CHARS,
     check_schema,
+    too_many,
 )
 from server.text import clip, cut
 
@@ -42,8 +44,8 @@ Grammar = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS), AfterValidator(not
 
 
 def _together(texts: list[str]) -> list[str]:
-    if sum(map(len, texts)) > MAX_TEXTS_CHARS:
-        raise ValueError(f"its texts can have {MAX_TEXTS_CHARS:,} characters together")
+    if (chars := sum(map(len, texts))) > MAX_TEXTS_CHARS:
+        raise ValueError(too_many("characters in all its texts", MAX_TEXTS_CHARS, chars))
     return texts
 
 
@@ -168,7 +170,10 @@ def _json(schema: dict[str, Any] | str, param: str) -> tuple[str, dict[str, Any]
         check_schema(value, param)
         text = json.dumps(value, allow_nan=False)
         copy: dict[str, Any] = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        reason = too_many("levels of objects and lists", MAX_NESTING)
+        raise InvalidField(param, f"{param} {reason}.") from None
+    except ValueError as error:
         raise InvalidField(param, f"{param} is not a JSON schema: {error}") from None
     if (ref := _circular_ref(value)) is not None:
         raise InvalidField(
@@ -179,7 +184,8 @@ def _json(schema: dict[str, Any] | str, param: str) -> tuple[str, dict[str, Any]
 
 def _parsed(text: str, param: str) -> Any:
     if len(text) > MAX_SCHEMA_CHARS:
-        raise InvalidField(param, f"{param} can have {MAX_SCHEMA_CHARS:,} characters.")
+        reason = too_many("characters", MAX_SCHEMA_CHARS, len(text))
+        raise InvalidField(param, f"{param} {reason}.")
     return json.loads(text)
 
 

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
-from server.schema.bounds import MAX_SCHEMA_CHARS, check_schema
+from server.schema.bounds import MAX_SCHEMA_CHARS, check_schema, too_many
 from server.schema.structured import schema_constraint
 from server.text import clip
 
@@ -101,8 +101,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
         check_schema(parameters, param, MAX_NESTING)
         size += len(_constraint(i, tool).value)
         if size > MAX_SCHEMA_CHARS:
-            message = f"The parameters of all tools can have {MAX_SCHEMA_CHARS} characters of JSON."
-            raise InvalidField(param, message)
+            reason = too_many("characters of JSON in the parameters of all tools", MAX_SCHEMA_CHARS)
+            raise InvalidField(param, f"tools {reason}.")
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:

@@ -5,11 +5,12 @@ setting's description gives its unit and becomes its help text.
 """
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, PrivateAttr, model_validator
 
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig, draft_capacity
 from engine_adapter.errors import EngineConfigError
@@ -98,7 +99,7 @@ class Settings(
         None, description="file with a Jinja chat template, if not the tokenizer's"
     )
     enable_auto_tool_choice: bool = Field(
-        False, description="let the model choose to call tools; needs tool_call_parser"
+        False, description="let the model choose to call tools; needs --tool-call-parser"
     )
     tool_call_parser: str | None = Field(
         None,
@@ -107,6 +108,8 @@ class Settings(
     reasoning_parser: str | None = Field(
         None, description="vLLM's parser of the model's reasoning, such as deepseek_r1"
     )
+
+    _written: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -185,7 +188,9 @@ class Settings(
             try:
                 check()
             except (SelectionError, PolicyError, RuleError) as error:
-                raise SettingError(setting, str(error).removeprefix(f"{setting}: ")) from None
+                # The paths of a rule begin with the setting's name, which the message has already.
+                reason = re.sub(rf"^{setting}(: |\.)", "", str(error))
+                raise SettingError(setting, reason) from None
         try:
             draft_capacity(self.proposer, self.max_speculative_tokens)
         except EngineConfigError as error:
@@ -193,6 +198,16 @@ class Settings(
         for spec in self.proposer:
             if spec.model is not None:
                 check_model("proposer", spec.model, f"{spec.name}: model: ")
+
+    def with_names(self, written: Mapping[str, str]) -> Self:
+        """These settings, with the names of those that the user gave as the user wrote them."""
+        copy = self.model_copy()
+        copy._written = dict(written)
+        return copy
+
+    def written(self, setting: str) -> str:
+        """A setting's name as the user wrote it: a flag, a variable or a key of the YAML file."""
+        return self._written.get(setting, flag(setting))
 
     def _loaded(self) -> LoadedProposers:
         """The configured proposers, as selections see them."""

@@ -50,5 +50,5 @@ class EngineArguments(BaseModel):
     max_loras: Count | None = Field(None, description="most LoRA adapters in one step (1)")
     max_lora_rank: Count | None = Field(None, description="largest rank of a LoRA adapter (16)")
     max_cpu_loras: Count | None = Field(
-        None, description="most LoRA adapters that are loaded (max_loras, at least 16)"
+        None, description="most LoRA adapters that are loaded (--max-loras, at least 16)"
     )

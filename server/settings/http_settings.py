@@ -20,7 +20,8 @@ class HttpSettings(BaseModel):
         None, description="file with the certificate chain, in PEM; the server then speaks HTTPS"
     )
     ssl_keyfile: str | None = Field(
-        None, description="file with the certificate's private key, if it is not in ssl_certfile"
+        None,
+        description="file with the certificate's private key, if --ssl-certfile has none",
     )
     allowed_origins: Origins = Field(
         (),

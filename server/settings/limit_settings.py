@@ -37,12 +37,12 @@ class LimitSettings(BaseModel):
     max_engine_sequences: Count | None = Field(
         None,
         description="most sequences that the engine has at a time, others wait in the queue "
-        "(max_num_seqs and a quarter)",
+        "(--max-num-seqs and a quarter)",
     )
     max_request_sequences: Count | None = Field(
         None,
         description="most of them of one request; its others follow as they end (a quarter of "
-        "max_num_seqs; 8 for the demo)",
+        "--max-num-seqs; 8 for the demo)",
     )
     max_request_prefill_tokens: Count = Field(
         512, description="most prompt tokens of one request that the engine has yet to read"

@@ -6,9 +6,8 @@ field instead, and has no "did you mean".
 """
 
 import argparse
-import difflib
 import re
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -27,6 +26,7 @@ from server.settings.recovery_settings import RecoverySettings
 from server.settings.speculators import with_target
 from server.settings.telemetry_settings import TelemetrySettings
 from server.settings.types import SettingError
+from server.text import did_you_mean
 
 PREFIX = "SPECGATE_"
 """The prefix of the environment variables."""
@@ -83,7 +83,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         **{name: flag(name) for name in flags},
     }
     try:
-        return Settings(**with_target({**file, **variables, **flags}))
+        return Settings(**with_target({**file, **variables, **flags})).with_names(written)
     except ValidationError as error:
         raise SettingsError(*_lines(error, written)) from None
     except CheckpointError as error:
@@ -100,7 +100,7 @@ def _read_flags(argv: Sequence[str]) -> dict[str, Any]:
         if name == "--model":
             raise SettingsError("--model: give the model without a flag: specgate serve MODEL")
         known = [option for action in parser._actions for option in action.option_strings]
-        raise SettingsError(f"{name}: there is no such flag{_did_you_mean(name, known)}")
+        raise SettingsError(f"{name}: there is no such flag{did_you_mean(name, known)}")
     return vars(namespace)
 
 
@@ -172,7 +172,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     # The other commands read SPECGATE_URL.
     known = [PREFIX + name.upper() for name in ("config", "url", *Settings.model_fields)]
     return [
-        f"{name}: no setting reads this variable{_did_you_mean(name, known)}"
+        f"{name}: no setting reads this variable{did_you_mean(name, known)}"
         for name in sorted(environ)
         if name.startswith(PREFIX) and name not in known
     ]
@@ -196,7 +196,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
         raise SettingsError(
             *(
                 f"{name} in {path}: there is no such setting"
-                f"{_did_you_mean(name, Settings.model_fields)}"
+                f"{did_you_mean(name, Settings.model_fields)}"
                 for name in unknown
             )
         )
@@ -208,11 +208,6 @@ def _fault(error: Exception) -> str:
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     reason = re.sub(r"""['"](?!<).{2,}['"]""", "'...'", problem or "it cannot be read")
     return reason if mark is None else f"{reason} (line {mark.line + 1}, column {mark.column + 1})"
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _lines(error: ValidationError, written: Mapping[str, str]) -> list[str]:

@@ -84,3 +84,9 @@ def test_a_ratio_needs_pairs_and_a_base() -> None:
     some = mean_ratio([[(1.0, 0.0), (1.0, 1.0), (1.0, 1.0)]])
     assert some.ratio == 1.5
     assert 1.0 <= some.low <= some.high < float("inf")
+
+
+def test_one_value_and_one_pair_have_no_interval() -> None:
+    assert paired_ratio([20.0], [10.0]).text(1) == "2.0"
+    assert mean_ratio([[(3.0, 2.0)]]).text(1) == "1.5"
+    assert mean_ratio([[(3.0, 2.0), (3.0, 2.0)]]).text(1) == "1.5 (1.5 to 1.5)"

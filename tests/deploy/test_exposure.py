@@ -46,7 +46,7 @@ def compose_variables(env_file: Mapping[str, str]) -> dict[str, str]:
 @BOTH
 def test_an_image_does_not_start_without_a_key(image: str) -> None:
     settings_file = DEPLOY / "compose" / "specgate.yaml"
-    with pytest.raises(SettingsError, match=r"--host: 0\.0\.0\.0 can be reached"):
+    with pytest.raises(SettingsError, match=r"SPECGATE_HOST: 0\.0\.0\.0 can be reached"):
         check_start(image_variables(image), settings_file)
     keyed = image_variables(image) | {"SPECGATE_API_KEY": "key"}
     assert check_start(keyed, settings_file) == {Role.API}

@@ -1,5 +1,8 @@
 """The one mapping from exceptions to OpenAI's error body."""
 
+import time
+from typing import Any
+
 import pytest
 
 from engine_adapter.errors import (
@@ -9,8 +12,9 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
+from server.body_faults import MAX_BODY_LEVELS
 from server.errors import ApiError, Unavailable, error_body, error_response, to_api_error
-from server.text import MAX_ECHO, clip
+from server.text import MAX_ECHO, clip, did_you_mean
 from tests.server.gateway import Gateway
 
 MALFORMED = [
@@ -67,6 +71,78 @@ def test_refusals_have_retry_after_where_a_retry_can_help(
     error: Exception, seconds: str | None
 ) -> None:
     assert error_response(to_api_error(error)).headers.get("retry-after") == seconds
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", "The body can have at most 500 levels"),
+        (b'{"prompt": "\xff"}', "The body is not valid JSON: it is not in UTF-8."),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "The body is not valid JSON: a number has too many"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(
+    gateway: Gateway, content: bytes, message: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = await gateway.client.post("/v1/completions", content=content, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_json")
+    assert error["message"].startswith(message)
+
+
+async def test_as_many_levels_as_the_message_names_are_read(gateway: Gateway) -> None:
+    levels = MAX_BODY_LEVELS - 1
+    content = b'{"prompt": "a", "max_tokens": 1, "metadata": %b}' % (b"[" * levels + b"]" * levels)
+    headers = {"content-type": "application/json"}
+    response = await gateway.client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("completions", {"spec_decode": {"proposr": "x"}}, "spec_decode.proposer?"),
+        (
+            "chat/completions",
+            {"stream_options": {"include_usge": True}},
+            "stream_options.include_usage?",
+        ),
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"nam": "a"}}},
+            "response_format.json_schema.name?",
+        ),
+        ("switch_spec_method", {"speculative_model": "none", "k": 1}, "k is not a known field."),
+        ("switch_spec_method", {"speculative_model": "none", "mod": "drain"}, "did you mean mode?"),
+        ("explain", {"chat": {"messages": [], "spec_decode": {"k": 1}}}, "not a known field."),
+        ("explain", {"chatt": {}}, "did you mean chat?"),
+    ],
+)
+async def test_an_unknown_field_suggests_the_one_that_was_meant(
+    gateway: Gateway, path: str, body: dict[str, Any], message: str
+) -> None:
+    body = {"prompt": "a"} | body if path == "completions" else body
+    if path == "chat/completions":
+        body = {"messages": [{"role": "user", "content": "a"}]} | body
+    error = (await gateway.post(f"/v1/{path}", body)).json()["error"]
+    assert error["code"] == "unknown_parameter"
+    assert error["message"].endswith(message)
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "spec_decode" * 6])
+def test_a_long_unknown_name_is_not_compared_with_the_known_ones(name: str) -> None:
+    known = [f"{name}{i}" for i in range(200)]
+    begun = time.process_time()
+    assert did_you_mean(name, known) == ""
+    assert time.process_time() - begun < 0.1
+
+
+def test_the_longest_names_are_compared_in_little_time() -> None:
+    known = [f"{'ab' * 31}{i:02}" for i in range(100)]
+    begun = time.process_time()
+    assert did_you_mean("ba" * 32, known)
+    assert time.process_time() - begun < 1
 
 
 def test_long_input_is_cut_in_messages() -> None:

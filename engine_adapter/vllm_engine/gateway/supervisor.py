@@ -182,7 +182,7 @@ class Supervisor(Generic[C]):
         if self._outage.until is None:
             then = (
                 f"given up: it was replaced {len(self._attempts)} times within "
-                f"{policy.window_s:g} s, and engine_restart_limit is {policy.limit}; find the "
+                f"{policy.window_s:g} s, and --engine-restart-limit is {policy.limit}; find the "
                 "cause in the lines above, then restart the server"
             )
         else:

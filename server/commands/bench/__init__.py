@@ -41,6 +41,9 @@ def bench(argv: Sequence[str]) -> int:
     except BadArgument as error:
         print_error(str(error))
         return BAD_SETTING
-    except (EngineError, ImportError, OSError, RuntimeError, ValueError) as error:
+    except OSError as error:
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return FAILED
+    except (EngineError, ImportError, RuntimeError, ValueError) as error:
         print_error(str(error))
         return FAILED

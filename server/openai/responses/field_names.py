@@ -10,6 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from server.errors import ApiError, InvalidField, to_api_error
+from server.schema.base import refused_when_strict
+from server.schema.responses import ResponsesRequest
 
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -36,6 +38,8 @@ def response_error(error: ApiError, item_of: Sequence[str]) -> ApiError:
     """
     if not isinstance(error, InvalidField) or error.param is None:
         return error
+    if error.code == "unknown_parameter" and "." not in error.param:
+        return refused_when_strict(error.param, ResponsesRequest.model_fields)
     param = response_field(error.param, item_of)
     message = _renamed(error.message, error.param, param)
     return InvalidField(param, message, error.code)

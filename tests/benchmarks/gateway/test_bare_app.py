@@ -9,10 +9,10 @@ import uvicorn
 
 from benchmarks.gateway.bare_app import bare_app
 from benchmarks.gateway.client import Load, Stream, whole
-from benchmarks.gateway.recording import Recording, record
+from benchmarks.gateway.recording import RecordedStream, record
 
 EVENTS = (*(f'data: {{"i": {i}}}\n\n'.encode() for i in range(40)), b"data: [DONE]\n\n")
-RECORDING = Recording(b'{"model": "m"}', EVENTS)
+RECORDING = RecordedStream(b'{"model": "m"}', EVENTS)
 
 
 @pytest.fixture(scope="module")

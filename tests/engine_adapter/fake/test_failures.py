@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine_adapter.config import EngineConfig, HangPolicy
 from engine_adapter.errors import (
@@ -125,6 +126,29 @@ async def test_death_after_steps_fails_running_and_new_requests(start: StartEngi
     assert harness.engine.num_running == harness.sample("num_requests_running") == 0
     with pytest.raises(EngineDead):
         await run(harness, make_request())
+
+
+async def test_a_death_and_a_restart_are_logged_as_those_of_a_real_engine(
+    start: StartEngine,
+) -> None:
+    harness = await start(fake_restart_s=0.02)
+    with capture_logs() as lines:
+        harness.engine.die("killed")
+        await asyncio.sleep(0.1)
+    assert lines == [
+        {
+            "event": "engine_died",
+            "log_level": "error",
+            "cause": "the fake engine: killed",
+            "then": "replaced in 0.02 s",
+        },
+        {"event": "engine_restarted", "log_level": "warning", "took_s": 0.0},
+    ]
+    final = await start()
+    with capture_logs() as lines:
+        final.engine.die("killed")
+        final.engine.die("killed again")
+    assert [line["then"][:8] for line in lines] == ["given up"]
 
 
 @pytest.mark.parametrize("call", ["generate", "switch"])

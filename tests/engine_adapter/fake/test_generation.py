@@ -183,3 +183,23 @@ async def test_an_unsupported_value_is_refused_with_its_field(
         await run(harness, request_)
     assert caught.value.param == param
     assert harness.engine.num_running == harness.engine.num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("How is the weather today?", "sun"),
+        ("weather", "sun"),
+        ("tools: get_weather, weathered", "plain"),
+        ("x<tool_response>y", "rain"),
+    ],
+)
+async def test_a_scripted_answer_needs_its_part_as_whole_words(
+    start: StartEngine, prompt: str, answer: str
+) -> None:
+    answers = {"weather": "sun", "<tool_response>": "rain", "tools:": "plain"}
+    harness = await start(fake_answers=answers)
+    assert harness.engine._vocabulary is not None
+    ids = tuple(harness.engine._vocabulary.tokenizer.encode(prompt).ids)
+    deltas = await run(harness, make_request(prompt=ids, max_tokens=50))
+    assert "".join(delta.text for delta in deltas).strip() == answer

@@ -21,7 +21,7 @@ from tests.engine_adapter.vllm_engine.support.plain_head import PlainHead
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
-    Recording,
+    RecordedRun,
     never_switched,
     same_drafts,
 )
@@ -136,7 +136,7 @@ async def test_four_heads_draft_in_one_batch_each_for_its_own_rows(
         assert {name for name, _ in got.drafts[i].values()} == {head.proposer}
         await stock.check(some[i], got.outputs[i])
         want = never_switched(engine, [some[i]], head, 40)
-        single = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
+        single = RecordedRun([got.drafts[i]], [got.outputs[i]], [0], 0, {})
         assert same_drafts(single, want, head.proposer) > 30
 
 

@@ -21,7 +21,7 @@ from tests.engine_adapter.vllm_engine.support.live import Prompt
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
-    Recording,
+    RecordedRun,
     never_switched,
     same_drafts,
 )
@@ -42,7 +42,7 @@ class Family:
     folder: Path
     engine: RecordedEngine
 
-    def run(self, prompts: list[Prompt], length: int, method: SpecMethod) -> Recording:
+    def run(self, prompts: list[Prompt], length: int, method: SpecMethod) -> RecordedRun:
         self.engine.reset_prefix_cache()
         return self.engine.run([RecordedRequest(prompt, length, method) for prompt in prompts])
 
@@ -164,5 +164,5 @@ async def test_it_drafts_beside_an_eagle_head_in_one_batch(
     for i, method in enumerate(methods):
         assert {name for name, _ in got.drafts[i].values()} == {method.proposer}
         want = never_switched(family.engine, [some[i]], method, 40)
-        single = Recording([got.drafts[i]], [got.outputs[i]], [0], 0, {})
+        single = RecordedRun([got.drafts[i]], [got.outputs[i]], [0], 0, {})
         assert same_drafts(single, want, method.proposer) > 20

@@ -25,7 +25,7 @@ from tests.engine_adapter.vllm_engine.support.overlooking import (
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
-    Recording,
+    RecordedRun,
     never_switched,
     same_drafts,
 )
@@ -59,7 +59,7 @@ def with_itself(target: str) -> list[dict[str, Any]]:
     return [p | {"model": target} if p["name"] == "self" else p for p in PROPOSERS]
 
 
-def own_drafts(got: Recording, prompts: list[Prompt]) -> tuple[int, int]:
+def own_drafts(got: RecordedRun, prompts: list[Prompt]) -> tuple[int, int]:
     """How many tokens `self` drafted within the texts, and how many of them are the texts'."""
     drafted = accepted = 0
     for i, prompt in enumerate(prompts):
@@ -73,7 +73,7 @@ def own_drafts(got: Recording, prompts: list[Prompt]) -> tuple[int, int]:
 
 async def run_switching(
     case: Case, prompts: list[Prompt], methods: list[SpecMethod], length: int = 32
-) -> Recording:
+) -> RecordedRun:
     """Random switches, every three steps; asserts exact texts and that `self` is never wrong."""
     engine, stock = case
     rng = random.Random(len(prompts))

@@ -24,6 +24,14 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"--port: {port} on 127.0.0.1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("port", ["65536", "-1", "http"])
+def test_a_number_that_is_no_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.console([f"--port={port}"])
+    assert caught.value.code == BAD_SETTING
+    assert f"--port: must be a port from 0 to 65535, got '{port}'" in capsys.readouterr().err
+
+
 def test_without_the_extra_it_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,17 @@ def test_a_refusal_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "prompt is required." in capsys.readouterr().err
 
 
+def test_a_refusal_names_the_field_of_the_body(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = '{"messages": [{"role": "user", "content": "a"}], "spec_decode": {"propser": "x"}}'
+    assert main(["explain", body, "--url", url]) == 1
+    assert capsys.readouterr().err.startswith(
+        "specgate: error: spec_decode.propser is not a known field; did you mean "
+        "spec_decode.proposer?"
+    )
+
+
 def test_a_running_server_explains(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", '{"prompt": "a", "speculative_model": "auto"}', "--json", "--url", url]
     assert main(words) == 0

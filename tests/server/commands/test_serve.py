@@ -1,11 +1,11 @@
-"""What is checked before anything loads: the exposure, the certificate, the keys, the port."""
+"""What is checked before anything loads: the exposure, the keys, the port."""
 
 import socket
 from pathlib import Path
 
 import pytest
 
-from server.commands.serve import bind, check_certificate, check_exposure
+from server.commands.serve import bind, check_exposure, connection_limit, open_audit, with_address
 from server.settings import Settings
 from server.settings.sources import SettingsError, load_settings
 
@@ -69,6 +69,41 @@ def test_on_loopback_it_starts_without_a_key(host: str) -> None:
     check_exposure(settings("--host", host))
 
 
+def leads_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every name lead to an address."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 8000))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+@pytest.mark.parametrize("host", ["x.localhost", "localhost"])
+def test_a_name_in_localhost_counts_as_what_it_leads_to(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leads_to("10.0.0.7", monkeypatch)
+    exposed = with_address(settings("--host", host))
+    assert exposed.host == "10.0.0.7"
+    with pytest.raises(SettingsError, match=r"^--host: 10\.0\.0\.7 can be reached"):
+        check_exposure(exposed)
+    leads_to("127.0.0.1", monkeypatch)
+    check_exposure(with_address(settings("--host", host)))
+
+
+def test_a_setting_is_named_as_it_was_given(tmp_path: Path) -> None:
+    (file := tmp_path / "specgate.yaml").write_text("max_connections: 99999999\nhost: 0.0.0.0\n")
+    given = settings("--config", str(file), SPECGATE_AUDIT_LOG="/no/such/file")
+    with pytest.raises(SettingsError, match=f"^max_connections in {file}: 99999999 need"):
+        connection_limit(given, 1024)
+    with pytest.raises(SettingsError, match=r"^SPECGATE_AUDIT_LOG: cannot write /no/such/file: "):
+        open_audit(given)
+    with pytest.raises(SettingsError, match=f"^host in {file}: 0.0.0.0 can be reached"):
+        check_exposure(with_address(given))
+    with bind(HOST, 0) as listener:
+        port = listener.getsockname()[1]
+        written = settings(SPECGATE_PORT=str(port)).written
+        with pytest.raises(SettingsError, match=f"^SPECGATE_PORT: {port} on "):
+            bind(HOST, port, written)
+
+
 @pytest.mark.parametrize(
     "name", ["API_KEY", "ADMIN_KEY", "NAMED_API_KEY", "METRICS_KEY", "KEY_FILE"]
 )
@@ -88,17 +123,6 @@ def test_a_wrong_key_file_is_named_with_its_line(tmp_path: Path) -> None:
         settings("--key-file", str(file))
     with pytest.raises(SettingsError, match=r"^SPECGATE_KEY_FILE: .*/keys, line 1: must have"):
         settings(SPECGATE_KEY_FILE=str(file))
-
-
-def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (file := tmp_path / "certificate.pem").write_text("none")
-    check_certificate(settings())
-    with pytest.raises(SettingsError, match=r"^--ssl-certfile: .*certificate.pem and its key"):
-        check_certificate(settings("--ssl-certfile", str(file)))
-    with pytest.raises(SettingsError, match=r"^--ssl-certfile: .* No such file"):
-        check_certificate(settings("--ssl-certfile", str(tmp_path / "none")))
-    with pytest.raises(SettingsError, match=r"^--ssl-keyfile: needs --ssl-certfile"):
-        settings("--ssl-keyfile", str(file))
 
 
 def test_an_allowed_folder_must_exist(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from server.cli import main
-from server.commands.switch import switch
+from server.commands.switch import ARGUMENTS, switch
 
 ANSWER = {
     "previous": {"spec_method": "draft", "num_speculative_tokens": 4},
@@ -136,8 +136,48 @@ def test_a_failure_is_one_line_and_status_1(
 def test_a_refusal_of_the_server_is_printed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["switch", "nobody", "--url", url]) == 1
     error = capsys.readouterr().err
-    assert "there is no proposer 'nobody'" in error
+    assert error.startswith("specgate: error: METHOD: there is no proposer 'nobody'")
     assert error.endswith("(404 proposer_not_found)\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["draft", "--k", "99"], "--k is 99, more than 4"),
+        (["draft", "--on-timeout", "move"], "--on-timeout needs mode drain"),
+        (["draft", "--mode", "drain", "--timeout", "99999"], "--timeout: Input should be less"),
+        (["draft", "--reason", "x" * 201], "--reason: "),
+    ],
+)
+def test_a_refusal_names_the_argument_and_not_the_field(
+    url: str, capsys: pytest.CaptureFixture[str], argv: list[str], reason: str
+) -> None:
+    assert main(["switch", *argv, "--url", url]) == 1
+    assert capsys.readouterr().err.startswith(f"specgate: error: {reason}")
+
+
+def test_every_field_that_is_sent_has_an_argument() -> None:
+    server = Server()
+    argv = ["a", "--k", "1", "--timeout", "1", "--on-timeout", "move", "--reason", "x"]
+    switch([*argv, "--mode", "drain"], server.transport)
+    assert set(server.body) == set(ARGUMENTS)
+
+
+def test_a_wrong_value_of_a_variable_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECGATE_URL", "there")
+    monkeypatch.setenv("SPECGATE_ADMIN_KEY", "a\x01b")
+    assert main(["switch", "ngram"]) == 1
+    assert "error: SPECGATE_ADMIN_KEY: the key has" in capsys.readouterr().err
+    assert main(["switch", "ngram", "--admin-key", "a"]) == 1
+    assert "error: SPECGATE_URL: 'there' cannot be used" in capsys.readouterr().err
+
+
+def test_a_key_may_be_non_ascii() -> None:
+    server = Server()
+    assert switch(["ngram", "--admin-key", "schlüssel"], server.transport) == 0
+    assert dict(server.requests[0].headers.raw)[b"Authorization"] == "Bearer schlüssel".encode()
 
 
 def test_a_server_that_does_not_listen_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

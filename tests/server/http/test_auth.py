@@ -19,7 +19,7 @@ from server.settings import Settings
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, Gateway, build
 
-INFERENCE, ADMIN = "sk-inference", "sk-admin"
+INFERENCE, ADMIN, SCRAPER = "sk-inference", "sk-admin", "sk-scraper"
 SWITCH = {"speculative_model": "ngram"}
 
 
@@ -135,6 +135,34 @@ async def test_an_invalid_key_is_refused(header: str) -> None:
             response = await client.get(path, headers={b"Authorization": header.encode()})
         assert response.status_code == 401
         assert "The given key is not valid" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "needed", "given"),
+    [
+        ("/v1/proposers", INFERENCE, "an admin key", "an API key"),
+        ("/v1/proposers", SCRAPER, "an admin key", "a metrics key"),
+        ("/v1/models", SCRAPER, "an API key", "a metrics key"),
+    ],
+)
+async def test_a_valid_key_that_does_not_open_a_path_is_called_valid(
+    path: str, key: str, needed: str, given: str
+) -> None:
+    app = make_app(api_key=[INFERENCE], admin_key=[ADMIN], metrics_key=[SCRAPER])
+    refused = await ask(app, "GET", path, **bearer(key))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (401, "invalid_api_key")
+    assert error["message"] == (
+        f"This path needs {needed}: `Authorization: Bearer KEY`. "
+        f"The given key is valid, but it is {given}."
+    )
+
+
+async def test_a_key_that_is_not_valid_tells_nothing_of_those_that_are() -> None:
+    app = make_app(api_key=[INFERENCE], admin_key=[ADMIN], metrics_key=[SCRAPER])
+    for header in (f"Bearer {INFERENCE[:-1]}", f"Basic {SCRAPER}", SCRAPER):
+        refused = await ask(app, "GET", "/v1/proposers", Authorization=header)
+        assert refused.json()["error"]["message"].endswith("The given key is not valid.")
 
 
 @pytest.mark.parametrize("header", [f"bearer {INFERENCE}", f"Bearer  {INFERENCE} "])

@@ -28,6 +28,40 @@ assert not descriptors.exhausted()
 """
 
 
+EXHAUSTED = """
+import asyncio, os, resource, socket
+import uvloop
+
+class Greeter(asyncio.Protocol):
+    def connection_made(self, transport):
+        transport.write(b"hello")
+        transport.close()
+
+def ask(address):
+    with socket.create_connection(address, 5) as client:
+        return client.recv(5)
+
+async def main():
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    await asyncio.get_running_loop().create_server(Greeter, sock=listener)
+    assert await asyncio.to_thread(ask, address) == b"hello"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # One with which libuv can still refuse, and one with which it has no descriptor of its own.
+    for limit in (len(os.listdir("/proc/self/fd")), 4):
+        client = socket.socket()
+        client.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        client.connect_ex(address)
+        await asyncio.sleep(0.1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        client.close()
+        assert await asyncio.to_thread(ask, address) == b"hello", limit
+
+uvloop.run(main())
+"""
+
+
 @pytest.mark.parametrize(
     ("limit", "connections"),
     [
@@ -49,4 +83,9 @@ def test_descriptors_are_free_here() -> None:
 
 def test_the_limit_is_raised_and_its_end_is_seen() -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_port_stays_open_when_no_descriptor_is_free() -> None:
+    done = subprocess.run([sys.executable, "-c", EXHAUSTED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

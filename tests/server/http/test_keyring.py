@@ -16,6 +16,7 @@ BEFORE = "team api old\nops admin root\n"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     (path := tmp_path / "keys").write_text(BEFORE)
+    path.chmod(0o600)
     return path
 
 
@@ -38,6 +39,26 @@ def test_new_keys_are_in_force_after_a_reload(file: Path) -> None:
     assert (name_of(keys, "new"), name_of(keys, "old")) == ("team", None)
     assert name_of(keys, "flag") is not None
     assert keys.api_key_names() >= {"team", "other"}
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o602])
+def test_a_key_file_that_everybody_can_use_is_warned_of(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with capture_logs() as logs:
+        keys = keyring(file)
+        keys.reload()
+    warnings = [log for log in logs if log["event"] == "key_file_exposed"]
+    assert [(log["file"], log["mode"]) for log in warnings] == [(str(file), f"{mode:04o}")] * 2
+    assert warnings[0]["log_level"] == "warning"
+    assert name_of(keys, "old") == "team"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400])
+def test_a_key_file_of_its_owner_or_group_is_not_warned_of(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with capture_logs() as logs:
+        keyring(file)
+    assert logs == []
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ async def test_null_and_none_are_plain_decoding(
             "num_speculative_tokens_too_large",
         ),
         ({"speculative_model": "ngram", "mode": "later"}, 400, "mode", "unknown_mode"),
-        ({"speculative_model": "ngram", "mode": None}, 400, "mode", "missing_required_parameter"),
+        ({"speculative_model": "ngram", "mode": None}, 400, "mode", None),
+        ({"speculative_model": "ngram", "timeout_s": None}, 400, "timeout_s", None),
+        ({"speculative_model": "ngram", "on_timeout": None}, 400, "on_timeout", None),
         ({"speculative_model": 7}, 400, "speculative_model", None),
         ({"speculative_model": ["ngram"]}, 400, "speculative_model", None),
         (

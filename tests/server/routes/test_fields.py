@@ -87,6 +87,9 @@ async def test_strict_fields_refuse_unknown_ones(start: StartGateway) -> None:
     gateway = await start(strict_fields=True)
     error = (await gateway.complete(colour="red")).json()["error"]
     assert (error["param"], error["code"]) == ("colour", "unknown_parameter")
+    for name, meant in (("temprature", "temperature"), ("usr", "user")):
+        error = (await gateway.complete(**{name: 1})).json()["error"]
+        assert error["message"] == f"'{name}' is not a known field; did you mean {meant}?"
     for name in ("store", "reasoning_effort"):
         error = (await gateway.chat(**{name: "high"})).json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")

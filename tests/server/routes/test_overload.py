@@ -129,7 +129,8 @@ async def test_a_full_queue_is_429_with_retry_after_and_loses_nobody(
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "5"
     assert refused.json()["error"] == {
-        "message": "The server is overloaded: its queue is full (requests: 3). Try again later.",
+        "message": "The server is overloaded: its queue is full (3 of 3 requests). "
+        "Try again later.",
         "type": "rate_limit_error",
         "param": None,
         "code": "server_overloaded",
@@ -150,14 +151,21 @@ async def test_a_queue_that_has_many_prompt_tokens_is_full(start: StartGateway) 
         asyncio.create_task(server.gateway.complete([7] * 500, max_tokens=2)),
     ]
     await eventually(lambda: server.queued == 1)
-    assert (await server.gateway.complete([7])).status_code == 429
+    refused = await server.gateway.complete([7] * 3)
+    assert refused.status_code == 429
+    assert "(500 of 100 prompt tokens are queued, and this one has 3)" in refused.text
     await server.end()
     assert (await waiting[0]).status_code == 200
 
 
 async def test_without_a_queue_a_request_is_served_or_refused_at_once(start: StartGateway) -> None:
     server = await full(start, max_queued_requests=0)
-    assert (await server.gateway.complete([7])).status_code == 429
+    refused = await server.gateway.complete([7])
+    assert refused.status_code == 429
+    assert refused.json()["error"]["message"] == (
+        "The server is overloaded: the request cannot begin now, and this server has no queue. "
+        "Try again later."
+    )
     await server.end()
     assert (await server.gateway.complete([7], max_tokens=1)).status_code == 200
 

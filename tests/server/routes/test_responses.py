@@ -249,6 +249,8 @@ async def test_strict_fields_refuse_an_unknown_one(start: StartGateway) -> None:
     gateway = await start(strict_fields=True)
     error = (await gateway.post(PATH, {**SHORT, "shoe_size": 44})).json()["error"]
     assert (error["param"], error["code"]) == ("shoe_size", "unknown_parameter")
+    error = (await gateway.post(PATH, {**SHORT, "max_output_token": 1})).json()["error"]
+    assert error["message"].endswith("did you mean max_output_tokens?")
 
 
 async def test_routing_rules_match_responses(start: StartGateway) -> None:

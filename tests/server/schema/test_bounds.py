@@ -80,3 +80,52 @@ def test_the_parts_and_calls_of_all_messages_are_bounded_together() -> None:
 )
 def test_a_long_list_of_wrong_values_is_few_errors(model: type[BaseModel], body: Any) -> None:
     assert len(errors(model, body)) <= 2
+
+
+def schema(levels: int) -> dict[str, Any]:
+    """A schema with so many levels of objects."""
+    return {"not": schema(levels - 1)} if levels > 1 else {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"logit_bias": {str(i): 1 for i in range(1030)}},
+            "logit_bias: has 1,030 entries; the maximum is 1,024",
+        ),
+        (
+            {"stop": "x" * 1025},
+            "stop: a stop sequence has 1,025 characters; the maximum is 1,024",
+        ),
+        (
+            {"structured_outputs": {"choice": ["x" * 150_001, "y" * 50_000]}},
+            "structured_outputs.choice: has 200,001 characters in all its texts; the maximum is "
+            "200,000",
+        ),
+        (
+            {"structured_outputs": {"json": schema(70)}},
+            "structured_outputs.json has 70 levels of objects and lists; the maximum is 64.",
+        ),
+        (
+            {"structured_outputs": {"json": "[" * 5000 + "]" * 5000}},
+            "structured_outputs.json has more than 64 levels of objects and lists, which is the "
+            "maximum.",
+        ),
+        (
+            {"structured_outputs": {"json": {"enum": [0] * 50_001}}},
+            "structured_outputs.json has more than 50,000 values, which is the maximum.",
+        ),
+        (
+            {"structured_outputs": {"json": " " * 500_001}},
+            "structured_outputs.json has 500,001 characters; the maximum is 500,000.",
+        ),
+        ({"n": 3, "prompt": ["a"] * 1024}, "The number of prompts times n can be at most 2048, "),
+    ],
+)
+async def test_a_bound_that_is_passed_is_named_with_what_was_given(
+    gateway: Gateway, fields: dict[str, Any], message: str
+) -> None:
+    response = await gateway.complete(**{"prompt": "a", **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(message)

@@ -123,6 +123,10 @@ def test_boolean_flags_have_a_negative() -> None:
         (["--port", "x"], "--port: input should be a valid integer"),
         (["--port=70000"], "--port: input should be less than or equal to 65535, got '70000'"),
         (["--engine", "sglang"], "--engine: input should be 'vllm' or 'fake', got 'sglang'"),
+        (
+            ["--max-speculative-tokens", "1"],
+            "--proposer: ngram: num_speculative_tokens is 5, more than --max-speculative-tokens, 1",
+        ),
         (["--max-model-len", "0"], "--max-model-len: input should be greater than or equal to 1"),
         (["--primary", "x"], "--primary: there is no proposer 'x' (proposers: ngram, suffix,"),
         (["--spec-method", "x"], "--spec-method: there is no proposer 'x'"),
@@ -250,7 +254,7 @@ def test_an_error_in_a_rule_or_policy_has_the_setting_and_the_path(tmp_path: Pat
     rule = "{name: a, match: {overlap: {min: 2}}, use: {proposer: none}}"
     text = f"model: org/m\nrouting_rules: [{rule}]\n"
     message = error_of("--config", file := config(tmp_path, text))
-    assert message.startswith(f"routing_rules in {file}: routing_rules.0.match.overlap.min: must")
+    assert message.startswith(f"routing_rules in {file}: 0.match.overlap.min: must")
     message = error_of("org/m", SPECGATE_SPEC_POLICY='{"load": {"light": {"max_running": 0.5}}}')
     assert message.startswith("SPECGATE_SPEC_POLICY: load.light.max_running: must be an integer")
 

@@ -39,7 +39,7 @@ class RecordedRequest:
 
 
 @dataclass
-class Recording:
+class RecordedRun:
     """The drafts and outputs of a run, by request."""
 
     drafts: list[Drafted]
@@ -98,14 +98,14 @@ class RecordedEngine:
 
     def run(
         self, requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None = None
-    ) -> Recording:
+    ) -> RecordedRun:
         """Runs the requests to their end.
 
         Args:
             switches: step -> the method that all requests get before it. Without switches
                 each request keeps its own method.
         """
-        recording: Recording = self._pool.submit(_run, requests, switches).result(
+        recording: RecordedRun = self._pool.submit(_run, requests, switches).result(
             timeout=_TIMEOUT_S
         )
         return recording
@@ -135,7 +135,7 @@ class RecordedEngine:
 
 def never_switched(
     engine: RecordedEngine, prompts: Sequence[Prompt], method: SpecMethod, length: int
-) -> Recording:
+) -> RecordedRun:
     """Runs the prompts one after the other; one proposer drafts from the start."""
     parts = []
     for prompt in prompts:
@@ -143,7 +143,7 @@ def never_switched(
         parts.append(engine.run([RecordedRequest(prompt, length, method)]))
     engine.reset_prefix_cache()
     assert not any(part.preemptions for part in parts)
-    return Recording(
+    return RecordedRun(
         drafts=[part.drafts[0] for part in parts],
         outputs=[part.outputs[0] for part in parts],
         cached=[part.cached[0] for part in parts],
@@ -152,7 +152,7 @@ def never_switched(
     )
 
 
-def same_drafts(got: Recording, want: Recording, proposer: str) -> int:
+def same_drafts(got: RecordedRun, want: RecordedRun, proposer: str) -> int:
     """Asserts that all drafts equal those of the other run; returns how many were compared."""
     compared = 0
     for i in range(len(want.outputs)):
@@ -207,7 +207,7 @@ def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
 
 def _run(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
-) -> Recording:
+) -> RecordedRun:
     global _count
     runner = _runner()
     recorder = _DraftRecorder()
@@ -235,7 +235,7 @@ def _run(
     finally:
         del runner.drafter.propose
     made = [outputs[request_id] for request_id in ids]
-    return Recording(
+    return RecordedRun(
         drafts=[_drafts_of(recorder, request_id) for request_id in ids],
         outputs=[tuple(output.outputs[0].token_ids) for output in made],
         cached=[output.num_cached_tokens or 0 for output in made],

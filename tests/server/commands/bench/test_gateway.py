@@ -30,6 +30,8 @@ def test_it_measures_cpu_time_and_writes(
     printed = capsys.readouterr().out
     assert (tmp_path / "gateway.md").read_text() in printed
     assert printed.count("\n| specgate | ") == 2
+    # One round has a ratio, and no interval.
+    assert " to " not in (tmp_path / "gateway.md").read_text().partition("| side |")[2]
     recordings = json.loads((tmp_path / "recordings.json").read_text())
     # The role, the deltas and the end; with a delta of 3 the first still has one token.
     assert [len(one["events"]) for one in recordings] == [3, 42, 3, 16]

@@ -152,7 +152,7 @@ def test_a_file_that_is_no_trace_fails_with_its_name(
     for path, why in (
         (empty, "empty.json.gz is not a trace: it has no requests"),
         (text, "text.json.gz is not a trace: Not a gzipped file"),
-        (tmp_path / "none.json.gz", "No such file or directory"),
+        (tmp_path / "none.json.gz", "none.json.gz: No such file or directory"),
     ):
         assert replay(path, tmp_path) == FAILED
         assert why in capsys.readouterr().err

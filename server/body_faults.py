@@ -1,0 +1,101 @@
+"""What is wrong with a body that cannot be read, or whose fields are not valid."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+
+from server.schema.known_fields import fields_at
+from server.text import cut, did_you_mean
+
+MAX_BODY_LEVELS = 500
+"""Levels of objects and lists in a body that are always read; Python's parser stops below 1000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        param: the field's dotted path; `None` for the body as a whole.
+        code: a short constant for programs, or `None`.
+    """
+
+    param: str | None
+    message: str
+    code: str | None = None
+
+
+def unreadable(cause: BaseException | None) -> str:
+    """Why a body cannot be read. FastAPI raises a 400 without a reason for it."""
+    if isinstance(cause, RecursionError):
+        return f"The body can have at most {MAX_BODY_LEVELS} levels of objects and lists."
+    if isinstance(cause, UnicodeDecodeError):
+        return "The body is not valid JSON: it is not in UTF-8."
+    if isinstance(cause, ValueError):
+        return "The body is not valid JSON: a number has too many digits."
+    return "The body is not valid JSON."
+
+
+def fault_of(error: RequestValidationError, body_type: Any) -> Fault:
+    """The fault that is deepest in the body: of a union's branches, the one that fits best.
+
+    Args:
+        body_type: the type that the body was read as; `None` if it is not known.
+    """
+    found = [(_field(e["loc"], error.body), e) for e in error.errors()]
+    # A list that is too long is also no text, where both are allowed. A required field that is
+    # missing may be the one with an unknown name.
+    unlikely = ("string_type", "missing")
+    path, detail = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] not in unlikely))
+    param = cut(".".join(map(str, path)))
+    kind = detail["type"]
+    if kind == "json_invalid":
+        at = detail["loc"][-1]
+        reason = detail["ctx"]["error"]
+        message = f"The body is not valid JSON: {reason}, at character {at}."
+        return Fault(None, message, "invalid_json")
+    if not path and isinstance(error.body, dict):
+        return Fault(None, f"Invalid body: {detail['msg']}")
+    if not path:
+        message = "The body must be a JSON object, sent with `Content-Type: application/json`."
+        return Fault(None, message)
+    if kind == "missing":
+        return Fault(param, f"{param} is required.", "missing_required_parameter")
+    beside = fields_at(body_type, path[:-1])
+    if detail["input"] is None and isinstance(path[-1], str):
+        same = beside.get(path[-1])
+        is_required = same is None or any(field.is_required() for field in same)
+        code = "missing_required_parameter" if is_required else None
+        return Fault(param, f"{param} must not be null.", code)
+    if kind == "extra_forbidden":
+        prefix = "".join(f"{step}." for step in path[:-1])
+        hint = did_you_mean(str(path[-1]), beside, prefix) or "."
+        return Fault(param, f"{param} is not a known field{hint}", "unknown_parameter")
+    context = detail.get("ctx", {})
+    reason = detail["msg"].removeprefix("Value error, ")
+    if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
+        reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
+    return Fault(param, f"{param}: {reason}", context.get("code"))
+
+
+def _field(loc: Sequence[str | int], body: Any) -> list[str | int]:
+    """The path of a field of the body, or a parameter of the query."""
+    source, *rest = loc
+    return rest if source == "query" else _path(rest, body)
+
+
+def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:
+    """Pydantic's location without the parts that are not in the body, such as union tags."""
+    path: list[str | int] = []
+    for i, step in enumerate(loc):
+        last = i == len(loc) - 1
+        if isinstance(body, dict) and (step in body or last):
+            body = body.get(step)
+        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+            body = body[step]
+        else:
+            continue
+        path.append(step)
+    return path
