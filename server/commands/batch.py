@@ -70,7 +70,7 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
     A rule for the name of an API key matches nothing then, and is left out. No limit ends a
     request: the batch itself bounds how many there are.
     """
-    rules = settings.rules(settings.read_keys().names(Role.API))
+    rules = settings.rules(settings.keys_at_start.names(Role.API))
     kept = tuple(dict(rule.given) for rule in rules if rule.match.api_key is None)
     closed: dict[str, Any] = {
         **dict.fromkeys(KEY_SETTINGS, ()),

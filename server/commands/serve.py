@@ -90,7 +90,7 @@ def connection_limit(settings: Settings, limit: int) -> int:
 
 def check_exposure(settings: Settings) -> None:
     """Raises `SettingsError` for a server that others reach without a key."""
-    if is_loopback(settings.host) or settings.insecure or settings.read_keys().has(Role.API):
+    if is_loopback(settings.host) or settings.insecure or settings.keys_at_start.has(Role.API):
         return
     raise SettingsError(
         f"--host: {settings.host} can be reached from other machines, so inference needs a key: "

@@ -21,7 +21,7 @@ class Keyring:
 
     def __init__(self, settings: AccessSettings) -> None:
         self._settings = settings
-        self.keys = settings.read_keys()
+        self.keys = settings.keys_at_start
 
     def api_key_names(self) -> frozenset[str]:
         """The names that routing rules may match now."""
@@ -31,7 +31,7 @@ class Keyring:
         """Reads the key file again. Returns whether the new keys are in force.
 
         A file that cannot be used changes nothing, and the log says why. Requests that have been
-        authorized go on.
+        authorized continue.
         """
         if self._settings.key_file is None:
             log.info("nothing_to_reload", reason="--key-file is not set")
