@@ -25,6 +25,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from engine_adapter.errors import (
     EngineConfigError,
@@ -133,6 +134,12 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def error_response(error: ApiError) -> JSONResponse:
     """The whole response of an error; also an ASGI application, for pure middleware."""
     return JSONResponse(error_body(error), error.status, headers=dict(error.headers))
+
+
+async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request with an error outside of the routes; its trace gets the error's code."""
+    exchange_of(scope).error = error.code or error.type
+    await error_response(error)(scope, receive, send)
 
 
 def to_api_error(error: BaseException) -> ApiError:

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, error_response
+from server.errors import ApiError, send_error
 from server.http.headers import RETRY_AFTER
 from server.settings.http_settings import HttpSettings
 
@@ -73,7 +73,7 @@ class BodyLimit:
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > max_bytes:
             error = ApiError(413, too_large(max_bytes), code="request_too_large")
-            await error_response(error)(scope, receive, send)
+            await send_error(error, scope, receive, send)
             return
         body = _Body(self, receive)
         try:
