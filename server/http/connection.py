@@ -217,7 +217,7 @@ class Connection(HttpToolsProtocol):
 
     def _is_spare(self) -> bool:
         """Whether it is above the limit. It gets a place for good once there is one."""
-        if self._place is Place.SPARE and not self._connections.full:
+        if self._place is Place.SPARE and self._connections.give_place(self):
             self._place = Place.OPEN
         return self._place is Place.SPARE
 
