@@ -147,6 +147,12 @@ def _json_list(value: Any) -> Any:
 Count = Annotated[int, Field(ge=1)]
 """A count, at least 1."""
 
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds; what 0 means is the setting's affair."""
+
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Seconds, more than 0."""
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
 """Texts; as one text, separated by commas."""
 
