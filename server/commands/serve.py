@@ -81,7 +81,7 @@ def connection_limit(settings: Settings, limit: int) -> int:
     wanted = settings.max_connections
     if wanted is None:
         return descriptors.default_connections(limit)
-    needed = wanted + descriptors.SPARE
+    needed = descriptors.needed(wanted)
     if limit != resource.RLIM_INFINITY and needed > limit:
         message = f"{wanted} need {needed} file descriptors; this process may have {limit}"
         raise SettingsError(f"--max-connections: {message} (see ulimit -n)")
