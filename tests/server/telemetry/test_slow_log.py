@@ -22,7 +22,7 @@ SLOW = Generation(
     streams=True,
     num_choices=1,
     sampling=SamplingOptions(),
-    timings=Timings(5.0, 0.25, 1.5, 2.0, 4.0),
+    timings=Timings(0.25, 1.5, 2.0, 4.0),
     selected=Selected("auto", 4, "active", None),
     prompt_tokens=100,
     cached_tokens=64,
@@ -79,7 +79,7 @@ def test_a_request_that_never_left_the_queue_waited_to_its_end() -> None:
         streams=False,
         num_choices=1,
         sampling=SamplingOptions(),
-        timings=Timings(5.0, 0.25, None, None, 9.0),
+        timings=Timings(0.25, None, None, 9.0),
         failure=Failure("stopping", 503),
     )
     (line,) = slow_lines(refused, 1.0)

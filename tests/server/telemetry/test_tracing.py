@@ -510,7 +510,7 @@ def test_the_names_are_those_of_the_conventions() -> None:
         sampling=SamplingOptions(
             top_k=3, max_tokens=9, seed=1, frequency_penalty=1, presence_penalty=1
         ),
-        timings=Timings(0.0, 0.1, 0.2, 0.3, 0.4),
+        timings=Timings(0.1, 0.2, 0.3, 0.4),
         selected=Selected("goodput", 4, "rule", "r"),
         drafts={"ngram": ProposerCounts(1, 4, 2, (1, 1), 3)},
     )
