@@ -13,6 +13,7 @@ import structlog
 
 from server.commands import BAD_SETTING, print_error
 from server.commands.startup_display import StartupDisplay
+from server.commands.terminal import Terminal
 from server.control.audit import Audit
 from server.http import descriptors
 from server.http.direct import is_loopback
@@ -28,8 +29,6 @@ from server.telemetry.logs import configure_logs
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
-
-_STDIN = 0
 
 log = structlog.get_logger(__name__)
 
@@ -67,10 +66,10 @@ def ignore_hang_ups() -> None:
     By default it ends a process. This is a handler and not `SIG_IGN`, which the engine's processes
     would inherit.
     """
-    has_terminal = os.isatty(_STDIN)
+    terminal = Terminal()
 
     def hang_up(number: int, frame: object) -> None:
-        if has_terminal and not os.isatty(_STDIN):
+        if terminal.was_closed:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGHUP, hang_up)
