@@ -37,6 +37,7 @@ from engine_adapter.errors import (
     ProposerRefused,
 )
 from server.http.exchange import exchange_of
+from server.http.headers import RETRY_AFTER
 from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
 from server.text import MAX_MESSAGE, cut, replace_surrogates
 
@@ -93,7 +94,7 @@ class Unavailable(ApiError):
     ) -> None:
         headers = {}
         if retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+            headers[RETRY_AFTER] = str(max(1, math.ceil(retry_after_s)))
         super().__init__(503, message, type="server_error", code=code, headers=headers)
 
 

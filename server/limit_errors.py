@@ -13,6 +13,7 @@ ApiError
 import math
 
 from server.errors import ApiError, Unavailable
+from server.http.headers import RETRY_AFTER
 
 RETRY_AFTER_UNKNOWN_S = 5.0
 """Retry-After while nothing is measured."""
@@ -30,7 +31,7 @@ class TooManyRequests(ApiError):
             message,
             type="rate_limit_error",
             code=code,
-            headers={"Retry-After": str(math.ceil(_bounded(retry_after_s)))},
+            headers={RETRY_AFTER: str(math.ceil(_bounded(retry_after_s)))},
         )
 
 
