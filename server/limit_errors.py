@@ -11,6 +11,7 @@ ApiError
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 from server.errors import ApiError, Unavailable
 from server.http.headers import RETRY_AFTER
@@ -23,14 +24,14 @@ MAX_RETRY_AFTER_S = 60.0
 
 
 class TooManyRequests(ApiError):
-    """429: the same request can succeed later."""
+    """429: the same request can succeed later. Each subclass has its `code`."""
 
-    def __init__(self, message: str, code: str, retry_after_s: float | None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(
             429,
             message,
             type="rate_limit_error",
-            code=code,
+            code=self.code,
             headers={RETRY_AFTER: str(math.ceil(_bounded(retry_after_s)))},
         )
 
@@ -38,10 +39,11 @@ class TooManyRequests(ApiError):
 class QueueFull(TooManyRequests):
     """The queue has no room for the request."""
 
+    code = "server_overloaded"
+
     def __init__(self, queued: int, retry_after_s: float | None) -> None:
         super().__init__(
             f"The server is overloaded: its queue is full (requests: {queued}). Try again later.",
-            "server_overloaded",
             retry_after_s,
         )
 
@@ -49,10 +51,11 @@ class QueueFull(TooManyRequests):
 class ConcurrencyLimit(TooManyRequests):
     """The API key has as many unfinished requests as it may have."""
 
+    code = "concurrency_limit_exceeded"
+
     def __init__(self, most: int) -> None:
         super().__init__(
             f"This API key may have so many unfinished requests: {most}. Wait for one to end.",
-            "concurrency_limit_exceeded",
             1.0,
         )
 
@@ -60,10 +63,11 @@ class ConcurrencyLimit(TooManyRequests):
 class RateLimit(TooManyRequests):
     """The API key sends more requests a minute than it may."""
 
+    code = "rate_limit_exceeded"
+
     def __init__(self, per_minute: int, retry_after_s: float) -> None:
         super().__init__(
             f"This API key has sent more requests within a minute than it may: {per_minute}.",
-            "rate_limit_exceeded",
             retry_after_s,
         )
 
@@ -71,10 +75,12 @@ class RateLimit(TooManyRequests):
 class QueueTimeout(Unavailable):
     """503: the request waited `waited_s` seconds, and its turn has not come."""
 
+    code = "queue_timeout"
+
     def __init__(self, waited_s: float, retry_after_s: float | None) -> None:
         super().__init__(
             f"The request waited for {waited_s:g} s and its turn has not come.",
-            "queue_timeout",
+            self.code,
             _bounded(retry_after_s),
         )
 
@@ -82,25 +88,37 @@ class QueueTimeout(Unavailable):
 class FirstTokenTimeout(ApiError):
     """504: no token came within `limit_s` seconds of the request's begin."""
 
+    code = "first_token_timeout"
+
     def __init__(self, limit_s: float) -> None:
         super().__init__(
             504,
             f"The request had no token after {limit_s:g} s, and was ended.",
             type="server_error",
-            code="first_token_timeout",
+            code=self.code,
         )
 
 
 class RequestTimeout(ApiError):
     """504: the request has not ended within `limit_s` seconds."""
 
+    code = "request_timeout"
+
     def __init__(self, limit_s: float) -> None:
         super().__init__(
             504,
             f"The request had not ended after {limit_s:g} s, and was ended.",
             type="server_error",
-            code="request_timeout",
+            code=self.code,
         )
+
+
+LIMIT_CODES: Mapping[int, Sequence[str]] = {
+    429: (QueueFull.code, ConcurrencyLimit.code, RateLimit.code),
+    503: (QueueTimeout.code,),
+    504: (FirstTokenTimeout.code, RequestTimeout.code),
+}
+"""Status -> the codes of the errors with which a limit ends a request."""
 
 
 def _bounded(retry_after_s: float | None) -> float:
