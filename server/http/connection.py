@@ -81,7 +81,7 @@ class Connection(HttpToolsProtocol):
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins, or refuses."""
+        """Asks for a place among the open connections; without one it is closed, or kept shortly."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         self._answers = _CountedWrites(transport)
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends."""
+        """Gives the place back; the request that runs learns that its client is gone."""
         self._connections.lost(self)
         self._leave()
         super().connection_lost(exc)
@@ -122,7 +122,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the URL."""
+        """Adds a part of the URL; one that is too long is refused."""
         super().on_url(url)
         if len(self.url) > self._limits.max_url_bytes:
             self._end_parsing(self._long_url())
