@@ -81,7 +81,7 @@ class Connection(HttpToolsProtocol):
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Asks for a place among the open connections; without one it is closed, or kept shortly."""
+        """Asks for a place; a connection without one is closed, or kept for a refusal."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         self._answers = _CountedWrites(transport)
