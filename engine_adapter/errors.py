@@ -34,7 +34,7 @@ class EngineConfigError(EngineError):
         setting: the setting's name as the user writes it, e.g. `proposer`.
         message: the fault and the remedy.
         field: for a setting that is an object, the one field at fault, if there is one.
-        code: a short constant for programs, if that field is missing or unknown:
+        code: a short constant for programs, or `None`; for that field such as
             `missing_required_parameter` or `unknown_parameter`.
     """
 

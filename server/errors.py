@@ -25,6 +25,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from engine_adapter.errors import (
     EngineConfigError,
@@ -37,6 +38,7 @@ from engine_adapter.errors import (
 )
 from server.body_faults import fault_of, unreadable
 from server.http.exchange import exchange_of
+from server.http.headers import RETRY_AFTER
 from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
 from server.text import MAX_MESSAGE, cut, replace_surrogates
 
@@ -93,7 +95,7 @@ class Unavailable(ApiError):
     ) -> None:
         headers = {}
         if retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+            headers[RETRY_AFTER] = str(max(1, math.ceil(retry_after_s)))
         super().__init__(503, message, type="server_error", code=code, headers=headers)
 
 
@@ -134,6 +136,12 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def error_response(error: ApiError) -> JSONResponse:
     """The whole response of an error; also an ASGI application, for pure middleware."""
     return JSONResponse(error_body(error), error.status, headers=dict(error.headers))
+
+
+async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request with an error outside of the routes; its trace gets the error's code."""
+    exchange_of(scope).error = error.code or error.type
+    await error_response(error)(scope, receive, send)
 
 
 def to_api_error(error: BaseException) -> ApiError:

@@ -11,8 +11,10 @@ ApiError
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 from server.errors import ApiError, Unavailable
+from server.http.headers import RETRY_AFTER
 
 RETRY_AFTER_UNKNOWN_S = 5.0
 """Retry-After while nothing is measured."""
@@ -22,33 +24,36 @@ MAX_RETRY_AFTER_S = 60.0
 
 
 class TooManyRequests(ApiError):
-    """429: the same request can succeed later."""
+    """429: the same request can succeed later. Each subclass has its `code`."""
 
-    def __init__(self, message: str, code: str, retry_after_s: float | None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(
             429,
             message,
             type="rate_limit_error",
-            code=code,
-            headers={"Retry-After": str(math.ceil(_bounded(retry_after_s)))},
+            code=self.code,
+            headers={RETRY_AFTER: str(math.ceil(_bounded(retry_after_s)))},
         )
 
 
 class QueueFull(TooManyRequests):
     """The queue has no room for the request; `reason` says why, as a clause."""
 
+    code = "server_overloaded"
+
     def __init__(self, reason: str, retry_after_s: float | None) -> None:
         message = f"The server is overloaded: {reason}. Try again later."
-        super().__init__(message, "server_overloaded", retry_after_s)
+        super().__init__(message, retry_after_s)
 
 
 class ConcurrencyLimit(TooManyRequests):
     """The API key has as many unfinished requests as it may have."""
 
+    code = "concurrency_limit_exceeded"
+
     def __init__(self, most: int) -> None:
         super().__init__(
             f"This API key can have at most {most} unfinished requests. Wait for one to end.",
-            "concurrency_limit_exceeded",
             1.0,
         )
 
@@ -56,10 +61,11 @@ class ConcurrencyLimit(TooManyRequests):
 class RateLimit(TooManyRequests):
     """The API key sends more requests a minute than it may."""
 
+    code = "rate_limit_exceeded"
+
     def __init__(self, per_minute: int, retry_after_s: float) -> None:
         super().__init__(
             f"This API key can send at most {per_minute} requests a minute.",
-            "rate_limit_exceeded",
             retry_after_s,
         )
 
@@ -67,10 +73,12 @@ class RateLimit(TooManyRequests):
 class QueueTimeout(Unavailable):
     """503: the request waited `waited_s` seconds, and its turn has not come."""
 
+    code = "queue_timeout"
+
     def __init__(self, waited_s: float, retry_after_s: float | None) -> None:
         super().__init__(
             f"The request waited for {waited_s:g} s and its turn has not come.",
-            "queue_timeout",
+            self.code,
             _bounded(retry_after_s),
         )
 
@@ -78,25 +86,37 @@ class QueueTimeout(Unavailable):
 class FirstTokenTimeout(ApiError):
     """504: no token came within `limit_s` seconds of the request's begin."""
 
+    code = "first_token_timeout"
+
     def __init__(self, limit_s: float) -> None:
         super().__init__(
             504,
             f"The request had no token after {limit_s:g} s, and was ended.",
             type="server_error",
-            code="first_token_timeout",
+            code=self.code,
         )
 
 
 class RequestTimeout(ApiError):
     """504: the request has not ended within `limit_s` seconds."""
 
+    code = "request_timeout"
+
     def __init__(self, limit_s: float) -> None:
         super().__init__(
             504,
             f"The request had not ended after {limit_s:g} s, and was ended.",
             type="server_error",
-            code="request_timeout",
+            code=self.code,
         )
+
+
+LIMIT_CODES: Mapping[int, Sequence[str]] = {
+    429: (QueueFull.code, ConcurrencyLimit.code, RateLimit.code),
+    503: (QueueTimeout.code,),
+    504: (FirstTokenTimeout.code, RequestTimeout.code),
+}
+"""Status -> the codes of the errors with which a limit ends a request."""
 
 
 def _bounded(retry_after_s: float | None) -> float:

@@ -15,13 +15,17 @@ from typing import Any
 from jinja2 import TemplateError
 
 from server.errors import InvalidField
+from server.schema.json_values import is_larger
 from server.text import cut, is_unicode
 
 LONG_TEXT_CHARS = 8_192
 """Longer text is tokenized in a thread, because it would delay every stream by milliseconds."""
 
-LONG_CHAT_MESSAGES = 64
-"""Longer chats are rendered in a thread, for the same reason."""
+LONG_CHAT_VALUES = 256
+"""Chats of more JSON values, or of longer texts together, are rendered in a thread.
+
+A message of text has three values; tool calls and the schemas of tools have many.
+"""
 
 LONG_LIST_TOKENS = 4_096
 """More token ids become text in a thread, for the same reason."""
@@ -123,7 +127,8 @@ class Renderer:
             tools=list(tools) or None,
             **(variables or {}),
         )
-        is_long = len(messages) > LONG_CHAT_MESSAGES
+        given = (messages, tools, variables)
+        is_long = is_larger(given, LONG_CHAT_VALUES, LONG_TEXT_CHARS)
         text = await asyncio.to_thread(render) if is_long else render()
         return await self.encode(
             text,
@@ -132,15 +137,11 @@ class Renderer:
             max_tokens=max_tokens,
         )
 
-    async def decode_long(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, of which there may be many."""
-        if len(token_ids) > LONG_LIST_TOKENS:
-            return await asyncio.to_thread(self.decode, token_ids)
-        return self.decode(token_ids)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        if len(token_ids) > LONG_LIST_TOKENS:
+            return await asyncio.to_thread(self._decode, token_ids)
+        return self._decode(token_ids)
 
     async def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as it is written in the vocabulary."""
@@ -152,6 +153,9 @@ class Renderer:
         """Whether the chat template has one of these names, of variables."""
         template = self._chat_template or str(self._tokenizer.chat_template or "")
         return any(re.search(rf"\b{re.escape(name)}\b", template) for name in names)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def _tokens(self, token_ids: Sequence[int]) -> list[str]:
         return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]

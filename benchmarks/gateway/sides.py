@@ -5,7 +5,6 @@ into a model: the fake engine itself, vLLM's front ends with `benchmarks.gateway
 """
 
 import json
-import resource
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -17,6 +16,7 @@ from benchmarks.gateway.client import Load
 from benchmarks.gateway.recording import RecordedStream, record, write
 from benchmarks.servers import NAME, ServerGroup, shared_flags
 from benchmarks.targets import target_path
+from server.http.descriptors import raise_limit
 
 BARE, SPECGATE, STOCK = "bare", "specgate", "stock"
 """The sides. `bare` is the base of the others."""
@@ -78,7 +78,8 @@ class Side:
 async def running_sides(setup: Setup) -> AsyncIterator[list[Side]]:
     """Starts the servers; they end with the block. The bare app sends what Specgate answered."""
     setup.folder.mkdir(parents=True, exist_ok=True)
-    _raise_file_limit()
+    # Every stream needs a descriptor here and in its server, which inherits the limit.
+    raise_limit()
     with ExitStack() as stack:
 
         async def start(name: str, command: Sequence[str], path: str) -> ServerGroup:
@@ -159,9 +160,3 @@ def _stub(setup: Setup, front_end: str) -> list[str]:
 
 def _module(name: str, *words: str) -> list[str]:
     return [sys.executable, "-m", name, *words]
-
-
-def _raise_file_limit() -> None:
-    """Every stream needs a descriptor here and in its server, which inherits the limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,10 +1,10 @@
 """All drafting methods, and the parser from a proposer's JSON object to its `ProposerSpec`."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_adapter.errors import SHOWN_CHARS, EngineConfigError, shown
+from engine_adapter.names import NAME
 from engine_adapter.proposers import (
     cascade,
     dflash,
@@ -42,7 +42,6 @@ METHODS: tuple[ProposerMethod, ...] = (
 )
 """Every drafting method that can be configured."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _COMMON = frozenset({"name", "method", "model", "num_speculative_tokens"})
 _MISSING, _UNKNOWN = "missing_required_parameter", "unknown_parameter"
 
@@ -67,13 +66,13 @@ def needs(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Capabilities:
 def read_name(fields: Mapping[str, Any]) -> str:
     """The name in a proposer's JSON object.
 
-    Raises `EngineConfigError` if it is missing, or is none that a proposer can have.
+    Raises `EngineConfigError` if it is missing, or no proposer can have it.
     """
     name = fields.get("name")
     if name is None:
         raise _error("name", "is required", _MISSING)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _error("name", f"must match {_NAME.pattern}, got {shown(name)}")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _error("name", f"must match {NAME.pattern}, got {shown(name)}")
     return name
 
 

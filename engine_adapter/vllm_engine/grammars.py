@@ -21,11 +21,25 @@ _FORMATS = {
 MAX_COMPILED = 64
 """The compiled grammars that are kept."""
 
-_lock = threading.Lock()
-_compiled: OrderedDict[str, Any] = OrderedDict()
+MAX_ITEMS_IN_ROW = 2500
+"""Items of a parser at one place of the text: a list of choices takes one for each."""
+
+STEP_LEXER_FUEL = 100_000
+"""Work of a lexer for one mask; 14,000 take about a millisecond."""
+
+STEP_MAX_ITEMS = 10_000
+"""Items of a parser for one mask. In an ambiguous grammar the time of each grows with their number:
+20,000 were seen to take 0.6 s. Of ordinary grammars, some hundreds suffice for most.
+"""
+
+MAX_LEXER_STATES = 50_000
+"""States that a lexer keeps, of 1 to 2 kB each."""
 
 BACKEND = "guidance"
 """The backend of vLLM's that these grammars are for."""
+
+_lock = threading.Lock()
+_compiled: OrderedDict[str, Any] = OrderedDict()
 
 
 def serialized(kind: ConstraintKind, value: str, *, any_whitespace: bool) -> str:
@@ -97,18 +111,3 @@ def matcher_limits() -> Any:
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
     )
-
-
-MAX_ITEMS_IN_ROW = 2500
-"""Items of a parser at one place of the text: a list of choices takes one for each."""
-
-STEP_LEXER_FUEL = 100_000
-"""Work of a lexer for one mask; 14,000 take about a millisecond."""
-
-STEP_MAX_ITEMS = 10_000
-"""Items of a parser for one mask. In an ambiguous grammar the time of each grows with their number:
-20,000 were seen to take 0.6 s. Of ordinary grammars, some hundreds suffice for most.
-"""
-
-MAX_LEXER_STATES = 50_000
-"""States that a lexer keeps, of 1 to 2 kB each."""

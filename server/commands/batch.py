@@ -40,6 +40,7 @@ from server.commands.batch_files import (
 )
 from server.commands.server_process import print_start_error
 from server.commands.startup_display import StartupDisplay
+from server.http.headers import REQUEST_ID, RETRY_AFTER
 from server.lifespan import StartupCallbacks
 from server.settings import Settings
 from server.settings.access_settings import KEY_SETTINGS
@@ -70,7 +71,7 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
     A rule for the name of an API key matches nothing then, and is left out. No limit ends a
     request: the batch itself bounds how many there are.
     """
-    rules = settings.rules(settings.read_keys().names(Role.API))
+    rules = settings.rules(settings.keys_at_start.names(Role.API))
     kept = tuple(dict(rule.given) for rule in rules if rule.match.api_key is None)
     closed: dict[str, Any] = {
         **dict.fromkeys(KEY_SETTINGS, ()),
@@ -269,14 +270,14 @@ async def send(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
         await _until_ready(client)
         if not left:
             break
-    request_id = response.headers["x-request-id"]
+    request_id = response.headers[REQUEST_ID]
     return response_entry(request, response.status_code, request_id, response.json())
 
 
 async def _until_ready(client: httpx.AsyncClient) -> None:
     """Waits while the engine is being replaced. Raises `EngineGone`."""
     while (response := await client.get("/ready")).status_code != 200:
-        if "retry-after" not in response.headers:
+        if RETRY_AFTER not in response.headers:
             raise EngineGone(response.json()["error"]["message"])
         await asyncio.sleep(READY_POLL_S)
 

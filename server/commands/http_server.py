@@ -12,7 +12,6 @@ A second signal begins stage 3 at once.
 """
 
 import asyncio
-import os
 import signal
 import socket
 import time
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 import structlog
 import uvicorn
 
+from server.commands.terminal import Terminal
 from server.state import AppState
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -33,7 +33,6 @@ LAST_WORDS_S = 2.0
 """Seconds in which a request that was ended must have sent its error."""
 
 _POLL_S = 0.05
-_STDIN = 0
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +54,7 @@ class HttpServer(uvicorn.Server):
         self._reload = reload
         self._told_at: float | None = None
         self._hurry = False
-        self._has_terminal = os.isatty(_STDIN)
+        self._terminal = Terminal()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -142,7 +141,7 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(_POLL_S)
 
     def _hang_up(self) -> None:
-        if self._has_terminal and not os.isatty(_STDIN):
+        if self._terminal.was_closed:
             # Its terminal was closed; a reload is asked for by another process.
             self.stop(signal.SIGHUP)
         else:

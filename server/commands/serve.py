@@ -14,6 +14,7 @@ import structlog
 from server.commands import BAD_SETTING, print_error
 from server.commands.certificate import check_certificate
 from server.commands.startup_display import StartupDisplay
+from server.commands.terminal import Terminal
 from server.control.audit import Audit
 from server.http import descriptors
 from server.http.direct import is_loopback
@@ -29,8 +30,6 @@ from server.telemetry.logs import configure_logs
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
-
-_STDIN = 0
 
 log = structlog.get_logger(__name__)
 
@@ -69,10 +68,10 @@ def ignore_hang_ups() -> None:
     By default it ends a process. This is a handler and not `SIG_IGN`, which the engine's processes
     would inherit.
     """
-    has_terminal = os.isatty(_STDIN)
+    terminal = Terminal()
 
     def hang_up(number: int, frame: object) -> None:
-        if has_terminal and not os.isatty(_STDIN):
+        if terminal.was_closed:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGHUP, hang_up)
@@ -83,7 +82,7 @@ def connection_limit(settings: Settings, limit: int) -> int:
     wanted = settings.max_connections
     if wanted is None:
         return descriptors.default_connections(limit)
-    needed = wanted + descriptors.SPARE
+    needed = descriptors.needed(wanted)
     if limit != resource.RLIM_INFINITY and needed > limit:
         message = f"{wanted} need {needed} file descriptors; this process may have {limit}"
         name = settings.written("max_connections")
@@ -102,7 +101,7 @@ def with_address(settings: Settings) -> Settings:
 
 def check_exposure(settings: Settings) -> None:
     """Raises `SettingsError` for a server that others reach without a key."""
-    if is_loopback(settings.host) or settings.insecure or settings.read_keys().has(Role.API):
+    if is_loopback(settings.host) or settings.insecure or settings.keys_at_start.has(Role.API):
         return
     raise SettingsError(
         f"{settings.written('host')}: {settings.host} can be reached from other machines, so "

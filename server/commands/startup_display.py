@@ -27,7 +27,7 @@ class StartupDisplay:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._keys = settings.read_keys()
+        self._keys = settings.keys_at_start
         self._begun = time.monotonic()
         # Long paths and curl lines are not wrapped here: a terminal wraps them itself.
         self._console = Console(width=1000, soft_wrap=True, highlight=False)

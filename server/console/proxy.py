@@ -15,13 +15,14 @@ from fastapi.responses import StreamingResponse
 from server.errors import ApiError, install_error_handlers
 from server.http.body_limit import BodyLimit
 from server.http.direct import is_loopback, proxy_header
+from server.http.headers import REQUEST_ID, RETRY_AFTER, SPEC_METHOD
 from server.routes import console
 from server.settings.http_settings import HttpSettings
 from server.tls_problems import tls_problem
 
 CONNECT_TIMEOUT_S = 5.0
 _PASSED_ON = ("accept", "authorization", "content-type")
-_PASSED_BACK = ("content-type", "retry-after", "x-request-id", "x-specgate-spec-method")
+_PASSED_BACK = ("content-type", RETRY_AFTER, REQUEST_ID, SPEC_METHOD)
 
 
 def _client(url: str, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:

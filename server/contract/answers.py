@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from server.http.headers import IGNORED_FIELDS, REQUEST_ID, SPEC_METHOD, UNENFORCED_KEYWORDS
+from server.limit_errors import LIMIT_CODES
 
 Answers = dict[int | str, dict[str, Any]]
 """Status -> answer, as FastAPI's `responses` has it."""
@@ -21,11 +22,10 @@ EVENT_STREAM = "text/event-stream"
 SCHEMAS = "#/components/schemas/{model}"
 GENERATION_HEADERS = (SPEC_METHOD, IGNORED_FIELDS, UNENFORCED_KEYWORDS)
 LIMIT_ERRORS = {
-    429: "server_overloaded, concurrency_limit_exceeded, rate_limit_exceeded",
-    503: "queue_timeout, drain_aborted",
-    504: "first_token_timeout, request_timeout",
+    status: ", ".join((*codes, *(["drain_aborted"] if status == 503 else [])))
+    for status, codes in LIMIT_CODES.items()
 }
-"""The errors with which a limit ends a request that generates."""
+"""The errors with which a limit or a drain ends a request that generates."""
 ERROR = "ErrorResponse"
 """The name of the schema that every error has."""
 

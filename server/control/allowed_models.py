@@ -9,8 +9,6 @@ from pathlib import Path
 
 from engine_adapter.errors import EngineConfigError
 
-NOT_ALLOWED = "model_not_allowed"
-
 _MAX_CHARS = 4096
 _PATH_STARTS = ("/", ".", "~")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -18,11 +16,19 @@ _SAFE_ADAPTER = "adapter_model.safetensors"
 _PICKLED_ADAPTERS = ("adapter_model.bin", "adapter_model.pt")
 
 
+class ModelNotAllowed(EngineConfigError):
+    """The operator has not allowed a model: an attempt, and no fault of the model."""
+
+    def __init__(self, setting: str, message: str, field: str) -> None:
+        super().__init__(setting, message, field, "model_not_allowed")
+
+
 class AllowedModels:
     """The models that may be loaded while the server runs. What is refused is not looked into.
 
     Args:
-        folders: a folder in or below one of these is allowed, with what it links to.
+        folders: a folder in or below one of these is allowed, if the files that it links to are
+            in or below one, too. Links to other folders lead to nothing that is loaded.
         hub_ids: patterns of hub ids, such as `org/name` or `org/*`.
     """
 
@@ -31,7 +37,7 @@ class AllowedModels:
         self._hub_ids = tuple(hub_ids)
 
     async def check(self, model: str, setting: str, field: str) -> None:
-        """Raises `EngineConfigError` unless the model may be loaded.
+        """Raises `ModelNotAllowed` unless the model may be loaded.
 
         The message is the same for all that is not allowed: it does not tell what exists.
 
@@ -46,7 +52,7 @@ class AllowedModels:
                 f"{field}: must be in a folder that --allowed-local-path names, or a hub id that "
                 "--allowed-hub-id names; the models that the server started with are allowed too"
             )
-            raise EngineConfigError(setting, message, field, NOT_ALLOWED)
+            raise ModelNotAllowed(setting, message, field)
 
     def _allows(self, model: str) -> bool:
         if len(model) > _MAX_CHARS:
@@ -88,7 +94,8 @@ def _resolved(path: str) -> str:
 
 
 def _links(folder: Path) -> list[Path]:
-    """What the folder's files link to: they may lead out of it."""
+    """Where the links to files in the folder lead, which may be out of it. Folders in it are left
+    out: a model's files are beside each other."""
     if not folder.is_dir():
         return []
     links = [entry for entry in folder.iterdir() if entry.is_symlink()]

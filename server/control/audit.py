@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 import structlog
 
 from engine_adapter.errors import LoraRefused, ProposerRefused
+from server.control.allowed_models import ModelNotAllowed
 from server.control.records import (
     LoraRecord,
     PolicyRecord,
@@ -31,6 +32,8 @@ REMEMBERED = 100
 
 MAX_ERROR = 500
 """The most characters of an error's message that a record keeps."""
+
+_REFUSALS = (ProposerRefused, LoraRefused, ModelNotAllowed)
 
 T = TypeVar("T")
 
@@ -116,7 +119,7 @@ class Audit:
             try:
                 return await change
             except BaseException as error:
-                refused = isinstance(error, ProposerRefused | LoraRefused)
+                refused = isinstance(error, _REFUSALS)
                 outcome = LoadOutcome.REFUSED if refused else LoadOutcome.FAILED
                 message = cut(replace_surrogates(str(error)), MAX_ERROR) or type(error).__name__
                 raise

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from engine_adapter.names import NAME
 from engine_adapter.types import NONE
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.routing import MAX_PATTERN_CHARS, MAX_RULES, Match, Range, Rule
@@ -12,7 +13,6 @@ from server.text import clip, cut
 
 MAX_HEADERS = 16
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _RANGES: Mapping[str, tuple[float, float]] = {
@@ -75,7 +75,7 @@ def _read_rule(
         if name not in fields:
             raise RuleError(f"{path}.{name}", "is required", "missing_required_parameter")
     name = fields["name"]
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RuleError(
             f"{path}.name",
             f"must be 1 to 64 of A-Za-z0-9._- and begin with a letter or digit, got {clip(name)}",

@@ -55,7 +55,11 @@ class SwitchOutcome(StrEnum):
 
 
 class LoadOutcome(StrEnum):
-    """The end of a load or an unload. `refused`: it is not possible in the current state."""
+    """The end of a load or an unload.
+
+    `refused`: it is not possible in the current state, or the operator has not allowed the model.
+    `failed`: it was tried, and did not succeed.
+    """
 
     LOADED = "loaded"
     UNLOADED = "unloaded"

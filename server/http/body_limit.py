@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, error_response
+from server.errors import ApiError, send_error
 from server.http.headers import RETRY_AFTER
 from server.settings.http_settings import HttpSettings
 
@@ -46,8 +46,9 @@ class Pace:
 class BodyLimit:
     """Refuses a body that is too large, has too many values, or comes too slowly.
 
-    A refusal is a 413, with or without a content length, or a 408; a 503 if the bodies that are
-    still arriving are too large together. The connection then drops the rest of the body.
+    A refusal is a 413, with or without a content length, or a 408. If the bodies that are still
+    arriving are too large together, the largest of them gets a 503, so that a few slow ones do not
+    keep out small ones. The connection then drops the rest of the body.
 
     Args:
         reading: gets the tasks of the requests whose body has not arrived in full.
@@ -61,6 +62,8 @@ class BodyLimit:
         self.reading = reading
         self.unfinished_bytes = 0
         """The bytes of all bodies that have not arrived in full."""
+        self.unfinished: set[_Body] = set()
+        """These bodies."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,13 +73,18 @@ class BodyLimit:
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > max_bytes:
             error = ApiError(413, too_large(max_bytes), code="request_too_large")
-            await error_response(error)(scope, receive, send)
+            await send_error(error, scope, receive, send)
             return
         body = _Body(self, receive)
         try:
             await self._app(scope, body.receive, send)
         finally:
             body.release()
+
+    def make_room(self) -> None:
+        """Ends the largest body if all that have not arrived in full are too large together."""
+        if self.unfinished_bytes > self.settings.max_unfinished_body_bytes:
+            max(self.unfinished, key=lambda body: body.num_bytes).end()
 
 
 class _Body:
@@ -85,9 +93,11 @@ class _Body:
     def __init__(self, limit: BodyLimit, receive: Receive) -> None:
         self._limit = limit
         self._receive = receive
-        self._num_bytes = 0
+        self.num_bytes = 0
         self._num_values = 0
-        self._has_arrived = False
+        self._has_arrived = self._was_ended = False
+        self._waiting: asyncio.Timeout | None = None
+        limit.unfinished.add(self)
         self._task = asyncio.current_task()
         if self._task is not None:
             limit.reading.add(self._task)
@@ -100,37 +110,55 @@ class _Body:
         Raises `HTTPException`: FastAPI turns any other exception that occurs while it reads into
         a 400.
         """
+        if self._was_ended:
+            raise _too_many()
         if self._has_arrived:
             return await self._receive()
         try:
-            async with asyncio.timeout_at(self._pace.deadline):
+            async with asyncio.timeout_at(self._pace.deadline) as self._waiting:
                 part = await self._receive()
         except TimeoutError:
-            timeout_s = self._limit.settings.body_timeout_s
-            message = f"The body did not arrive: too little came within {timeout_s:g} s."
-            raise HTTPException(408, message, {"Connection": "close"}) from None
+            if not self._was_ended:
+                timeout_s = self._limit.settings.body_timeout_s
+                message = f"The body did not arrive: too little came within {timeout_s:g} s."
+                raise HTTPException(408, message, {"Connection": "close"}) from None
+        finally:
+            self._waiting = None
+        if self._was_ended:
+            raise _too_many()
         if part["type"] == "http.disconnect":
             raise HTTPException(499, "The client closed the connection.")
         self._add(part.get("body", b""))
         if not part.get("more_body", False):
             self.release()
+        self._limit.make_room()
+        if self._was_ended:
+            raise _too_many()
         return part
 
     def release(self) -> None:
         """The body has arrived, or is given up: it does not count any more."""
         if not self._has_arrived:
             self._has_arrived = True
-            self._limit.unfinished_bytes -= self._num_bytes
+            self._limit.unfinished_bytes -= self.num_bytes
+            self._limit.unfinished.discard(self)
             if self._task is not None:
                 self._limit.reading.discard(self._task)
+
+    def end(self) -> None:
+        """Gives the body up, because of all that arrives: its request gets a 503."""
+        self._was_ended = True
+        self.release()
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._loop.time())
 
     def _add(self, data: bytes) -> None:
         settings = self._limit.settings
         self._pace.add(len(data), self._loop.time())
-        self._num_bytes += len(data)
+        self.num_bytes += len(data)
         self._limit.unfinished_bytes += len(data)
         self._num_values += data.count(b",") + FIELD_VALUES * data.count(b":")
-        if self._num_bytes > settings.max_body_bytes:
+        if self.num_bytes > settings.max_body_bytes:
             raise HTTPException(413, too_large(settings.max_body_bytes))
         if self._num_values >= settings.max_body_values:
             message = (
@@ -138,9 +166,11 @@ class _Body:
                 f"counts as {FIELD_VALUES}."
             )
             raise HTTPException(413, message)
-        if self._limit.unfinished_bytes > settings.max_unfinished_body_bytes:
-            message = "Too many large bodies arrive at once; try again soon."
-            raise HTTPException(503, message, {RETRY_AFTER: "1"})
+
+
+def _too_many() -> HTTPException:
+    message = "Too many large bodies arrive at once; try again soon."
+    return HTTPException(503, message, {RETRY_AFTER: "1"})
 
 
 def too_large(max_bytes: int) -> str:

@@ -81,7 +81,7 @@ class Connection(HttpToolsProtocol):
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins, or refuses."""
+        """Asks for a place; a connection without one is closed, or kept for a refusal."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         self._answers = _CountedWrites(transport)
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends."""
+        """Gives the place back; the request that runs learns that its client is gone."""
         self._connections.lost(self)
         self._leave()
         super().connection_lost(exc)
@@ -122,7 +122,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the URL."""
+        """Adds a part of the URL; one that is too long is refused."""
         super().on_url(url)
         if len(self.url) > self._limits.max_url_bytes:
             self._end_parsing(self._long_url())
@@ -217,7 +217,7 @@ class Connection(HttpToolsProtocol):
 
     def _is_spare(self) -> bool:
         """Whether it is above the limit. It gets a place for good once there is one."""
-        if self._place is Place.SPARE and not self._connections.full:
+        if self._place is Place.SPARE and self._connections.give_place(self):
             self._place = Place.OPEN
         return self._place is Place.SPARE
 

@@ -89,6 +89,8 @@ class Connections:
         self._metrics = metrics
         self._exhausted = exhausted
         self._open: set[Watched] = set()
+        # Those of them that may send requests: never more than the limit.
+        self._placed: set[Watched] = set()
         self._watching = False
         self._warnings = {reason: RepeatedWarning("connection_closed") for reason in CloseReason}
         self._no_descriptors = RepeatedWarning("descriptors_exhausted")
@@ -97,11 +99,6 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    @property
-    def full(self) -> bool:
-        """Whether more than the limit are open."""
-        return len(self._open) > self.limit
-
     def opened(self, connection: Watched, loop: asyncio.AbstractEventLoop) -> Place:
         """Notes a new connection, and says what it gets."""
         if not self._watching:
@@ -109,13 +106,21 @@ class Connections:
             loop.call_later(CHECK_EVERY_S, self._watch, loop)
         self._open.add(connection)
         self._metrics.open.set(len(self._open))
-        if not self.full:
+        if self.give_place(connection):
             return Place.OPEN
-        return Place.SPARE if len(self._open) <= self.limit + descriptors.SPARE else Place.NONE
+        num_spare = len(self._open) - len(self._placed)
+        return Place.SPARE if num_spare <= descriptors.SPARE else Place.NONE
+
+    def give_place(self, connection: Watched) -> bool:
+        """Gives an open connection one of the places, for good. Returns whether there was one."""
+        if len(self._placed) < self.limit:
+            self._placed.add(connection)
+        return connection in self._placed
 
     def lost(self, connection: Watched) -> None:
         """Forgets a connection that has ended."""
         self._open.discard(connection)
+        self._placed.discard(connection)
         self._metrics.open.set(len(self._open))
 
     def closing(self, reason: CloseReason, peer: str, now: float, **fields: object) -> None:

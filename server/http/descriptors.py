@@ -13,6 +13,13 @@ ROOM = 256
 SPARE = 32
 """Connections above the limit that are held for as long as a refusal takes."""
 
+OWN = 64
+"""Descriptors that the server opens for itself: files, pipes and the engine's sockets.
+
+They are some 30 with vLLM, of which a loading of files or a restart of the engine needs more for a
+while.
+"""
+
 
 def raise_limit() -> int:
     """Raises the soft limit of this process, and of those that it starts, to the hard one.
@@ -35,6 +42,16 @@ def default_connections(limit: int) -> int:
     if limit == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return max(1, min(MOST_CONNECTIONS, max(limit - ROOM, limit // 2)))
+
+
+def needed(connections: int) -> int:
+    """The limit of descriptors with which so many connections can be open at a time.
+
+    Besides those and the spare ones, there are the descriptors that this process has already, such
+    as those that it inherited, and those that the server opens for itself.
+    """
+    inherited = len(os.listdir("/dev/fd"))
+    return connections + SPARE + inherited + OWN
 
 
 def exhausted() -> bool:

@@ -45,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 
 def names_loopback(headers: Headers) -> bool:
-    """Whether `Host` is this machine; a request without one comes from no browser."""
+    """Whether `Host` is this machine, or missing: every browser sends it."""
     return "host" not in headers or _is_loopback_url(f"//{headers['host']}")
 
 

@@ -2,30 +2,14 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from server.telemetry.generation import Generation
+if TYPE_CHECKING:
+    from server.telemetry.spans import ServerSpan
 
 _KEY = "specgate.exchange"
-
-
-class RequestSpan(Protocol):
-    """The span of one request: from its arrival to the last byte of its response."""
-
-    @property
-    def trace_id(self) -> str:
-        """32 hexadecimal digits."""
-        ...
-
-    def generated(self, generation: Generation) -> None:
-        """Adds what a generating request did."""
-        ...
-
-    def annotate(self, **attributes: str | int | float) -> None:
-        """Adds attributes; `specgate.` is put before their names."""
-        ...
 
 
 @dataclass(slots=True)
@@ -42,7 +26,7 @@ class Exchange:
     begun: float = field(default_factory=time.perf_counter)
     status: int = 500
     error: str | None = None
-    span: RequestSpan | None = None
+    span: "ServerSpan | None" = None
 
 
 def exchange_of(scope: Scope) -> Exchange:

@@ -24,7 +24,7 @@ class Keyring:
 
     def __init__(self, settings: AccessSettings) -> None:
         self._settings = settings
-        self.keys = settings.read_keys()
+        self.keys = settings.keys_at_start
         self._warn_of_readers()
 
     def api_key_names(self) -> frozenset[str]:
@@ -35,7 +35,7 @@ class Keyring:
         """Reads the key file again. Returns whether the new keys are in force.
 
         A file that cannot be used changes nothing, and the log says why. Requests that have been
-        authorized go on.
+        authorized continue.
         """
         if self._settings.key_file is None:
             log.info("nothing_to_reload", reason="--key-file is not set")

@@ -15,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
-from server.errors import cancellation_error, error_response, to_api_error
+from server.errors import cancellation_error, send_error, to_api_error
 from server.http.auth import key_name
 from server.http.exchange import exchange_of
 from server.http.headers import REQUEST_ID, TRACE_ID
@@ -133,10 +133,10 @@ class ErrorBoundary:
                 # The server stops, or a drain has waited long enough.
                 if started:
                     raise
-                await error_response(cancellation_error(error))(scope, receive, send)
+                await send_error(cancellation_error(error), scope, receive, send)
                 return
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
             if started:
                 # The server closes the connection, so that the client sees a broken response.
                 raise
-            await error_response(to_api_error(error))(scope, receive, send)
+            await send_error(to_api_error(error), scope, receive, send)

@@ -1,13 +1,16 @@
 """Middleware: the span of each request that generates or changes something."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.auth import ADMIN_PATHS
-from server.http.exchange import Exchange, RequestSpan, exchange_of
+from server.http.exchange import exchange_of
 from server.telemetry.http_metrics import GENERATING
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 _PATHS = ADMIN_PATHS | frozenset(GENERATING)
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -19,35 +22,13 @@ def is_traced(method: str, path: str) -> bool:
     return path in _PATHS and method not in _READING
 
 
-class OpenSpan(RequestSpan, Protocol):
-    """A span that has begun."""
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether it has a trace id."""
-        ...
-
-    def end(self, exchange: Exchange) -> None:
-        """Ends it, and hands it to the exporter."""
-        ...
-
-
-class Tracer(Protocol):
-    """Makes spans."""
-
-    def begin(self, scope: Scope, exchange: Exchange, request_id: str) -> OpenSpan:
-        """Begins the span of a request."""
-        ...
-
-
 class TraceRequests:
     """Gives a request its span, and each log line of it the id of the trace.
 
-    A request that is refused for want of a key is not sent to the collector: otherwise anybody
-    could fill it.
+    A request without a valid key is not sent to the collector: otherwise anybody could fill it.
     """
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+    def __init__(self, app: ASGIApp, tracer: "Tracing") -> None:
         self._app = app
         self._tracer = tracer
 
@@ -58,7 +39,7 @@ class TraceRequests:
             return
         exchange = exchange_of(scope)
         request_id = structlog.contextvars.get_contextvars().get("request_id", "")
-        span = self._tracer.begin(scope, exchange, request_id)
+        span = self._tracer.begin(scope, exchange.begun, request_id)
         if not span.is_valid:
             await self._app(scope, receive, send)
             return
@@ -68,4 +49,4 @@ class TraceRequests:
                 await self._app(scope, receive, send)
         finally:
             if exchange.status not in _REFUSED:
-                span.end(exchange)
+                span.end(exchange.status, exchange.error)

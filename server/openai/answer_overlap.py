@@ -20,7 +20,7 @@ async def earlier_overlap(renderer: Renderer, messages: Sequence[Message]) -> fl
     taken: list[tuple[bool, str]] = []
     room = MAX_TURN_CHARS
     for message in reversed(messages):
-        text = str(message.for_template()["content"] or "")[-room:]
+        text = message.text[-room:]
         taken.append((message.role == "assistant", text))
         room -= len(text)
         if room <= 0:

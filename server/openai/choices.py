@@ -18,8 +18,7 @@ class ChoiceState:
         keep_text: keep text, token ids and log probabilities, for a response in one piece; a
             stream does not need them again.
         num_tokens: generated tokens.
-        has_begun: at least one delta has arrived.
-        begun_at: when the first delta arrived, by `time.perf_counter`.
+        begun_at: when the first delta arrived, by `time.perf_counter`; `None` before.
         spec: the statistics of the choice's speculation so far.
     """
 
@@ -30,16 +29,14 @@ class ChoiceState:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     num_tokens: int = 0
     num_cached_tokens: int = 0
-    has_begun: bool = False
-    begun_at: float = 0.0
+    begun_at: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     spec: SpecStats = field(default_factory=SpecStats)
 
     def add(self, delta: Delta) -> None:
         """Adds what the engine has sent."""
-        if not self.has_begun:
-            self.has_begun = True
+        if self.begun_at is None:
             self.begun_at = time.perf_counter()
         self.num_tokens += len(delta.token_ids)
         if delta.num_cached_tokens:

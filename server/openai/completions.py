@@ -164,7 +164,7 @@ async def _echoes(
     keeps_text = body.truncate_prompt_tokens is None
     echoes = []
     for given, ids in zip(body.prompt, prompts, strict=True):
-        text = given if isinstance(given, str) and keeps_text else renderer.decode(ids)
-        echoes.append(Echo(text, renderer.decode(ids[:1])))
+        text = given if isinstance(given, str) and keeps_text else await renderer.decode(ids)
+        echoes.append(Echo(text, await renderer.decode(ids[:1])))
         await asyncio.sleep(0)
     return tuple(echoes)

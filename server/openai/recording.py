@@ -94,7 +94,7 @@ class Recording:
     def _figures(self, request: AdmittedRequest) -> dict[str, Any]:
         """What is known of an admitted request."""
         choices, selection, shape = self._choices, request.selection, self._prepared.shape
-        has_answer = any(choice.has_begun for choice in choices)
+        has_answer = any(choice.begun_at is not None for choice in choices)
         drafts = total_spec(choices).by_proposer
         # The engine tells it with the last delta, which a request that was cut off does not get.
         knows_drafts = drafts or all(choice.finish_reason is not None for choice in choices)
@@ -116,9 +116,8 @@ class Recording:
 
     def _timings(self) -> Timings:
         begun, admitted_at = self._exchange.begun, self._admitted_at
-        first = [choice.begun_at for choice in self._choices if choice.has_begun]
+        first = [at for choice in self._choices if (at := choice.begun_at) is not None]
         return Timings(
-            begun=begun,
             prepared_s=self._prepared_at - begun,
             admitted_s=None if admitted_at is None else admitted_at - begun,
             first_token_s=min(first) - begun if first else None,

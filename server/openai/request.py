@@ -17,6 +17,7 @@ from server.control.routing import Traits
 from server.control.selection import Selection, decides_itself, select
 from server.control.slots import Place
 from server.errors import InvalidField
+from server.http.headers import IGNORED_FIELDS, SPEC_METHOD, UNENFORCED_KEYWORDS
 from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
 from server.openai.demand import demand
@@ -60,7 +61,7 @@ class CheckedBody:
 
     def headers(self) -> dict[str, str]:
         """`x-specgate-ignored-fields`, if fields were ignored."""
-        return {"x-specgate-ignored-fields": header_list(self.ignored)} if self.ignored else {}
+        return {IGNORED_FIELDS: header_list(self.ignored)} if self.ignored else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,10 @@ class AdmittedRequest:
     def headers(self) -> dict[str, str]:
         """The response's own headers."""
         prepared = self.prepared
-        headers = {"x-specgate-spec-method": self.selection.name, **prepared.checked.headers()}
+        headers = {SPEC_METHOD: self.selection.name, **prepared.checked.headers()}
         constraint = prepared.options[0].structured_output
         if constraint is not None and constraint.unenforced:
-            headers["x-specgate-unenforced-keywords"] = header_list(constraint.unenforced, ":-")
+            headers[UNENFORCED_KEYWORDS] = header_list(constraint.unenforced, ":-")
         return headers
 
 

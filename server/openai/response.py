@@ -85,7 +85,7 @@ class ResponseBuilder:
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta of choice `index`; none while a character is incomplete."""
         choice = self._choices[index]
-        is_first = not choice.has_begun
+        is_first = choice.begun_at is None
         is_ordinary = delta.finish_reason is None and delta.logprobs is None and not is_first
         if is_ordinary and self._has_frames:
             choice.add(delta)

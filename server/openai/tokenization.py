@@ -27,7 +27,7 @@ async def tokenize(runtime: Runtime, body: TokenizeRequest) -> dict[str, Any]:
 async def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids. Raises `InvalidField`."""
     check_token_ids(runtime.info, body.tokens, "tokens")
-    return {"prompt": await runtime.renderer.decode_long(body.tokens)}
+    return {"prompt": await runtime.renderer.decode(body.tokens)}
 
 
 async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:

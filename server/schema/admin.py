@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from engine_adapter.names import NAME
 from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
 from server.control.types import (
@@ -18,9 +19,6 @@ from server.control.types import (
 from server.errors import InvalidField
 from server.schema.base import UnicodeText
 from server.telemetry.rolling_stats import RollingStats
-
-PROPOSER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""The names that a proposer can have."""
 
 
 class SwitchRequest(BaseModel):
@@ -144,7 +142,7 @@ class UnloadRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str = Field(pattern=PROPOSER_NAME)
+    name: str = Field(pattern=f"^{NAME.pattern}$")
 
 
 class UnloadResponse(BaseModel):

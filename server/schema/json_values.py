@@ -19,6 +19,27 @@ def is_nested_deeper(value: Any, levels: int) -> bool:
     return True
 
 
+def is_larger(value: Any, values: int, chars: int) -> bool:
+    """Whether there are more than `values` values, or more than `chars` characters in texts.
+
+    Objects and lists count as values, names of fields as texts. No more than these are looked at.
+    """
+    nodes = [value]
+    while nodes:
+        node = nodes.pop()
+        values -= 1
+        if isinstance(node, str):
+            chars -= len(node)
+        elif isinstance(node, Mapping):
+            chars -= sum(map(len, node))
+            nodes.extend(node.values())
+        elif isinstance(node, list | tuple):
+            nodes.extend(node)
+        if chars < 0 or len(nodes) > values:
+            return True
+    return False
+
+
 def surrogate_path(value: Any) -> str | None:
     """The dotted path of a text with a lone surrogate; for a key, that of its object."""
     nodes: list[tuple[tuple[str, ...], Any]] = [((), value)]

@@ -183,7 +183,7 @@ class Settings(
         for setting, check in (
             ("spec_method", self._initial_method),
             ("spec_policy", lambda: read_policies(self.spec_policy, self._loaded())),
-            (_RULES, lambda: self.rules(self.read_keys().names(Role.API))),
+            (_RULES, lambda: self.rules(self.keys_at_start.names(Role.API))),
         ):
             try:
                 check()

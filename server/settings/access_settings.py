@@ -1,6 +1,7 @@
 """The settings of keys and of what they open."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from pydantic import BaseModel, Field
 
@@ -55,6 +56,16 @@ class AccessSettings(BaseModel):
         None, description="file to which every admin change is appended as a line of JSON"
     )
     console: bool = Field(True, description="serve /console if the extra `console` is installed")
+
+    @cached_property
+    def keys_at_start(self) -> KeySet:
+        """Every key as it was when these settings were checked. Raises `SettingError`.
+
+        The file may be replaced while a server starts. All that a start decides is decided from
+        the same keys: whether the server may be open, which names rules may match, which keys are
+        in force.
+        """
+        return self.read_keys()
 
     def read_keys(self) -> KeySet:
         """Every key of the settings, and of the key file as it is now. Raises `SettingError`."""

@@ -5,10 +5,9 @@ from typing import Annotated
 from pydantic import BaseModel, ByteSize, Field
 
 from server.settings.origins import Origins
-from server.settings.types import Count
+from server.settings.types import Count, PositiveSeconds, Seconds
 
 Size = Annotated[ByteSize, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class HttpSettings(BaseModel):
@@ -57,23 +56,21 @@ class HttpSettings(BaseModel):
     idle_timeout_s: Count = Field(
         65, description="seconds for which a connection may wait without a request"
     )
-    header_timeout_s: Seconds = Field(
+    header_timeout_s: PositiveSeconds = Field(
         30.0, description="seconds from the first byte of a request to the end of its headers"
     )
-    body_timeout_s: Seconds = Field(
+    body_timeout_s: PositiveSeconds = Field(
         30.0, description="seconds in which the next 16 KiB of a body, or its end, must arrive"
     )
-    write_timeout_s: Seconds = Field(
+    write_timeout_s: PositiveSeconds = Field(
         30.0, description="seconds after which a client that reads nothing is disconnected"
     )
-    keepalive_s: float = Field(
-        15.0, ge=0, description="seconds of silence before a stream sends a comment; 0 is never"
+    keepalive_s: Seconds = Field(
+        15.0, description="seconds of silence before a stream sends a comment; 0 is never"
     )
-    shutdown_delay_s: float = Field(
-        0.0,
-        ge=0,
-        description="seconds from SIGTERM, or /ready at 503, until the port is closed",
+    shutdown_delay_s: Seconds = Field(
+        0.0, description="seconds from SIGTERM, or /ready at 503, until the port is closed"
     )
-    shutdown_timeout_s: float = Field(
+    shutdown_timeout_s: Seconds = Field(
         20.0, ge=1, description="seconds from SIGTERM until requests that still run fail"
     )

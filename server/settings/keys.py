@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from server.settings.types import KEY_NAME, SettingError, digest_of
+from engine_adapter.names import NAME
+from server.settings.types import SettingError, digest_of
 
 KEY_FILE = "key_file"
 """The setting that names the file."""
@@ -117,7 +118,7 @@ def _key(columns: list[str]) -> Key:
     if len(columns) != 3:
         raise ValueError(f"must have a name, a role and a key, but has {len(columns)} columns")
     name, role, secret = columns
-    if not KEY_NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ValueError("the name must have 1 to 64 of A-Za-z0-9._-, a letter or digit first")
     if role not in list(Role):
         raise ValueError(f"the role must be one of {', '.join(Role)}")

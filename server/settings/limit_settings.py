@@ -4,10 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ByteSize, Field
 
-from server.settings.types import Count
-
-Timeout = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""Seconds; 0 sets no limit."""
+from server.settings.types import Count, PositiveSeconds, Seconds
 
 
 class LimitSettings(BaseModel):
@@ -19,7 +16,7 @@ class LimitSettings(BaseModel):
     max_output_tokens: Count | None = Field(
         None, description="largest limit of output tokens that a request may set"
     )
-    max_constraint_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    max_constraint_s: PositiveSeconds = Field(
         2.0,
         description="most seconds of CPU time to compile a request's schema, regex, choice or "
         "grammar",
@@ -59,12 +56,12 @@ class LimitSettings(BaseModel):
     max_key_requests_per_minute: Count | None = Field(
         None, description="most requests a minute of one API key (no limit)"
     )
-    queue_timeout_s: Timeout = Field(
+    queue_timeout_s: Seconds = Field(
         300.0, description="seconds that a request may wait in the queue; 0 sets no limit"
     )
-    first_token_timeout_s: Timeout = Field(
+    first_token_timeout_s: Seconds = Field(
         600.0, description="seconds from its begin to a request's first token; 0 sets no limit"
     )
-    request_timeout_s: Timeout = Field(
+    request_timeout_s: Seconds = Field(
         3600.0, description="seconds that a request may take in all; 0 sets no limit"
     )

@@ -3,34 +3,33 @@
 from pydantic import BaseModel, Field
 
 from engine_adapter.config import HangPolicy, RestartPolicy
+from server.settings.types import PositiveSeconds, Seconds
 
 
 class RecoverySettings(BaseModel):
     """Hangs and deaths of the engine's process."""
 
-    engine_hang_timeout_s: float = Field(
+    engine_hang_timeout_s: Seconds = Field(
         30.0,
-        ge=0,
         description="seconds without an answer from an engine that uses no CPU time, after which "
         "it is replaced; 0 is never",
     )
-    engine_step_timeout_s: float = Field(
+    engine_step_timeout_s: Seconds = Field(
         1800.0,
-        ge=0,
         description="seconds that a step of a busy engine may take before it is replaced; 0 is no "
         "limit",
     )
-    engine_restart_delay_s: float = Field(
-        1.0, gt=0, description="seconds before a dead engine is replaced; doubles with each time"
+    engine_restart_delay_s: PositiveSeconds = Field(
+        1.0, description="seconds before a dead engine is replaced; doubles with each time"
     )
-    engine_restart_max_delay_s: float = Field(
-        60.0, gt=0, description="most seconds that this delay grows to"
+    engine_restart_max_delay_s: PositiveSeconds = Field(
+        60.0, description="most seconds that this delay grows to"
     )
     engine_restart_limit: int = Field(
         5, ge=0, description="replacements within the window, after which it stays dead; 0 is none"
     )
-    engine_restart_window_s: float = Field(
-        600.0, gt=0, description="seconds for which a replacement counts"
+    engine_restart_window_s: PositiveSeconds = Field(
+        600.0, description="seconds for which a replacement counts"
     )
 
     @property

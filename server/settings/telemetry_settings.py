@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from server.settings.types import Seconds
+
 
 def _traces_endpoint(url: str | None) -> str | None:
     """Raises `ValueError` if traces cannot be sent to the URL."""
@@ -40,10 +42,8 @@ class TelemetrySettings(BaseModel):
     )
     log_json: bool = Field(False, description="log one JSON object per line")
     access_log: bool = Field(True, description="log every HTTP request")
-    slow_request_s: float = Field(
+    slow_request_s: Seconds = Field(
         0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="seconds from which on a generating request is logged as slow; 0 logs none",
     )
     otlp_traces_endpoint: Annotated[str | None, AfterValidator(_traces_endpoint)] = Field(

@@ -2,18 +2,15 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sized
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretBytes
 
 from engine_adapter.errors import EngineConfigError
+from engine_adapter.names import NAME
 from engine_adapter.proposers import methods
 from engine_adapter.proposers.contract import ProposerSpec
-
-KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""The names that a key can have."""
 
 
 class SettingError(ValueError):
@@ -127,7 +124,7 @@ def _named_hashes(value: Any) -> Any:
     else:
         texts = [item if isinstance(item, str) else "" for item in _list(value)]
         pairs = [(name, key) for name, _, key in (text.partition("=") for text in texts)]
-    if not all(KEY_NAME.fullmatch(name) and key for name, key in pairs):
+    if not all(NAME.fullmatch(name) and key for name, key in pairs):
         raise ValueError("must be NAME=KEY, with 1 to 64 of A-Za-z0-9._- as NAME")
     hashes = {name: _hash(key) for name, key in pairs}
     if len(hashes) != len(pairs):
@@ -146,6 +143,12 @@ def _json_list(value: Any) -> Any:
 
 Count = Annotated[int, Field(ge=1)]
 """A count, at least 1."""
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds; what 0 means is the setting's affair."""
+
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Seconds, more than 0."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_none_empty)]
 """Texts; as one text, separated by commas."""

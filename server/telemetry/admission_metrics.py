@@ -12,17 +12,8 @@ The share of the engine's slots that requests hold:
 
 from typing import Protocol
 
+from server.limit_errors import LIMIT_CODES
 from server.telemetry.metric_maker import MetricMaker
-
-LIMIT_CODES = (
-    "server_overloaded",
-    "concurrency_limit_exceeded",
-    "rate_limit_exceeded",
-    "queue_timeout",
-    "first_token_timeout",
-    "request_timeout",
-)
-"""The codes of the errors with which a limit ends a request."""
 
 _BUCKETS = (
     0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
@@ -60,8 +51,9 @@ class AdmissionMetrics:
         self._limited = make.counter(
             "specgate_limited_requests", "Requests that a limit refused or ended", "reason"
         )
-        for code in LIMIT_CODES:
-            self._limited.labels(code)
+        for codes in LIMIT_CODES.values():
+            for code in codes:
+                self._limited.labels(code)
 
     def watch(self, slots: Watched) -> None:
         """Makes the gauges show these slots and their queue, read at each scrape."""

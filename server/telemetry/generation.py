@@ -15,14 +15,12 @@ class Timings:
     """When a request got how far: seconds from its first byte; `None` if it never got there.
 
     Attributes:
-        begun: the first byte itself, by `time.perf_counter`.
         prepared_s: the body was read, checked and rendered.
         admitted_s: it got its method, and went to the engine.
         first_token_s: its first token arrived, of whichever choice.
         total_s: the last byte was sent, or it ended otherwise.
     """
 
-    begun: float
     prepared_s: float
     admitted_s: float | None
     first_token_s: float | None

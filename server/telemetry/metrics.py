@@ -5,7 +5,7 @@ in `server.telemetry.http_metrics`, those of API keys in `server.telemetry.usage
 the queue and of limits in `server.telemetry.admission_metrics`, those of connections in
 `server.telemetry.connection_metrics`.
 
-Counters and histograms only; PromQL computes ratios. Label values come from the known proposers,
+Counters, gauges and histograms; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
 
 Acceptance rate of each proposer:
@@ -163,6 +163,7 @@ class Metrics:
         http: the metrics of HTTP requests.
         usage: the metrics of API keys.
         admission: the metrics of the queue and of requests that a limit ends.
+        connections: the metrics of connections.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

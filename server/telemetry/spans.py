@@ -15,7 +15,6 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from engine_adapter.policies.names import POLICY_NAMES
-from server.http.exchange import Exchange
 from server.telemetry.generation import Failure, Generation
 
 Value = str | int | float | bool | list[str] | list[int]
@@ -28,17 +27,18 @@ _PARENT_HEADERS = ("traceparent", "tracestate")
 
 
 class ServerSpan:
-    """A `RequestSpan` of OpenTelemetry's.
+    """The span of one request: from its arrival to the last byte of its response.
 
     Its parent is the request's `traceparent`; one that is not valid is ignored.
 
     Args:
+        begun: the request's arrival, by `time.perf_counter`.
         request_id: as in the header `x-request-id`.
     """
 
-    def __init__(self, tracer: Tracer, scope: Scope, exchange: Exchange, request_id: str) -> None:
+    def __init__(self, tracer: Tracer, scope: Scope, begun: float, request_id: str) -> None:
         # A span's times are Unix times, which can jump: the later ones follow from the first.
-        self._begun, self._begun_ns = exchange.begun, time.time_ns()
+        self._begun, self._begun_ns = begun, time.time_ns()
         self._failure: Failure | None = None
         client = scope.get("client")
         self._span = tracer.start_span(
@@ -58,7 +58,7 @@ class ServerSpan:
 
     @property
     def trace_id(self) -> str:
-        """See `RequestSpan.trace_id`."""
+        """32 hexadecimal digits."""
         return format_trace_id(self._span.get_span_context().trace_id)
 
     @property
@@ -67,7 +67,7 @@ class ServerSpan:
         return self._span.get_span_context().is_valid
 
     def generated(self, generation: Generation) -> None:
-        """See `RequestSpan.generated`."""
+        """Adds what a generating request did."""
         self._failure = generation.failure
         if not self._span.is_recording():
             return
@@ -79,28 +79,34 @@ class ServerSpan:
             (FIRST_TOKEN, timings.first_token_s),
         ):
             if offset_s is not None:
-                self._span.add_event(name, timestamp=self._time_ns(timings.begun + offset_s))
+                self._span.add_event(name, timestamp=self._time_ns(offset_s))
 
     def annotate(self, **attributes: str | int | float) -> None:
-        """See `RequestSpan.annotate`."""
+        """Adds attributes; `specgate.` is put before their names."""
         self._span.set_attributes({f"specgate.{key}": value for key, value in attributes.items()})
 
-    def end(self, exchange: Exchange) -> None:
-        """Ends the span. Its status is an error only if the server is to blame, from 500 on."""
-        status, failure = exchange.status, self._failure
+    def end(self, status: int, error: str | None) -> None:
+        """Ends the span. Its status is an error only if the server is to blame, from 500 on.
+
+        Args:
+            status: of the response.
+            error: the code of an error that is the response.
+        """
+        failure = self._failure
         self._span.set_attribute("http.response.status_code", status)
-        error = exchange.error if failure is None else failure.code
-        if error is None and status >= 500:
+        if failure is not None:
+            error = failure.code
+        elif error is None and status >= 500:
             error = str(status)
         if error is not None:
             self._span.set_attribute("error.type", error)
         if status >= 500 or (failure is not None and failure.status >= 500):
             self._span.set_status(Status(StatusCode.ERROR))
-        self._span.end(self._time_ns(time.perf_counter()))
+        self._span.end(self._time_ns(time.perf_counter() - self._begun))
 
-    def _time_ns(self, at: float) -> int:
-        """Unix time in nanoseconds of a time of `time.perf_counter`."""
-        return self._begun_ns + int((at - self._begun) * 1e9)
+    def _time_ns(self, offset_s: float) -> int:
+        """Unix time in nanoseconds, so many seconds after the span's begin."""
+        return self._begun_ns + int(offset_s * 1e9)
 
 
 def generation_attributes(generation: Generation) -> dict[str, Value]:

@@ -1,12 +1,14 @@
 """Chats and texts as token ids, with the demo's own tokenizer."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from server.errors import InvalidField
-from server.rendering import LONG_TEXT_CHARS, Renderer
+from server.rendering import LONG_LIST_TOKENS, LONG_TEXT_CHARS, Renderer
 from server.settings import Settings
 
 TARGET = Settings(engine="fake").model
@@ -20,14 +22,73 @@ def renderer() -> Renderer:
 
 async def test_template_writes_its_special_tokens_once(renderer: Renderer) -> None:
     ids = await renderer.encode_chat([USER])
-    assert renderer.decode(ids) == "<|bos|><|user|>hi<|assistant|>"
-    assert renderer.decode(await renderer.encode("hi")) == "<|bos|>hi"
+    assert await renderer.decode(ids) == "<|bos|><|user|>hi<|assistant|>"
+    assert await renderer.decode(await renderer.encode("hi")) == "<|bos|>hi"
 
 
 async def test_long_text_has_the_same_tokens(renderer: Renderer) -> None:
     text = "x = 1\n" * LONG_TEXT_CHARS
     ids = await renderer.encode(text)
-    assert renderer.decode(ids) == "<|bos|>" + text
+    assert await renderer.decode(ids) == "<|bos|>" + text
+
+
+class Recorder:
+    """A tokenizer that notes in which threads it works."""
+
+    chat_template = "{{ messages }}"
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0}
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> str:
+        self.threads.add(threading.current_thread())
+        return "a"
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [0]
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        self.threads.add(threading.current_thread())
+        return "a"
+
+    def worked_beside_the_loop(self) -> bool:
+        """Whether all of its work was done in other threads than this one."""
+        return bool(self.threads) and threading.current_thread() not in self.threads
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["x"] * 1000}}}
+
+
+@pytest.mark.parametrize(
+    ("chat", "in_thread"),
+    [
+        ({"messages": [USER]}, False),
+        ({"messages": [USER] * 64}, False),
+        ({"messages": [USER] * 1000}, True),
+        ({"messages": [{"role": "user", "content": "x" * 10_000}]}, True),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 1000}]}, True),
+        ({"messages": [USER], "tools": [TOOL]}, True),
+        ({"messages": [USER], "tools": [{"x" * 10_000: 1}]}, True),
+        ({"messages": [USER], "variables": {"documents": [1] * 1000}}, True),
+    ],
+)
+async def test_a_chat_that_takes_long_to_render_is_rendered_in_a_thread(
+    chat: dict[str, Any], in_thread: bool
+) -> None:
+    tokenizer = Recorder()
+    await Renderer(tokenizer).encode_chat(**chat)
+    assert tokenizer.worked_beside_the_loop() == in_thread
+
+
+async def test_many_token_ids_become_text_in_a_thread() -> None:
+    for count, in_thread in ((LONG_LIST_TOKENS, False), (LONG_LIST_TOKENS + 1, True)):
+        tokenizer = Recorder()
+        assert await Renderer(tokenizer).decode([0] * count) == "a"
+        assert tokenizer.worked_beside_the_loop() == in_thread
 
 
 async def test_template_file_replaces_the_models(tmp_path: Path) -> None:
@@ -35,7 +96,7 @@ async def test_template_file_replaces_the_models(tmp_path: Path) -> None:
     path.write_text("{% for m in messages %}[{{ m.content }}]{{ mood }}{% endfor %}")
     renderer = Renderer.load(TARGET, chat_template=str(path))
     ids = await renderer.encode_chat([USER], variables={"mood": "!"})
-    assert renderer.decode(ids) == "[hi]!"
+    assert await renderer.decode(ids) == "[hi]!"
 
 
 async def test_template_that_refuses_is_a_400(tmp_path: Path) -> None:

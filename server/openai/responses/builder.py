@@ -64,7 +64,7 @@ class ResponsesBuilder:
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta; none while a character is incomplete."""
-        if not self._state.has_begun:
+        if self._state.begun_at is None:
             for kind in ("response.created", "response.in_progress"):
                 self._events.write(kind, {"response": self._object("in_progress", [])})
         self.add(index, delta)
@@ -78,7 +78,7 @@ class ResponsesBuilder:
 
     def failure(self, error: ApiError) -> bytes:
         """The encoded end of a stream that fails: a response that has begun ends as failed."""
-        if not self._state.has_begun:
+        if self._state.begun_at is None:
             fields = {"code": error.code, "message": error.message, "param": error.param}
             self._events.write("error", fields)
             return b"".join(self._events.take())

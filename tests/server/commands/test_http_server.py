@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from server.commands import http_server
 from server.commands.http_server import HttpServer
+from server.commands.terminal import Terminal
 from server.state import AppState
 from tests.server.gateway import build, eventually
 
@@ -229,12 +230,11 @@ async def test_sighup_reloads_and_does_not_stop(serve: Serve) -> None:
     assert (await server.client.get("/ready")).status_code == 200
 
 
-async def test_a_closed_terminal_is_a_stop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closed_terminal_is_a_stop(serve: Serve) -> None:
     controller, terminal = os.openpty()
     try:
         server = await serve()
-        server.server._has_terminal = True
-        monkeypatch.setattr(http_server, "_STDIN", terminal)
+        server.server._terminal = Terminal(terminal)
         server.signal(signal.SIGHUP)
         await eventually(lambda: bool(server.reloads))
         os.close(controller)

@@ -24,6 +24,17 @@ def test_a_bound_port_is_not_bound_again() -> None:
             bind(HOST, port)
 
 
+def test_connections_that_the_descriptors_do_not_suffice_for_end_the_start() -> None:
+    """The server has files, pipes and its engine's sockets besides connections."""
+    for wanted, fits in ((700, True), (992, False)):
+        given = settings("--max-connections", str(wanted))
+        if fits:
+            assert connection_limit(given, 1024) == wanted
+            continue
+        with pytest.raises(SettingsError, match=r"^--max-connections: 992 need 1\d{3} file"):
+            connection_limit(given, 1024)
+
+
 def test_a_port_that_was_just_closed_can_be_bound() -> None:
     with bind(HOST, 0) as listener:
         address = listener.getsockname()

@@ -163,6 +163,27 @@ async def test_switches_that_did_not_happen_are_recorded(start: StartGateway) ->
     assert (refused.who, refused.peer) == ("loopback", "127.0.0.1")
 
 
+async def test_an_attempt_to_load_what_is_not_allowed_is_refused_and_has_not_failed(
+    start: StartGateway, tmp_path: Path
+) -> None:
+    (allowed := tmp_path / "allowed").mkdir()
+    path = tmp_path / "audit.jsonl"
+    gateway = await start(
+        audit=Audit(str(path)), allowed_local_path=[str(allowed)], enable_lora=True
+    )
+    for model in ("/etc", str(allowed)):
+        heads = {"name": "heads", "method": "medusa", "model": model}
+        assert (await gateway.post("/v1/load_proposer", heads)).status_code == 400
+        adapter = {"lora_name": "sql", "lora_path": model}
+        assert (await gateway.post("/v1/load_lora_adapter", adapter)).status_code == 400
+    outcomes = [(line["what"], line["outcome"]) for line in lines(path)]
+    assert outcomes == [
+        (what, outcome)
+        for outcome in ("refused", "failed")
+        for what in ("load_proposer", "load_lora_adapter")
+    ]
+
+
 async def test_a_full_disk_does_not_fail_a_switch(start: StartGateway) -> None:
     gateway: Gateway = await start(audit=Audit("/dev/full"))
     assert (await gateway.post(SWITCH, {"proposer": "ngram"})).status_code == 200

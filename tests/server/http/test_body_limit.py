@@ -102,13 +102,12 @@ class Arriving:
         self.sent.append(message)
 
 
-async def test_bodies_that_have_not_arrived_are_bounded_together() -> None:
-    async def reads(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive())["more_body"]:
-            pass
-        await finish.wait()
+async def reads(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive())["more_body"]:
+        pass
 
-    finish = asyncio.Event()
+
+async def test_bodies_that_have_not_arrived_are_bounded_together() -> None:
     limit = BodyLimit(reads, HttpSettings(max_unfinished_body_bytes=100), set())
     first, second = Arriving(limit), Arriving(limit)
     await first.give(60)
@@ -125,9 +124,49 @@ async def test_bodies_that_have_not_arrived_are_bounded_together() -> None:
     second.done.cancel()
     await asyncio.gather(second.done, return_exceptions=True)
     assert limit.unfinished_bytes == 0
-    finish.set()
     await first.done
+
+
+async def test_slow_large_bodies_do_not_keep_out_small_ones() -> None:
+    """The largest body that has not arrived is ended, and not the one that came last."""
+    limit = BodyLimit(reads, HttpSettings(max_unfinished_body_bytes=100), set())
+    large, small = Arriving(limit), Arriving(limit)
+    await large.give(60)
+    await small.give(40)
+    ordinary = Arriving(limit)
+    await ordinary.give(3)
+    with pytest.raises(Exception, match="Too many large bodies") as raised:
+        await asyncio.wait_for(asyncio.shield(large.done), 5)
+    assert getattr(raised.value, "status_code", 0) == 503
+    assert limit.unfinished_bytes == 43
+    await ordinary.give(3, more=False)
+    await small.give(0, more=False)
+    await asyncio.gather(ordinary.done, small.done)
     assert limit.unfinished_bytes == 0
+    assert not limit.unfinished
+
+
+async def test_a_body_of_one_part_ends_no_other() -> None:
+    limit = BodyLimit(reads, HttpSettings(max_unfinished_body_bytes=100), set())
+    large, ordinary = Arriving(limit), Arriving(limit)
+    await large.give(100)
+    await ordinary.give(5, more=False)
+    await ordinary.done
+    await large.give(0, more=False)
+    await large.done
+
+
+async def test_a_body_that_is_ended_while_its_last_part_arrives_is_refused() -> None:
+    limit = BodyLimit(reads, HttpSettings(max_unfinished_body_bytes=100), set())
+    large, other = Arriving(limit), Arriving(limit)
+    await large.give(80)
+    gives = [asyncio.ensure_future(other.give(40)), asyncio.ensure_future(large.give(10))]
+    await asyncio.gather(*gives)
+    with pytest.raises(Exception, match="Too many large bodies"):
+        await asyncio.wait_for(asyncio.shield(large.done), 5)
+    assert limit.unfinished_bytes == 40
+    await other.give(0, more=False)
+    await other.done
 
 
 async def test_after_the_body_the_client_may_be_silent() -> None:

@@ -60,6 +60,26 @@ async def test_a_connection_that_got_a_place_keeps_it() -> None:
     assert wire.sent.count(b"200 OK") == 2
 
 
+async def test_connections_above_the_limit_take_no_place_of_those_below_it() -> None:
+    bench = Bench(answer, limit=2)
+    (first, _), (second, _) = bench.connect(), bench.connect()
+    for _ in range(SPARE):
+        bench.connect()
+    first.connection_lost(None)
+    third, wire = bench.connect()
+    third.data_received(GET)
+    await settle()
+    assert b"200 OK" in wire.sent
+    fourth, other = bench.connect()
+    fourth.data_received(GET)
+    await settle()
+    assert (other.aborted, wire.aborted) == (True, False)
+    second.connection_lost(None)
+    third.data_received(GET)
+    await settle()
+    assert wire.sent.count(b"200 OK") == 2
+
+
 async def test_a_connection_that_got_a_place_meanwhile_is_served() -> None:
     bench = Bench(answer, limit=1)
     first, _ = bench.connect()

@@ -25,6 +25,10 @@ except OSError:
 assert descriptors.exhausted()
 os.close(taken.pop())
 assert not descriptors.exhausted()
+needed = descriptors.needed(10)
+os.close(taken.pop())
+assert descriptors.needed(10) == needed - 1
+assert needed >= len(taken) + 10 + descriptors.SPARE + descriptors.OWN
 """
 
 

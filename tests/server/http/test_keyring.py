@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from server.commands.serve import check_exposure
 from server.http.keyring import Keyring
+from server.settings import Settings
 from server.settings.access_settings import AccessSettings
 from server.settings.types import SettingError
 
@@ -97,6 +99,18 @@ def test_without_a_file_there_is_nothing_to_read_again() -> None:
         assert not keys.reload()
     assert [(log["event"], log["log_level"]) for log in logs] == [("nothing_to_reload", "info")]
     assert name_of(keys, "flag") is not None
+
+
+def test_a_file_that_is_replaced_during_a_start_is_in_force_after_a_reload(file: Path) -> None:
+    settings = Settings(engine="fake", key_file=str(file))
+    file.write_text("scraper metrics secret\n")
+    check_exposure(settings.model_copy(update={"host": "0.0.0.0"}))
+    keys = Keyring(settings)
+    assert (name_of(keys, "old"), name_of(keys, "secret")) == ("team", None)
+    assert not keys.reload()
+    file.write_text("team api new\nops admin root\n")
+    assert keys.reload()
+    assert (name_of(keys, "old"), name_of(keys, "new")) == (None, "team")
 
 
 def test_a_server_does_not_start_with_a_wrong_file(file: Path) -> None:

@@ -1,10 +1,10 @@
-"""Nesting and lone surrogates of JSON values."""
+"""Nesting, size and lone surrogates of JSON values."""
 
 from typing import Any
 
 import pytest
 
-from server.schema.json_values import is_nested_deeper, surrogate_path
+from server.schema.json_values import is_larger, is_nested_deeper, surrogate_path
 from server.schema.messages import Message
 
 
@@ -14,6 +14,16 @@ from server.schema.messages import Message
 def test_levels_of_objects_and_lists(value: Any, levels: int) -> None:
     assert not is_nested_deeper(value, levels)
     assert is_nested_deeper(value, levels - 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "values", "chars"),
+    [("", 1, 0), ("abc", 1, 3), ({"ab": "c", "d": 1.5}, 3, 4), ([{}, [None, ("x",)], {}], 7, 1)],
+)
+def test_the_size_of_a_value(value: Any, values: int, chars: int) -> None:
+    assert not is_larger(value, values, chars)
+    assert is_larger(value, values - 1, chars)
+    assert is_larger(value, values, chars - 1)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ def test_a_timeout_is_a_number_of_seconds(value: Any) -> None:
     assert "queue_timeout_s" in refusal(queue_timeout_s=value)
 
 
+@pytest.mark.parametrize("name", [name for name in Settings.model_fields if name.endswith("_s")])
+def test_no_duration_is_infinite(name: str) -> None:
+    assert f"{name}\n" in refusal(**{name: float("inf")})
+
+
 def test_settings_override_the_demos_defaults() -> None:
     settings = Settings(dtype="bfloat16", spec_method="none", served_model_name=["a", "b"])
     assert (settings.dtype, settings.spec_method) == ("bfloat16", "none")

@@ -56,7 +56,7 @@ def test_faster_requests_are_not_logged_and_0_logs_none(threshold_s: float) -> N
 def test_a_request_that_never_left_the_queue_waited_to_its_end() -> None:
     refused = replace(
         GENERATION,
-        timings=Timings(5.0, 0.25, None, None, 9.0),
+        timings=Timings(0.25, None, None, 9.0),
         selected=None,
         failure=Failure("stopping", 503),
     )

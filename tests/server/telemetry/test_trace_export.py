@@ -45,7 +45,7 @@ async def test_the_service_name_can_be_set(
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "specgate-blue")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-    # The setting rules over this one.
+    # The setting overrides this one.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9/v1/traces")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     gateway = await start(otlp_traces_endpoint=receiver.url)

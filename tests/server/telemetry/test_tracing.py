@@ -1,6 +1,8 @@
 """The spans that a collector gets: of every kind of request, and with every kind of end."""
 
+import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -155,6 +157,34 @@ async def test_a_refusal_at_admission_has_its_code(traced: Gateway, receiver: Ot
     assert span.attributes["error.type"] == response.json()["error"]["code"]
     assert span.attributes["gen_ai.request.model"] == "specgate-demo"
     assert "gen_ai.response.id" not in span.attributes
+
+
+async def test_a_refusal_outside_of_the_routes_has_its_code(
+    receiver: OtlpReceiver, start: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start(otlp_traces_endpoint=receiver.url, max_body_bytes=100)
+
+    async def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("broken")
+
+    async def slow(*args: Any, **kwargs: Any) -> None:
+        await asyncio.sleep(60)
+
+    assert (await gateway.chat("x" * 100)).status_code == 413
+    switch = {"speculative_model": "ngram"}
+    monkeypatch.setattr(gateway.runtime.switcher, "switch", broken)
+    assert (await gateway.post("/v1/switch_spec_method", switch)).status_code == 500
+    monkeypatch.setattr(gateway.runtime.switcher, "switch", slow)
+    exchange = gateway.exchange("/v1/switch_spec_method", switch)
+    task = exchange.begin()
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await task
+    assert exchange.status == 503
+    spans = await receiver.wait(3)
+    found = [(span.attributes["error.type"], span.status) for span in spans]
+    expected = [("request_too_large", UNSET), ("internal_error", ERROR), ("stopping", ERROR)]
+    assert found == expected
 
 
 async def test_a_dead_engine_is_an_error(traced: Gateway, receiver: OtlpReceiver) -> None:
