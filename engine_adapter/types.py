@@ -144,11 +144,13 @@ class LoraAdapter:
     Attributes:
         name: how requests name it.
         path: its folder, or its id on the hub.
+        folder: the absolute path of its files.
         id: unique for each load; never reused.
     """
 
     name: str
     path: str
+    folder: str
     id: int
 
 

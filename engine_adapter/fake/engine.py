@@ -111,7 +111,7 @@ class FakeEngine:
         self._vocabulary = vocabulary
         self._proposer_registry.on_engine_started(())
         for name, path in self._config.lora_modules.items():
-            with self._lora_registry.loading(name, path):
+            async with self._lora_registry.loading(name, path):
                 on_progress(f"Loading adapter {name}")
         self._info = describe(self._config, self._options, vocabulary, self._capacity)
         self._lifetime.begin()
@@ -211,7 +211,7 @@ class FakeEngine:
     async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
         """See `Engine.load_lora_adapter`."""
         self._begin_call("load_adapter")
-        with self._lora_registry.loading(name, path) as adapter:
+        async with self._lora_registry.loading(name, path) as adapter:
             return adapter
 
     async def unload_lora_adapter(self, name: str) -> None:
