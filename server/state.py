@@ -14,6 +14,7 @@ from engine_adapter.interface import Engine
 from engine_adapter.types import EngineInfo
 from server.control.admission import Admission
 from server.control.audit import Audit
+from server.control.key_limits import KeyLimits
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -79,6 +80,7 @@ class AppState:
     registry: CollectorRegistry
     audit: Audit
     keyring: Keyring
+    key_limits: KeyLimits
     tracing: "Tracing | None" = None
     runtime: Runtime | None = None
     startup_error: Exception | None = None

@@ -168,7 +168,7 @@ async def admitted(
     Raises:
         InvalidField: the requested proposer or k cannot be selected.
         InvalidRequest, EngineError: the engine refuses a constraint.
-        TooManyRequests: the queue is full, or the request's API key is at its limit.
+        QueueFull: the queue is full.
         QueueTimeout, or the limit's error: the request waited too long.
         ClientDisconnected: the client closed the connection while the request waited.
         Stopping: the server stopped while the request waited.
