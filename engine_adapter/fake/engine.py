@@ -101,9 +101,8 @@ class FakeEngine:
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Engine.start`."""
-        model = self._config.model
-        on_progress(f"Reading the tokenizer of {model}")
-        vocabulary = await asyncio.to_thread(load_vocabulary, model)
+        on_progress(f"Reading the tokenizer of {self._config.model}")
+        vocabulary = await asyncio.to_thread(load_vocabulary, self._config.model)
         on_progress("Starting the fake engine")
         await asyncio.sleep(self._options.fake_start_s)
         if self._options.fake_fail_start:
@@ -116,7 +115,7 @@ class FakeEngine:
         self._info = describe(self._config, self._options, vocabulary, self._capacity)
         self._lifetime.begin()
 
-    async def check_constraint(self, constraint: StructuredOutput) -> None:
+    async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
         """See `Engine.check_constraint`. `generate` refuses what cannot be honoured."""
         self._begin_call("check_constraint")
 

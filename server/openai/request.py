@@ -22,7 +22,7 @@ from server.openai.choices import ChoiceShape
 from server.openai.demand import demand
 from server.openai.method_request import method_request
 from server.openai.models import find_adapter
-from server.openai.turn import check_constraints, turn
+from server.openai.turn import check_constraints, turn, waiting_limit
 from server.schema.base import Body
 from server.schema.generation_body import GenerationBody
 from server.state import Runtime
@@ -169,9 +169,8 @@ async def admitted(
         InvalidField: the requested proposer or k cannot be selected.
         InvalidRequest, EngineError: the engine refuses a constraint.
         QueueFull: the queue is full.
-        QueueTimeout, or the limit's error: the request waited too long.
+        QueueTimeout, or the limit's error: the request waited too long, its check included.
         ClientDisconnected: the client closed the connection while the request waited.
-        Stopping: the server stopped while the request waited.
     """
     needed = demand(
         origin.api_key,
@@ -181,17 +180,18 @@ async def admitted(
         prepared.body.priority or 0,
     )
     adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
+    waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
     with runtime.admission.place(needed) as place, adapter_used:
         if constraints := {one.structured_output for one in prepared.options} - {None}:
             choose(runtime, prepared, origin)
-            await check_constraints(runtime, receive, constraints, limit)
+            await check_constraints(runtime, receive, constraints, origin.api_key, waiting)
         if place.start_now():
             runtime.admission.observe_wait(0.0)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
             runtime.admission.check_queue(needed)
-            await turn(runtime, receive, place, limit)
+            await turn(runtime, receive, place, waiting)
         # No `await` from here on: no drain may come in between.
         request = _admit(runtime, prepared, origin, place)
         selection = request.selection

@@ -1,6 +1,10 @@
 """Long prompts on a real server: they are read in parts, so that no other request waits for one."""
 
+import pytest
+
 from tests.e2e.served import Served
+
+pytestmark = pytest.mark.engine
 
 PROMPT, PART = 2000, 128
 
