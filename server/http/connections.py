@@ -32,7 +32,7 @@ class Watched(Protocol):
         ...
 
 
-class Place(Enum):
+class Entry(Enum):
     """What a new connection gets.
 
     Attributes:
@@ -102,7 +102,7 @@ class Connections:
         """Whether more than the limit are open."""
         return len(self._open) > self.limit
 
-    def opened(self, connection: Watched, loop: asyncio.AbstractEventLoop) -> Place:
+    def opened(self, connection: Watched, loop: asyncio.AbstractEventLoop) -> Entry:
         """Notes a new connection, and says what it gets."""
         if not self._watching:
             self._watching = True
@@ -110,8 +110,8 @@ class Connections:
         self._open.add(connection)
         self._metrics.open.set(len(self._open))
         if not self.full:
-            return Place.OPEN
-        return Place.SPARE if len(self._open) <= self.limit + descriptors.SPARE else Place.NONE
+            return Entry.OPEN
+        return Entry.SPARE if len(self._open) <= self.limit + descriptors.SPARE else Entry.NONE
 
     def lost(self, connection: Watched) -> None:
         """Forgets a connection that has ended."""
