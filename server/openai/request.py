@@ -19,7 +19,7 @@ from server.control.slots import Place
 from server.errors import InvalidField
 from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
-from server.openai.demand import demand
+from server.openai.demand import check_echo, demand
 from server.openai.method_request import method_request
 from server.openai.models import find_adapter
 from server.openai.turn import check_constraints, turn, waiting_limit
@@ -166,12 +166,16 @@ async def admitted(
     of the request.
 
     Raises:
-        InvalidField: the requested proposer or k cannot be selected.
+        InvalidField: the answer would be too large, or the requested proposer or k cannot be
+            selected.
         InvalidRequest, EngineError: the engine refuses a constraint.
         QueueFull: the queue is full.
         QueueTimeout, or the limit's error: the request waited too long, its check included.
         ClientDisconnected: the client closed the connection while the request waited.
     """
+    if not prepared.body.stream:
+        echoes = prepared.shape.echoes_prompt
+        check_echo(prepared.prompts, prepared.n, prepared.options[0], echoes=echoes)
     needed = demand(
         origin.api_key,
         prepared.prompts,
@@ -182,7 +186,8 @@ async def admitted(
     adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
     waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
     with runtime.admission.place(needed) as place, adapter_used:
-        if constraints := {one.structured_output for one in prepared.options} - {None}:
+        all_constraints = (one.structured_output for one in prepared.options)
+        if constraints := {one for one in all_constraints if one is not None}:
             choose(runtime, prepared, origin)
             await check_constraints(runtime, receive, constraints, origin.api_key, waiting)
         if place.start_now():

@@ -10,6 +10,9 @@ PROMPT, PART = 2000, 128
 
 
 def test_a_prompt_is_read_in_parts_while_its_request_is_alone(served: Served) -> None:
+    served.post(
+        "/v1/completions", {"prompt": "a", "max_tokens": 1}
+    )  # the metric exists from then on
     served.wait_until_idle()
     before = served.scrape()
     # Ids that no other test sends, so that no part is in the prefix cache.

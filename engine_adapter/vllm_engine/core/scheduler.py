@@ -125,6 +125,8 @@ class SchedulerHooks:
 class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
     """The scheduler class for vLLM's `scheduler_cls`."""
 
+    max_num_scheduled_tokens: int
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
