@@ -63,8 +63,11 @@ class Engine(Protocol):
         """
         ...
 
-    async def check_constraint(self, constraint: StructuredOutput) -> None:
+    async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
         """Returns if the engine can enforce a constraint. It may take seconds, and no slot.
+
+        Args:
+            key: the name of its API key. Slow ones of one key do not hold up another's.
 
         Raises:
             InvalidRequest: it cannot, or only with too much time or memory.

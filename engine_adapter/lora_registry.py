@@ -4,20 +4,19 @@ There are never more than the engine can keep in memory. vLLM would otherwise ev
 from disk again in a step, where a missing file ends the process.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused, shown
+from engine_adapter.adapter_files import adapter_folder
+from engine_adapter.errors import InvalidRequest, LoraRefused
 from engine_adapter.types import LoraAdapter
 
 DEFAULT_MAX_LOADED = 16
 """The most adapters that can be loaded if `max_cpu_loras` is not set."""
-
-CONFIG_FILE = "adapter_config.json"
 
 
 class LoraRegistry:
@@ -41,24 +40,27 @@ class LoraRegistry:
         """The loaded adapters, in the order in which they were loaded."""
         return tuple(self._loaded.values())
 
-    @contextmanager
-    def loading(self, name: str, path: str) -> Iterator[LoraAdapter]:
+    @asynccontextmanager
+    async def loading(self, name: str, path: str) -> AsyncIterator[LoraAdapter]:
         """Yields the adapter to load in the block; it is registered if the block succeeds.
+
+        Its files are found first, and downloaded if `path` is a hub id.
 
         Raises:
             LoraRefused: it cannot be loaded in the current state.
-            EngineConfigError: there is no adapter in the folder.
+            EngineConfigError: there is no adapter at `path`.
         """
-        self._check(name, path)
+        self._check(name)
         self._loading.add(name)
         try:
-            adapter = LoraAdapter(name, path, next(self._ids))
+            folder = await asyncio.to_thread(adapter_folder, name, path)
+            adapter = LoraAdapter(name, path, folder, next(self._ids))
             yield adapter
             self._loaded[name] = adapter
         finally:
             self._loading.discard(name)
 
-    def _check(self, name: str, path: str) -> None:
+    def _check(self, name: str) -> None:
         self._check_enabled()
         known = {*self._loaded, *self._loading}
         if name in known:
@@ -66,9 +68,6 @@ class LoraRegistry:
         if len(known) >= self._max_loaded:
             message = f"{len(known)} adapters are loaded, as many as max_cpu_loras allows."
             raise LoraRefused("no_room", message)
-        if _has_no_adapter(path):
-            message = f"{name}: {shown(path)} is not a folder with a file {CONFIG_FILE}"
-            raise EngineConfigError("lora_modules", message, "lora_path")
 
     def _check_enabled(self) -> None:
         if not self._enabled:
@@ -111,16 +110,6 @@ class LoraRegistry:
             yield
         finally:
             self._num_users[adapter.id] -= 1
-
-
-def _has_no_adapter(path: str) -> bool:
-    """Whether the path is one of this machine and has no adapter; a hub id is not such a path."""
-    folder = Path(path)
-    try:
-        is_here = folder.exists() or folder.is_absolute()
-        return is_here and not (folder / CONFIG_FILE).is_file()
-    except OSError:  # a name that is too long, or a folder that must not be read
-        return True
 
 
 def max_loaded(arguments: Mapping[str, Any]) -> int:

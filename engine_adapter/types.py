@@ -122,7 +122,6 @@ class SpecDecodeParams:
     """The speculative decoding of one request, as selected at its admission.
 
     Attributes:
-        spec_method: the request's method from its first step.
         pinned: the request names its method itself or a routing rule does; no switch changes it.
         switch_epoch: the epoch at admission. If the engine has applied a later `immediate` switch
             since, a request that is not pinned starts with that switch's method.
@@ -142,13 +141,14 @@ class LoraAdapter:
     """A LoRA adapter of an engine.
 
     Attributes:
-        name: how requests name it.
         path: its folder, or its id on the hub.
+        folder: the absolute path of its files.
         id: unique for each load; never reused.
     """
 
     name: str
     path: str
+    folder: str
     id: int
 
 

@@ -13,11 +13,13 @@ from server import __version__
 from server.console import pages
 from server.contract.document import document
 from server.control.audit import Audit
+from server.control.key_limits import KeyLimits
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.body_limit import BodyLimit
 from server.http.cors import Cors
 from server.http.event_stream import DIRECT_SEND
+from server.http.key_limit import KeyLimit
 from server.http.keyring import Keyring
 from server.http.middleware import AccessLog, ErrorBoundary, RequestId
 from server.http.trace_requests import TraceRequests
@@ -80,8 +82,12 @@ def create_app(
     Without an `audit`, admin changes are recorded in memory only.
     """
     has_console = settings.console and pages.installed()
+    key_limits = KeyLimits(
+        settings.max_key_requests, settings.max_key_requests_per_minute, metrics.admission
+    )
     state = AppState(
-        settings, engine, metrics, registry, audit or Audit(), Keyring(settings), _tracing(settings)
+        *(settings, engine, metrics, registry, audit or Audit()),
+        *(Keyring(settings), key_limits, _tracing(settings)),
     )
     app = _Application(
         title="Specgate",
@@ -116,7 +122,7 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
 
     A refusal by an inner one is logged and counted, has a request id, and can be read by a page of
     an allowed origin. A preflight has no key, so it is answered before keys are checked. The body
-    of an unauthenticated request is never read.
+    of a request without a key, or above its key's limits, is never read.
     """
     settings, origins = state.settings, state.settings.allowed_origins
     return [
@@ -128,5 +134,6 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
         Middleware(
             AuthMiddleware, settings=settings, keyring=state.keyring, has_console=has_console
         ),
+        Middleware(KeyLimit, limits=state.key_limits),
         Middleware(BodyLimit, settings=settings, reading=state.reading),
     ]

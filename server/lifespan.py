@@ -58,10 +58,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        state.leaving = True
-        state.stopping.set()
-        if state.runtime is not None:
-            state.runtime.switcher.stop()
+        state.leave()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         closing = [] if state.tracing is None else [state.tracing.close()]
@@ -73,6 +70,8 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
     try:
         await state.engine.start(callbacks.on_progress)
         state.runtime = await _create_runtime(state)
+        if state.leaving:  # told before there was a runtime
+            state.leave()
     except Exception as error:
         if not isinstance(error, EngineError):
             # The message of an `EngineError` is enough; any other error needs its traceback.
@@ -131,5 +130,4 @@ async def _create_runtime(state: AppState) -> Runtime:
             engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
         ),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
-        stopping=state.stopping,
     )

@@ -14,6 +14,7 @@ from engine_adapter.interface import Engine
 from engine_adapter.types import EngineInfo
 from server.control.admission import Admission
 from server.control.audit import Audit
+from server.control.key_limits import KeyLimits
 from server.control.lora_admin import LoraAdmin
 from server.control.method_names import LoadedProposers
 from server.control.policy_admin import PolicyAdmin
@@ -37,7 +38,6 @@ class Runtime:
     Attributes:
         info: the engine as it started.
         loaded_proposers: returns the proposers that are loaded at the time of the call.
-        stopping: set when the server stops; the same event as in `AppState`.
         started_at: Unix time in seconds.
     """
 
@@ -55,7 +55,6 @@ class Runtime:
     lora_admin: LoraAdmin
     policy_admin: PolicyAdmin
     responses: ResponseStore
-    stopping: asyncio.Event
     started_at: float = field(default_factory=time.time)
 
 
@@ -69,7 +68,6 @@ class AppState:
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
         leaving: the server was told to stop. It may accept requests for a while.
-        stopping: set when the server stops.
         reading: the tasks of the requests whose body has not arrived in full.
     """
 
@@ -79,13 +77,20 @@ class AppState:
     registry: CollectorRegistry
     audit: Audit
     keyring: Keyring
+    key_limits: KeyLimits
     tracing: "Tracing | None" = None
     runtime: Runtime | None = None
     startup_error: Exception | None = None
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     reading: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def leave(self) -> None:
+        """Notes that the server was told to stop. Safe to call twice."""
+        self.leaving = True
+        if self.runtime is not None:
+            # Requests that a drain holds have the same time to finish as others.
+            self.runtime.switcher.stop()
 
     @property
     def ready(self) -> bool:

@@ -101,9 +101,8 @@ class FakeEngine:
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Engine.start`."""
-        model = self._config.model
-        on_progress(f"Reading the tokenizer of {model}")
-        vocabulary = await asyncio.to_thread(load_vocabulary, model)
+        on_progress(f"Reading the tokenizer of {self._config.model}")
+        vocabulary = await asyncio.to_thread(load_vocabulary, self._config.model)
         on_progress("Starting the fake engine")
         await asyncio.sleep(self._options.fake_start_s)
         if self._options.fake_fail_start:
@@ -111,12 +110,12 @@ class FakeEngine:
         self._vocabulary = vocabulary
         self._proposer_registry.on_engine_started(())
         for name, path in self._config.lora_modules.items():
-            with self._lora_registry.loading(name, path):
+            async with self._lora_registry.loading(name, path):
                 on_progress(f"Loading adapter {name}")
         self._info = describe(self._config, self._options, vocabulary, self._capacity)
         self._lifetime.begin()
 
-    async def check_constraint(self, constraint: StructuredOutput) -> None:
+    async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
         """See `Engine.check_constraint`. `generate` refuses what cannot be honoured."""
         self._begin_call("check_constraint")
 
@@ -211,7 +210,7 @@ class FakeEngine:
     async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
         """See `Engine.load_lora_adapter`."""
         self._begin_call("load_adapter")
-        with self._lora_registry.loading(name, path) as adapter:
+        async with self._lora_registry.loading(name, path) as adapter:
             return adapter
 
     async def unload_lora_adapter(self, name: str) -> None:

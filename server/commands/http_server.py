@@ -105,10 +105,7 @@ class HttpServer(uvicorn.Server):
     def _begin_stop(self) -> None:
         if self._told_at is None:
             self._told_at = time.monotonic()
-            self._state.leaving = True
-            # Requests that a drain holds have the same time to finish as others.
-            if self._state.runtime is not None:
-                self._state.runtime.switcher.stop()
+            self._state.leave()
 
     def _close_port(self, sockets: list[socket.socket]) -> None:
         for server in self.servers:

@@ -1,39 +1,22 @@
-"""Who may come in: the limits of the queue and of each API key, in front of the engine's slots."""
+"""Who may come in: the limits of the queue, in front of the engine's slots."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from server.control.request_rate import RequestRate
 from server.control.slots import Demand, Place, SlotLimits, Slots
 from server.errors import ApiError
-from server.limit_errors import ConcurrencyLimit, QueueFull, RateLimit
+from server.limit_errors import QueueFull
 from server.telemetry.admission_metrics import AdmissionMetrics
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """How many requests are taken. `None` sets no limit.
-
-    Attributes:
-        queued_requests, queued_prompt_tokens: the queue.
-        key_requests: unfinished requests of one API key, those in the queue included.
-        key_requests_per_minute: new requests of one API key.
-    """
+    """How many requests the queue takes, and how many prompt tokens they have together."""
 
     queued_requests: int
     queued_prompt_tokens: int
-    key_requests: int | None = None
-    key_requests_per_minute: int | None = None
-
-
-class _Key:
-    """One API key: its unfinished requests, and the rate of new ones."""
-
-    def __init__(self, rate: RequestRate | None) -> None:
-        self.requests = 0
-        self.rate = rate
 
 
 class Admission:
@@ -56,29 +39,15 @@ class Admission:
         self.slots = Slots(slots, clock)
         self._limits = limits
         self._metrics = metrics
-        self._clock = clock
-        self._keys: dict[str | None, _Key] = {}
         metrics.watch(self.slots)
 
     @contextmanager
     def place(self, demand: Demand) -> Iterator[Place]:
-        """A place for a request, until the block ends.
-
-        Raises:
-            ConcurrencyLimit, RateLimit: its key has too many requests.
-        """
-        key = self._key(demand.key)
-        most = self._limits.key_requests
-        if most is not None and key.requests >= most:
-            raise self.counted(ConcurrencyLimit(most))
-        if key.rate is not None and (wait_s := key.rate.take()):
-            raise self.counted(RateLimit(self._limits.key_requests_per_minute or 0, wait_s))
-        key.requests += 1
+        """A place for a request, until the block ends."""
         place = self.slots.place(demand)
         try:
             yield place
         finally:
-            key.requests -= 1
             place.leave()
 
     def check_queue(self, demand: Demand) -> None:
@@ -114,11 +83,3 @@ class Admission:
     def observe_wait(self, seconds: float) -> None:
         """Records the time that a request waited for its first sequence, or until it gave up."""
         self._metrics.observe_wait(seconds)
-
-    def _key(self, name: str | None) -> _Key:
-        key = self._keys.get(name)
-        if key is None:
-            per_minute = self._limits.key_requests_per_minute
-            rate = None if per_minute is None else RequestRate(per_minute, self._clock)
-            key = self._keys[name] = _Key(rate)
-        return key

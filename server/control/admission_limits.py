@@ -21,10 +21,5 @@ def slot_limits(settings: Settings, info: EngineInfo) -> SlotLimits:
 
 
 def admission_limits(settings: Settings) -> AdmissionLimits:
-    """The limits of the queue and of each API key."""
-    return AdmissionLimits(
-        settings.max_queued_requests,
-        settings.max_queued_prompt_tokens,
-        settings.max_key_requests,
-        settings.max_key_requests_per_minute,
-    )
+    """The limits of the queue."""
+    return AdmissionLimits(settings.max_queued_requests, settings.max_queued_prompt_tokens)

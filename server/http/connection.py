@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from server.errors import ApiError, Unavailable, error_body, error_response
-from server.http.connections import Connections, Place
+from server.http.connections import Connections, Entry
 from server.http.event_stream import json_text
 from server.http.middleware import shown_path
 from server.telemetry.connection_metrics import CloseReason
@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**given)
         self._connections = connections
         self._limits = connections.settings
-        self._place = Place.OPEN
+        self._entry = Entry.OPEN
         self._reading = Reading.REQUEST
         self._since = self.loop.time()
         self._head_bytes = 0
@@ -85,8 +85,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         self._answers = _CountedWrites(transport)
-        self._place = self._connections.opened(self, self.loop)
-        if self._place is Place.NONE:
+        self._entry = self._connections.opened(self, self.loop)
+        if self._entry is Entry.NONE:
             self._note(CloseReason.REFUSED)
             transport.abort()
 
@@ -217,9 +217,9 @@ class Connection(HttpToolsProtocol):
 
     def _is_spare(self) -> bool:
         """Whether it is above the limit. It gets a place for good once there is one."""
-        if self._place is Place.SPARE and self._connections.give_place(self):
-            self._place = Place.OPEN
-        return self._place is Place.SPARE
+        if self._entry is Entry.SPARE and self._connections.give_place(self):
+            self._entry = Entry.OPEN
+        return self._entry is Entry.SPARE
 
     # How it ends.
 

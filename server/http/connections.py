@@ -32,7 +32,7 @@ class Watched(Protocol):
         ...
 
 
-class Place(Enum):
+class Entry(Enum):
     """What a new connection gets.
 
     Attributes:
@@ -99,7 +99,7 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, connection: Watched, loop: asyncio.AbstractEventLoop) -> Place:
+    def opened(self, connection: Watched, loop: asyncio.AbstractEventLoop) -> Entry:
         """Notes a new connection, and says what it gets."""
         if not self._watching:
             self._watching = True
@@ -107,9 +107,9 @@ class Connections:
         self._open.add(connection)
         self._metrics.open.set(len(self._open))
         if self.give_place(connection):
-            return Place.OPEN
+            return Entry.OPEN
         num_spare = len(self._open) - len(self._placed)
-        return Place.SPARE if num_spare <= descriptors.SPARE else Place.NONE
+        return Entry.SPARE if num_spare <= descriptors.SPARE else Entry.NONE
 
     def give_place(self, connection: Watched) -> bool:
         """Gives an open connection one of the places, for good. Returns whether there was one."""

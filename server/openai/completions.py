@@ -11,6 +11,7 @@ from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
 from server.openai.prompts import (
+    check_cut_text,
     check_prompt,
     most_tokens,
     predicted_tokens,
@@ -40,6 +41,7 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     if (choices := len(body.prompt) * (body.n or 1)) > MAX_PROMPTS:
         message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
         raise InvalidField("n", message)
+    check_cut_text(runtime, body, (text for text in body.prompt if isinstance(text, str)), "prompt")
     prompts: list[Sequence[int]] = []
     for given in body.prompt:
         prompts.append(await _encode(renderer, body, info, given))

@@ -5,9 +5,37 @@ from math import ceil
 
 from engine_adapter.types import SamplingOptions
 from server.control.slots import Demand
+from server.errors import InvalidField
 
 LOGPROBS_PER_SLOT = 5
 """Alternatives per token that cost about as much as a sequence without log probabilities."""
+
+MOST_OF_PROMPTS = 2**22
+"""Tokens and log probabilities of prompts that an answer in one piece holds: 100 MB of JSON."""
+
+
+def check_echo(
+    prompts: Sequence[Sequence[int]], n: int, options: SamplingOptions, *, echoes: bool
+) -> None:
+    """Raises `InvalidField` if an answer in one piece would hold too much of its prompts.
+
+    Args:
+        prompts: token ids.
+        n: choices per prompt; each of them holds its prompt.
+        options: of any of the prompts.
+        echoes: the choices begin with their prompts.
+    """
+    of_token = options.prompt_logprobs
+    if of_token is None and not echoes:
+        return
+    held = n * sum(map(len, prompts)) * (1 + (of_token or 0))
+    if held > MOST_OF_PROMPTS:
+        param = "echo" if echoes else "prompt_logprobs"
+        message = (
+            f"{param}: the answer would hold {held} tokens and log probabilities of prompts; it "
+            f"can hold {MOST_OF_PROMPTS}. Send fewer prompts, or `stream` true."
+        )
+        raise InvalidField(param, message)
 
 
 def demand(

@@ -1,6 +1,6 @@
 """A body's messages or text -> prompt token ids, the same for generation and for `/tokenize`."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from engine_adapter.types import EngineInfo
@@ -10,7 +10,11 @@ from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, Prediction
 from server.schema.json_values import surrogate_path
 from server.schema.messages import Message
+from server.state import Runtime
 from server.text import clip
+
+MOST_CHARS = 1_000_000
+"""The most characters of a text that may be longer than the context, if that holds no more."""
 
 
 async def chat_prompt(
@@ -48,6 +52,26 @@ async def chat_prompt(
 def most_tokens(body: GenerationBody, info: EngineInfo) -> int | None:
     """The most tokens that a prompt may have as it is sent; `None` if the rest is cut off."""
     return info.max_model_len if body.truncate_prompt_tokens is None else None
+
+
+def check_chars(renderer: Renderer, info: EngineInfo, texts: Iterable[str], param: str) -> None:
+    """Raises `InvalidField` for texts that would take a thread for long, together.
+
+    For texts that the context does not bound. A text whose tokens are cut off is tokenized whole,
+    because all of it decides which tokens are left.
+    """
+    most = max(MOST_CHARS, info.max_model_len * renderer.longest_token)
+    if (length := sum(map(len, texts))) > most:
+        message = f"{param} has {length} characters; at most {most} can be tokenized at once."
+        raise InvalidField(param, message)
+
+
+def check_cut_text(
+    runtime: Runtime, body: GenerationBody, texts: Iterable[str], param: str
+) -> None:
+    """`check_chars` for the prompts of a body whose tokens are cut off."""
+    if body.truncate_prompt_tokens is not None:
+        check_chars(runtime.renderer, runtime.info, texts, param)
 
 
 def template_variables(fields: ChatPromptFields) -> dict[str, Any]:

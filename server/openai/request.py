@@ -20,10 +20,10 @@ from server.errors import InvalidField
 from server.http.headers import IGNORED_FIELDS, SPEC_METHOD, UNENFORCED_KEYWORDS
 from server.openai.body_checks import check_generation, header_list, ignored_effort
 from server.openai.choices import ChoiceShape
-from server.openai.demand import demand
+from server.openai.demand import check_echo, demand
 from server.openai.method_request import method_request
 from server.openai.models import find_adapter
-from server.openai.turn import check_constraints, turn
+from server.openai.turn import check_constraints, turn, waiting_limit
 from server.schema.base import Body
 from server.schema.generation_body import GenerationBody
 from server.state import Runtime
@@ -167,13 +167,16 @@ async def admitted(
     of the request.
 
     Raises:
-        InvalidField: the requested proposer or k cannot be selected.
+        InvalidField: the answer would be too large, or the requested proposer or k cannot be
+            selected.
         InvalidRequest, EngineError: the engine refuses a constraint.
-        TooManyRequests: the queue is full, or the request's API key is at its limit.
-        QueueTimeout, or the limit's error: the request waited too long.
+        QueueFull: the queue is full.
+        QueueTimeout, or the limit's error: the request waited too long, its check included.
         ClientDisconnected: the client closed the connection while the request waited.
-        Stopping: the server stopped while the request waited.
     """
+    if not prepared.body.stream:
+        echoes = prepared.shape.echoes_prompt
+        check_echo(prepared.prompts, prepared.n, prepared.options[0], echoes=echoes)
     needed = demand(
         origin.api_key,
         prepared.prompts,
@@ -182,17 +185,19 @@ async def admitted(
         prepared.body.priority or 0,
     )
     adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
+    waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
     with runtime.admission.place(needed) as place, adapter_used:
-        if constraints := {one.structured_output for one in prepared.options} - {None}:
+        all_constraints = (one.structured_output for one in prepared.options)
+        if constraints := {one for one in all_constraints if one is not None}:
             choose(runtime, prepared, origin)
-            await check_constraints(runtime, receive, constraints, limit)
+            await check_constraints(runtime, receive, constraints, origin.api_key, waiting)
         if place.start_now():
             runtime.admission.observe_wait(0.0)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
             runtime.admission.check_queue(needed)
-            await turn(runtime, receive, place, limit)
+            await turn(runtime, receive, place, waiting)
         # No `await` from here on: no drain may come in between.
         request = _admit(runtime, prepared, origin, place)
         selection = request.selection

@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidField
-from server.openai.prompts import chat_prompt, check_token_ids, text_prompt
+from server.openai.prompts import chat_prompt, check_chars, check_token_ids, text_prompt
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schema.tools import check_tools
 from server.state import Runtime
-
-MOST_CHARS = 1_000_000
-"""The most characters that `/tokenize` takes, if the model's context cannot hold more."""
 
 
 async def tokenize(runtime: Runtime, body: TokenizeRequest) -> dict[str, Any]:
@@ -33,18 +30,10 @@ async def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any
 async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "Send either prompt or messages.")
-    _check_length(runtime, body)
+    texts = [body.prompt or "", *(message.text for message in body.messages or ())]
+    param = "prompt" if body.messages is None else "messages"
+    check_chars(runtime.renderer, runtime.info, texts, param)
     if body.prompt is not None:
         return await text_prompt(runtime.renderer, body.prompt, body.add_special_tokens)
     check_tools(body.tools or ())
     return await chat_prompt(runtime.renderer, body.messages or (), body)
-
-
-def _check_length(runtime: Runtime, body: TokenizeRequest) -> None:
-    """Raises `InvalidField` for a text that would take a thread for long."""
-    texts = [body.prompt or "", *(message.text for message in body.messages or ())]
-    most = max(MOST_CHARS, runtime.info.max_model_len * runtime.renderer.longest_token)
-    if (length := sum(map(len, texts))) > most:
-        param = "prompt" if body.messages is None else "messages"
-        message = f"{param} has {length} characters; at most {most} can be tokenized at once."
-        raise InvalidField(param, message)

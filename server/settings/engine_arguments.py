@@ -32,7 +32,8 @@ class EngineArguments(BaseModel):
     )
     long_prefill_token_threshold: Count | None = Field(
         None,
-        description="most tokens of one prompt in a step while others run (64 for the demo)",
+        description="most tokens of one prompt in a step, twice as many while no other request "
+        "runs (64 for the demo)",
     )
     max_num_batched_tokens: Count | None = Field(None, description="most tokens in one step")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.beside import EVERY_S, SMALL, p99, small
 from tests.e2e.served import Served
 from tests.server.hostile.body import Hostile
 from tests.server.hostile.random_forms import random_body
@@ -20,8 +21,6 @@ from tests.server.hostile.table import ALL
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
-SMALL: dict[str, Any] = {"prompt": "def area(", "max_tokens": 16, "temperature": 0}
-EVERY_S = 0.25
 MIN_SMALL = 12
 LIMIT_S = 60.0
 ERROR_BYTES = 1000
@@ -46,8 +45,7 @@ class Trial:
     @property
     def worst_s(self) -> float:
         """The slowest small one, without a single outlier in a hundred."""
-        ranked = sorted(self.small_s)
-        return ranked[max(0, int(len(ranked) * 0.99) - 1)]
+        return p99(self.small_s)
 
 
 @contextmanager
@@ -70,14 +68,6 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert served.process.poll() is None, f"the server died:\n{served.tail()}"
     assert served.stop() == 0, served.tail()
     assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()
-
-
-async def small(client: httpx.AsyncClient) -> float:
-    """The time of a small request, which must succeed."""
-    began = time.perf_counter()
-    response = await client.post("/v1/completions", json=SMALL)
-    assert response.status_code == 200, response.text
-    return time.perf_counter() - began
 
 
 async def trial(url: str, path: str | None, body: Any = None) -> Trial:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -44,3 +45,22 @@ def write_adapter(
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return str(folder)
+
+
+def cached_adapter(monkeypatch: pytest.MonkeyPatch, cache: Path, hub_id: str) -> Path:
+    """Makes `cache` the hub's cache, with an empty adapter, and the hub unreachable.
+
+    Returns the folder of the adapter's files.
+    """
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    repository = cache / f"models--{hub_id.replace('/', '--')}"
+    snapshot = repository / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (snapshot / name).write_text("{}")
+    return snapshot

@@ -9,63 +9,82 @@ import pytest
 from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused
 from engine_adapter.lora_registry import DEFAULT_MAX_LOADED, LoraRegistry, max_loaded
 from engine_adapter.types import LoraAdapter
+from tests.engine_adapter.lora import cached_adapter
 
 
-def loaded_with(names: Sequence[str], **arguments: Any) -> LoraRegistry:
+@pytest.fixture(autouse=True)
+def snapshot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The files of `org/adapter` in the hub's cache."""
+    return cached_adapter(monkeypatch, tmp_path, "org/adapter")
+
+
+async def loaded_with(names: Sequence[str], **arguments: Any) -> LoraRegistry:
     registry = LoraRegistry({"enable_lora": True, **arguments})
     for name in names:
-        load(registry, name)
+        await load(registry, name)
     return registry
 
 
-def load(registry: LoraRegistry, name: str, path: str = "org/adapter") -> LoraAdapter:
-    with registry.loading(name, path) as adapter:
+async def load(registry: LoraRegistry, name: str, path: str = "org/adapter") -> LoraAdapter:
+    async with registry.loading(name, path) as adapter:
         return adapter
 
 
-def refusal(registry: LoraRegistry, name: str) -> str:
+async def refusal(registry: LoraRegistry, name: str) -> str:
     with pytest.raises(LoraRefused) as caught:
-        load(registry, name)
+        await load(registry, name)
     return caught.value.code
 
 
-def test_each_load_has_its_own_id() -> None:
-    registry = loaded_with(["a", "b"])
+async def test_each_load_has_its_own_id() -> None:
+    registry = await loaded_with(["a", "b"])
     assert [adapter.name for adapter in registry.loaded] == ["a", "b"]
     first = registry.remove("a")
-    assert load(registry, "a").id not in {first.id, registry.loaded[0].id}
+    assert (await load(registry, "a")).id not in {first.id, registry.loaded[0].id}
 
 
-def test_an_adapter_that_failed_to_load_is_not_registered() -> None:
-    registry = loaded_with([])
-    with pytest.raises(ValueError, match="bad"), registry.loading("a", "org/adapter"):
-        raise ValueError("bad")
+async def test_an_adapter_that_failed_to_load_is_not_registered() -> None:
+    registry = await loaded_with([])
+    with pytest.raises(ValueError, match="bad"):
+        async with registry.loading("a", "org/adapter"):
+            raise ValueError("bad")
     assert registry.loaded == ()
-    load(registry, "a")
+    await load(registry, "a")
 
 
-def test_a_load_that_is_not_possible_is_refused_with_a_code() -> None:
-    assert refusal(LoraRegistry({}), "a") == "lora_disabled"
-    assert refusal(loaded_with(["a"]), "a") == "adapter_exists"
-    assert refusal(loaded_with(["a", "b"], max_cpu_loras=2), "c") == "no_room"
-    registry = loaded_with([], max_cpu_loras=1)
-    with registry.loading("a", "org/adapter"):
-        assert refusal(registry, "a") == "adapter_exists"
-        assert refusal(registry, "b") == "no_room"
+async def test_a_load_that_is_not_possible_is_refused_with_a_code() -> None:
+    assert await refusal(LoraRegistry({}), "a") == "lora_disabled"
+    assert await refusal(await loaded_with(["a"]), "a") == "adapter_exists"
+    assert await refusal(await loaded_with(["a", "b"], max_cpu_loras=2), "c") == "no_room"
+    registry = await loaded_with([], max_cpu_loras=1)
+    async with registry.loading("a", "org/adapter"):
+        assert await refusal(registry, "a") == "adapter_exists"
+        assert await refusal(registry, "b") == "no_room"
 
 
-def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
-    registry = loaded_with([])
+async def test_an_adapter_has_the_folder_of_its_files(snapshot: Path) -> None:
+    for path in ("org/adapter", str(snapshot)):
+        adapter = await load(await loaded_with([]), "a", path)
+        assert (adapter.path, adapter.folder) == (path, str(snapshot))
+
+
+async def test_what_is_refused_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_adapter.lora_registry.adapter_folder", None)
+    assert await refusal(LoraRegistry({}), "a") == "lora_disabled"
+
+
+async def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
+    registry = await loaded_with([])
     with pytest.raises(EngineConfigError) as caught:
-        load(registry, "a", str(tmp_path))
+        await load(registry, "a", str(tmp_path))
     assert caught.value.field == "lora_path"
     assert "adapter_config.json" in str(caught.value)
     (tmp_path / "adapter_config.json").touch()
-    load(registry, "a", str(tmp_path))
+    await load(registry, "a", str(tmp_path))
 
 
-def test_an_adapter_in_use_is_not_removed() -> None:
-    registry = loaded_with(["a", "b"])
+async def test_an_adapter_in_use_is_not_removed() -> None:
+    registry = await loaded_with(["a", "b"])
     a, _ = registry.loaded
     with registry.used(a), registry.used(None):
         with pytest.raises(LoraRefused) as caught:
@@ -78,11 +97,11 @@ def test_an_adapter_in_use_is_not_removed() -> None:
     assert caught.value.code == "adapter_not_found"
 
 
-def test_a_request_for_a_dropped_adapter_is_refused() -> None:
-    registry = loaded_with(["a"])
+async def test_a_request_for_a_dropped_adapter_is_refused() -> None:
+    registry = await loaded_with(["a"])
     (a,) = registry.loaded
     registry.drop(a)
-    load(registry, "a")
+    await load(registry, "a")
     with pytest.raises(InvalidRequest) as caught, registry.used(a):
         pass
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")

@@ -3,8 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from engine_adapter.errors import EngineConfigError, EngineStartError
 from engine_adapter.types import EngineInfo
+from server.control.errors import DrainStopped
+from server.control.method_names import MethodRequest
 from server.lifespan import StartupCallbacks
 from server.state import AppState
 from tests.server.gateway import build
@@ -81,5 +85,15 @@ async def test_stop_ends_a_running_engine() -> None:
     async with app.router.lifespan_context(app):
         await state.start_ended.wait()
     assert not state.ready
-    assert state.stopping.is_set()
     assert engine.failure is None
+
+
+async def test_a_server_that_is_told_to_stop_while_it_loads_begins_no_drain() -> None:
+    app, _, _ = build(engine_args={"fake_start_s": 0.05})
+    state: AppState = app.state.specgate
+    async with app.router.lifespan_context(app):
+        state.leave()
+        await state.start_ended.wait()
+        assert state.runtime is not None
+        with pytest.raises(DrainStopped):
+            await state.runtime.switcher.switch(MethodRequest("none", None, True), "drain")

@@ -135,6 +135,8 @@ class SchedulerHooks:
 class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
     """The scheduler class for vLLM's `scheduler_cls`."""
 
+    max_num_scheduled_tokens: int
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
@@ -156,6 +158,34 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
         self.row_table = RowTable(planner, self.max_model_len)
         self._failures = {}
+        self._budget = self.max_num_scheduled_tokens
+        self._budget_of_one = budget_of_one(
+            self.scheduler_config, self._budget, 1 + self.num_spec_tokens
+        )
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedules. A long prompt is read in parts while its request is alone, too.
+
+        vLLM reads it whole then, and a request that arrives in that step waits for all of it.
+        """
+        is_alone = sum(self.get_request_counts()) <= 1
+        self.max_num_scheduled_tokens = self._budget_of_one if is_alone else self._budget
+        return super().schedule(*args, **kwargs)
+
+
+def budget_of_one(config: Any, budget: int, least: int) -> int:
+    """The most tokens of a step that has one request: twice `long_prefill_token_threshold`.
+
+    Args:
+        config: vLLM's `SchedulerConfig`.
+        budget: the most tokens of any step.
+        least: the most tokens of a row that verifies drafts.
+    """
+    threshold: int = config.long_prefill_token_threshold
+    if not threshold or config.long_prefill_token_threshold_adaptive:
+        return budget
+    # Who arrives in a step waits for half of it on average, so it may be twice as long.
+    return min(budget, max(2 * threshold, least))
 
 
 def request_class(params: Any) -> RequestClass:

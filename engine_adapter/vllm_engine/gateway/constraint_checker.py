@@ -8,8 +8,9 @@ thread that every admission waits for, and nothing can end it.
 import asyncio
 import hashlib
 import signal
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -21,6 +22,7 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     Vocabulary,
     setup_frame,
 )
+from engine_adapter.vllm_engine.gateway.fair_turns import FairTurns
 from engine_adapter.vllm_engine.gateway.translation import truncate
 
 log = structlog.get_logger(__name__)
@@ -28,8 +30,13 @@ log = structlog.get_logger(__name__)
 MEMORY_BYTES = 512 << 20
 """The most memory that compiling one constraint takes, in bytes."""
 
-MAX_PROCESSES = 2
-"""Processes that compile. With a second one, a slow constraint does not hold up the others."""
+MAX_PROCESSES = 3
+"""Processes that compile."""
+
+MAX_PROCESSES_OF_ONE = 2
+"""Those of one owner. With a second one, a slow constraint does not hold up its others. The third
+process is for the others.
+"""
 
 MAX_VERDICTS = 1024
 """The verdicts that are kept."""
@@ -45,10 +52,14 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Job:
-    """A check that runs, and how many requests wait for it."""
+    """A check that runs or waits for its turn.
 
-    task: asyncio.Task[Verdict]
-    waiters: int = 0
+    Attributes:
+        owners: owner -> how many of its requests wait for the verdict.
+    """
+
+    owners: Counter[str | None] = field(default_factory=Counter)
+    task: asyncio.Task[Verdict] = field(init=False)
 
 
 class ConstraintChecker:
@@ -62,7 +73,7 @@ class ConstraintChecker:
         self._vocabulary = vocabulary
         self._limits = CompileLimits(cpu_seconds, MEMORY_BYTES)
         self._setup: bytes | None = None
-        self._slots = asyncio.Semaphore(MAX_PROCESSES)
+        self._turns = FairTurns(MAX_PROCESSES, MAX_PROCESSES_OF_ONE)
         self._idle: list[ConstraintProcess] = []
         self._jobs: dict[bytes, _Job] = {}
         # Those of jobs that nobody waits for any more too, until they have ended their process.
@@ -73,8 +84,11 @@ class ConstraintChecker:
         """Starts the first process, so that no request waits for it. Raises `EngineStartError`."""
         self._idle.append(await self._new_process())
 
-    async def check(self, constraint: StructuredOutput) -> None:
+    async def check(self, constraint: StructuredOutput, owner: str | None = None) -> None:
         """Returns if the engine can enforce a constraint; equal ones are compiled once.
+
+        Args:
+            owner: whose it is. The processes are shared fairly between owners.
 
         Raises:
             InvalidRequest: it cannot, or only with too much time or memory.
@@ -83,7 +97,7 @@ class ConstraintChecker:
         key = _key(constraint)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = await self._shared(key, constraint)
+            verdict = await self._shared(key, constraint, owner)
         else:
             self._verdicts.move_to_end(key)
         if verdict.reason is not None:
@@ -104,28 +118,34 @@ class ConstraintChecker:
             self._setup = await asyncio.to_thread(setup_frame, self._vocabulary, self._limits)
         return await ConstraintProcess.start(self._setup)
 
-    async def _shared(self, key: bytes, constraint: StructuredOutput) -> Verdict:
+    async def _shared(self, key: bytes, constraint: StructuredOutput, owner: str | None) -> Verdict:
         """The verdict of the job that works on it already, or of a new one.
 
         The last of those who wait for a job ends it when it leaves.
         """
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = _Job(asyncio.create_task(self._judge(key, constraint)))
+            job = self._jobs[key] = _Job()
+            job.task = asyncio.create_task(self._judge(key, constraint, job.owners))
             self._tasks.add(job.task)
             job.task.add_done_callback(self._tasks.discard)
-        job.waiters += 1
+        job.owners[owner] += 1
+        self._turns.serve()
         try:
             return await asyncio.shield(job.task)
         finally:
-            job.waiters -= 1
-            if not job.waiters:
+            job.owners[owner] -= 1
+            if not job.owners[owner]:
+                del job.owners[owner]
+            if not job.owners:
                 # Nobody may join it from here on.
                 self._jobs.pop(key, None)
                 job.task.cancel()
 
-    async def _judge(self, key: bytes, constraint: StructuredOutput) -> Verdict:
-        async with self._slots:
+    async def _judge(
+        self, key: bytes, constraint: StructuredOutput, owners: Collection[str | None]
+    ) -> Verdict:
+        async with self._turns.turn(owners):
             if self._idle:
                 process = self._idle.pop()
             else:

@@ -9,10 +9,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import structlog
+
 from engine_adapter.errors import EngineError, EngineStartError
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_worker import encode_frame
 from engine_adapter.vllm_engine.grammars import BACKEND, choices_text
+
+log = structlog.get_logger(__name__)
 
 START_TIMEOUT_S = 60.0
 """How long a worker may take to read the tokenizer, in seconds."""
@@ -30,20 +34,25 @@ class Vocabulary:
 
     Attributes:
         tokenizer: a fast tokenizer, as the JSON of the library `tokenizers`.
-        any_whitespace: JSON may have white space between its tokens.
+        any_whitespace, named_properties: as in `grammars.serialized`.
     """
 
     tokenizer: str
     vocab_size: int
     eos_token_id: int | None
     any_whitespace: bool
+    named_properties: bool = False
 
     @classmethod
     def of(cls, vllm_config: Any, tokenizer: Any) -> "Vocabulary | None":
-        """That of an engine; `None` with another backend, or a tokenizer that only vLLM reads."""
+        """That of an engine; `None` with another backend, or a tokenizer that only vLLM reads.
+
+        Then vLLM checks constraints itself, without a limit, and the log says so.
+        """
         config = vllm_config.structured_outputs_config
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if config.backend != BACKEND or fast is None:
+            log.warning("formats_have_no_limits", backend=config.backend, has_tokenizer=bool(fast))
             return None
         fast = copy.copy(fast)
         fast.no_padding()
@@ -53,6 +62,7 @@ class Vocabulary:
             vocab_size=max(vllm_config.model_config.get_vocab_size(), len(tokenizer)),
             eos_token_id=tokenizer.eos_token_id,
             any_whitespace=not config.disable_any_whitespace,
+            named_properties=config.disable_additional_properties,
         )
 
 

@@ -60,7 +60,7 @@ def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:
 
 class _Compiler:
     def __init__(
-        self, tokenizer: str, vocab_size: int, eos_token_id: int | None, any_whitespace: bool
+        self, tokenizer: str, vocab_size: int, eos_token_id: int | None, **json_rules: bool
     ) -> None:
         import llguidance
 
@@ -68,12 +68,12 @@ class _Compiler:
         self._tokenizer = llguidance.LLTokenizer(
             tokenizer, n_vocab=vocab_size, eos_token=eos_token_id
         )
-        self._any_whitespace = any_whitespace
+        self._json_rules = json_rules
 
     def fault(self, kind: ConstraintKind, value: str) -> str | None:
         """Why a constraint cannot be enforced, up to its first token; `None` if it can be."""
         try:
-            grammar = serialized(kind, value, any_whitespace=self._any_whitespace)
+            grammar = serialized(kind, value, **self._json_rules)
         except (ValueError, KeyError, TypeError) as error:
             return f"Invalid grammar specification: {error}"
         # Without a tokenizer first: then tokens that are not text cannot be named.

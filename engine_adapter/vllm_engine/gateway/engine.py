@@ -148,14 +148,14 @@ class VllmEngine:
             proposers=self._proposer_registry.infos,
         )
 
-    async def check_constraint(self, constraint: StructuredOutput) -> None:
+    async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
         """See `Engine.check_constraint`."""
         if (failure := self.failure) is not None:
             raise failure
         if self._checker is None:
             return
         try:
-            await self._checker.check(constraint)
+            await self._checker.check(constraint, key)
         except asyncio.CancelledError:
             if was_cancelled():
                 raise

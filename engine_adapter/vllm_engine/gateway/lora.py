@@ -14,8 +14,12 @@ log = logging.getLogger(__name__)
 async def load_adapter(
     process: EngineProcess, registry: LoraRegistry, name: str, path: str
 ) -> LoraAdapter:
-    """Loads an adapter; see `Engine.load_lora_adapter`. No step runs while its files are read."""
-    with registry.loading(name, path) as adapter:
+    """Loads an adapter; see `Engine.load_lora_adapter`.
+
+    Its files are found, and downloaded, before the engine hears of it: no step runs while the
+    engine reads them.
+    """
+    async with registry.loading(name, path) as adapter:
         try:
             await process.add_lora(lora_request(adapter))
         except ValueError as error:

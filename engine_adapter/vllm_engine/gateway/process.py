@@ -24,6 +24,7 @@ from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
 from engine_adapter.vllm_engine.patches.admission import patch_admission, patch_constraint_check
 from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
+from engine_adapter.vllm_engine.patches.token_texts import patch_token_texts
 
 _EXIT_TIMEOUT_S = 5.0
 """How long to wait for the exit status of a process that has reported its death, in seconds."""
@@ -149,6 +150,7 @@ class EngineProcess:
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )
                 patch_admission(self._llm)
+                patch_token_texts()
                 self.vocabulary = Vocabulary.of(vllm_config, self._llm.input_processor.tokenizer)
                 if self.vocabulary is not None:
                     patch_constraint_check(self._llm)

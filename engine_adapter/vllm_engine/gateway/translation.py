@@ -81,7 +81,7 @@ def lora_request(adapter: LoraAdapter | None) -> Any:
     """vLLM's `LoRARequest`. Its name keys the prefix cache, so every load has its own name."""
     if adapter is None:
         return None
-    return compat.LoRARequest(f"{adapter.name}:{adapter.id}", adapter.id, adapter.path)
+    return compat.LoRARequest(f"{adapter.name}:{adapter.id}", adapter.id, adapter.folder)
 
 
 def _structured_outputs(constraint: StructuredOutput | None, *, is_checked: bool) -> Any:

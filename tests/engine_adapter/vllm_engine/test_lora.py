@@ -5,6 +5,7 @@ Proposers draft with the base model.
 
 import asyncio
 import itertools
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from engine_adapter.errors import EngineConfigError, LoraRefused
 from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import GenerationRequest, LoraAdapter, SamplingOptions
-from tests.engine_adapter.lora import write_adapter
+from tests.engine_adapter.lora import cached_adapter, write_adapter
 from tests.engine_adapter.vllm_engine.conftest import (
     CHOICES,
     COMMON,
@@ -230,6 +231,22 @@ async def test_a_new_adapter_with_an_old_name_does_not_reuse_its_cache(
         texts.append([await text(lora, prompts[i], "again", "ngram") for i in range(4)])
         await lora.engine.unload_lora_adapter("again")
     assert all(a != b for a, b in zip(*texts, strict=True)), "the prefix cache must not be shared"
+
+
+async def test_an_adapter_of_the_hub_is_given_to_the_engine_as_a_folder(
+    lora: Live,
+    prompts: list[Prompt],
+    folders: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    # The cache is this process's own: the engine's process would not find the id in it.
+    snapshot = cached_adapter(monkeypatch, tmp_path, "org/sql")
+    shutil.copytree(folders["b"], snapshot, dirs_exist_ok=True)
+    await lora.engine.load_lora_adapter("sql", "org/sql")
+    found = [await text(lora, prompts[i], name, "self") for i in range(2) for name in ("sql", "b")]
+    await lora.engine.unload_lora_adapter("sql")
+    assert found[0::2] == found[1::2]
 
 
 async def test_an_unusable_adapter_is_refused_and_leaves_nothing(

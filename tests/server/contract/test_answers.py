@@ -6,12 +6,14 @@ A new operation needs an entry in `SUCCESS`, and one in `ERRORS` for each error 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from demo import model_path
+from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
 from tests.server.contract.bodies import CHAT, COMPLETION, RESPONSE, SUCCESS
 from tests.server.contract.contract import Contract, contract
@@ -71,7 +73,10 @@ async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> 
     return response
 
 
-async def test_every_success_is_as_documented(start: StartGateway) -> None:
+async def test_every_success_is_as_documented(
+    start: StartGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cached_adapter(monkeypatch, tmp_path, "sql")
     gateway = await start(enable_lora=True, allowed_hub_id=["sql"])
     sent: set[tuple[str, str]] = set()
     for name in PATHS:

@@ -1,4 +1,4 @@
-"""The limits of the queue and of each API key, and what is counted of them."""
+"""The limits of the queue, and what is counted of them."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from server.control.admission import Admission, AdmissionLimits
 from server.control.slots import Demand, SlotLimits
-from server.limit_errors import ConcurrencyLimit, QueueFull, RateLimit
+from server.limit_errors import QueueFull
 from server.telemetry.admission_metrics import AdmissionMetrics
 from server.telemetry.metric_maker import MetricMaker
 
@@ -140,57 +140,3 @@ async def test_a_full_queue_at_the_beginning_of_a_burst_has_the_rate_of_the_burs
         with pytest.raises(QueueFull) as caught:
             admission.check_queue(places[21].demand)
         assert caught.value.headers == {"Retry-After": "20"}
-
-
-async def test_a_key_has_so_many_unfinished_requests() -> None:
-    harness = Harness(key_requests=2)
-    place = harness.admission.place
-    with place(demand(key="a")):
-        with place(demand(key="a")):
-            with pytest.raises(ConcurrencyLimit) as caught, place(demand(key="a")):
-                pass
-            assert (caught.value.status, caught.value.code) == (429, "concurrency_limit_exceeded")
-            with place(demand(key="b")), place(demand()):
-                pass
-        with place(demand(key="a")):
-            pass
-    assert harness.limited("concurrency_limit_exceeded") == 1
-
-
-async def test_a_key_sends_so_many_requests_a_minute() -> None:
-    harness = Harness(key_requests_per_minute=3)
-
-    def ask(key: str) -> None:
-        with harness.admission.place(demand(key=key)):
-            pass
-
-    for _ in range(3):
-        ask("a")
-    with pytest.raises(RateLimit) as caught:
-        ask("a")
-    assert caught.value.headers == {"Retry-After": "20"}
-    assert caught.value.code == "rate_limit_exceeded"
-    ask("b")
-    harness.clock.now_s += 19
-    with pytest.raises(RateLimit):
-        ask("a")
-    harness.clock.now_s += 1
-    ask("a")
-    assert harness.limited("rate_limit_exceeded") == 2
-    # A long pause allows as many as a minute does, not more.
-    harness.clock.now_s += 3600
-    for _ in range(3):
-        ask("a")
-    with pytest.raises(RateLimit):
-        ask("a")
-
-
-async def test_a_refusal_leaves_nothing_behind() -> None:
-    harness = Harness(key_requests=1)
-    with harness.admission.place(demand(key="a")):
-        for _ in range(5):
-            with pytest.raises(ConcurrencyLimit), harness.admission.place(demand(key="a")):
-                pass
-    with harness.admission.place(demand(key="a")) as place:
-        assert place.start_now()
-    assert harness.admission.slots.in_use == 0

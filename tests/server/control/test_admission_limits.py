@@ -34,7 +34,6 @@ def test_slots_can_be_set_and_one_request_has_at_most_all() -> None:
     assert slot_limits(settings, INFO) == SlotLimits(3, 3, 7)
 
 
-def test_the_queue_is_bounded_and_keys_are_not_by_default() -> None:
+def test_the_queue_is_bounded_by_default() -> None:
     limits = admission_limits(Settings(engine="fake"))
     assert (limits.queued_requests, limits.queued_prompt_tokens) == (1024, 2**20)
-    assert (limits.key_requests, limits.key_requests_per_minute) == (None, None)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from engine_adapter.types import GenerationRequest
+from server.openai.prompts import MOST_CHARS
 from tests.server.gateway import Gateway, record_requests
 
 IDS = list(range(100, 140))
@@ -76,3 +77,22 @@ async def test_a_length_that_leaves_nothing_is_refused(gateway: Gateway, value: 
         response = await ask(truncate_prompt_tokens=value)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+async def test_a_text_that_takes_long_to_tokenize_is_refused_although_it_would_be_cut(
+    gateway: Gateway,
+) -> None:
+    half = "word " * (MOST_CHARS // 10)
+    for fields in ({"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": -1}):
+        assert (await gateway.complete([half, half], max_tokens=1, **fields)).status_code == 200
+        refused = (
+            ("prompt", await gateway.complete([half, half, "a"], max_tokens=1, **fields)),
+            ("messages", await gateway.chat(f"{half}{half}a", max_tokens=1, **fields)),
+        )
+        for param, response in refused:
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, param)
+            assert f"at most {MOST_CHARS}" in error["message"]
+    # Token ids need no tokenizer.
+    many = [7] * (MOST_CHARS // 10)
+    assert (await gateway.complete(many, max_tokens=1, **fields)).status_code == 200

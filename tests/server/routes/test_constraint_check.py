@@ -18,12 +18,14 @@ class Check:
 
     def __init__(self, gateway: Gateway, error: Exception | None = None) -> None:
         self.running = 0
+        self.keys: list[str | None] = []
         self.let_go = asyncio.Event()
         self._error = error
         gateway.engine.check_constraint = self._check  # type: ignore[method-assign]
 
-    async def _check(self, constraint: StructuredOutput) -> None:
+    async def _check(self, constraint: StructuredOutput, key: str | None = None) -> None:
         self.running += 1
+        self.keys.append(key)
         try:
             await self.let_go.wait()
         finally:
@@ -83,6 +85,24 @@ async def test_the_time_limit_of_a_request_counts_the_check(start: StartGateway)
     response = await gateway.post("/v1/completions", SLOW)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "request_timeout")
     assert check.running == 0
+
+
+async def test_the_wait_for_a_check_is_bounded_as_that_in_the_queue(start: StartGateway) -> None:
+    gateway = await start(queue_timeout_s=0.05)
+    check = Check(gateway)
+    response = await gateway.post("/v1/completions", SLOW)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_timeout")
+    assert check.running == 0
+    assert gateway.sample("specgate_limited_requests_total", reason="queue_timeout") == 1
+
+
+async def test_a_check_is_for_the_key_of_its_request(start: StartGateway) -> None:
+    gateway = await start(named_api_key={"mine": "key-mine"})
+    check = Check(gateway)
+    check.let_go.set()
+    headers = {"authorization": "Bearer key-mine"}
+    assert (await gateway.post("/v1/completions", SLOW, headers=headers)).status_code == 200
+    assert check.keys == ["mine"]
 
 
 async def test_a_dead_engine_checks_nothing(gateway: Gateway) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from demo import model_path
+from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
 from tests.server.gateway import MODEL, Gateway, eventually
 
@@ -63,6 +64,33 @@ async def test_an_adapter_is_loaded_and_unloaded_while_serving(lora: Gateway, fo
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert MODEL in error["message"]
     assert "mine" in error["message"]
+
+
+async def test_an_adapter_is_loaded_by_its_id_on_the_hub(
+    lora: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    snapshot = cached_adapter(monkeypatch, tmp_path / "cache", "a/b")
+    loaded = await lora.post(NEW, {"lora_name": "hub", "lora_path": "a/b"})
+    assert (loaded.status_code, loaded.json()["root"]) == (200, "a/b")
+    (found,) = (one for one in lora.engine.lora_adapters if one.name == "hub")
+    assert found.folder == str(snapshot)
+    assert await text(lora, "hub") != await text(lora, "mine")
+
+
+@pytest.mark.parametrize("missing", ["everything", "adapter_model.safetensors"])
+async def test_an_adapter_that_the_hub_does_not_give_is_refused(
+    lora: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    name = "else/where" if missing == "everything" else "a/b"
+    snapshot = cached_adapter(monkeypatch, tmp_path / "cache", name)
+    if missing != "everything":
+        (snapshot / missing).unlink()
+        (snapshot / "adapter_model.bin").touch()
+    response = await lora.post(NEW, {"lora_name": "hub", "lora_path": "a/b"})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "lora_path")
+    assert "'a/b'" in error["message"]
+    assert [adapter.name for adapter in lora.engine.lora_adapters] == ["mine"]
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [

@@ -1,14 +1,16 @@
 """More requests than the engine can run: slices, the queue, its refusals, and fairness of keys."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
+from server.http.key_limit import GENERATING_PATHS
 from tests.server.conftest import StartGateway
-from tests.server.gateway import Exchange, Gateway, eventually
+from tests.server.gateway import Exchange, Gateway, build, eventually
 
 SMALL: dict[str, Any] = {"prompt": [7], "max_tokens": 16, "ignore_eos": True, "temperature": 0}
 ENDLESS: dict[str, Any] = {"prompt": [5], "max_tokens": 2000, "ignore_eos": True}
@@ -247,6 +249,50 @@ async def test_a_key_has_limits_of_its_own(start: StartGateway) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("path", sorted(GENERATING_PATHS))
+async def test_a_request_above_a_limit_of_its_key_is_refused_before_its_body_is_read(
+    start: StartGateway, path: str
+) -> None:
+    gateway = await start(max_key_requests_per_minute=1, **KEYS)
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"{}"
+
+    async def ask(name: str) -> httpx.Response:
+        headers = {"content-type": "application/json", "authorization": f"Bearer key-{name}"}
+        return await gateway.client.post(path, content=body(), headers=headers)
+
+    # A body that is not valid counts too, or such bodies would be without a limit.
+    assert (await ask("flood")).status_code == 400
+    assert read == 1
+    refused = await ask("flood")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert read == 1
+    assert (await ask("wrong")).status_code == 401
+    assert (await ask("other")).status_code == 400
+    name = "specgate_limited_requests_total"
+    assert gateway.sample(name, reason="rate_limit_exceeded") == 1
+    assert (
+        gateway.sample("specgate_http_requests_total", route=path, method="POST", status="429") == 1
+    )
+    # What has the engine generate nothing does not count.
+    tokens = {"headers": {"authorization": "Bearer key-flood"}}
+    assert (await gateway.post("/tokenize", {"prompt": "a"}, **tokens)).status_code == 200
+
+
+def test_every_path_that_generates_is_counted() -> None:
+    app = build()[0]
+    generating = {
+        route.path
+        for route in app.routes
+        if isinstance(route, APIRoute) and "rate_limit_exceeded" in str(route.responses.get(429))
+    }
+    assert generating == GENERATING_PATHS
 
 
 @pytest.mark.prove

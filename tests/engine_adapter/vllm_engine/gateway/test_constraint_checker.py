@@ -1,11 +1,17 @@
 """The check of constraints in real processes, on the demo's tokenizer."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
+from transformers import AutoTokenizer
 
 from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineError, InvalidRequest
 from engine_adapter.types import ConstraintKind, StructuredOutput
@@ -52,9 +58,11 @@ async def patient() -> AsyncIterator[ConstraintChecker]:
     await made.stop()
 
 
-async def refused(checker: ConstraintChecker, constraint: StructuredOutput) -> InvalidRequest:
+async def refused(
+    checker: ConstraintChecker, constraint: StructuredOutput, owner: str | None = None
+) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        await checker.check(constraint)
+        await checker.check(constraint, owner)
     assert caught.value.param == "it"
     assert len(str(caught.value)) < 300
     return caught.value
@@ -173,6 +181,22 @@ async def test_equal_constraints_are_compiled_once(
     assert len(compiled) == 2
 
 
+async def test_slow_constraints_of_one_owner_do_not_hold_up_anothers(
+    checker: ConstraintChecker,
+) -> None:
+    slow = [
+        asyncio.create_task(refused(checker, replace(SLOW, value=f"{SLOW.value}# {i}"), "a"))
+        for i in range(12)
+    ]
+    await asyncio.sleep(0.1)
+    for i in range(5):
+        await checker.check(regex(f"a{i}"), "b")
+    # In order, the five would have waited for all of them.
+    assert sum(task.done() for task in slow) <= 6
+    for error in await asyncio.gather(*slow):
+        assert error.code == CONSTRAINT_TOO_COMPLEX
+
+
 async def test_constraints_that_read_alike_are_not_equal(checker: ConstraintChecker) -> None:
     await checker.check(StructuredOutput(ConstraintKind.CHOICE, choices=("a", "b(")))
     await refused(checker, regex("ab("))
@@ -248,18 +272,53 @@ async def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_start() -> Non
         await made.start()
 
 
+@pytest.mark.parametrize("backend", ["guidance", "xgrammar", "outlines"])
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_an_engine_whose_constraints_are_not_bounded_says_so(backend: str, is_fast: bool) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
+    structured = SimpleNamespace(
+        backend=backend, disable_any_whitespace=True, disable_additional_properties=True
+    )
+    model = SimpleNamespace(get_vocab_size=lambda: 4096)
+    config = SimpleNamespace(structured_outputs_config=structured, model_config=model)
+    with capture_logs() as logs:
+        made = Vocabulary.of(config, tokenizer if is_fast else object())
+    if backend == "guidance" and is_fast:
+        assert made is not None
+        assert (made.any_whitespace, made.named_properties, made.vocab_size) == (False, True, 4096)
+        assert logs == []
+    else:
+        assert made is None
+        (line,) = logs
+        assert (line["event"], line["backend"]) == ("formats_have_no_limits", backend)
+
+
+SCHEMA = {
+    "properties": {"a": {"properties": {}}, "b": {"type": "object"}},
+    "$defs": {"c": {"patternProperties": {"^x": {}}, "additionalProperties": {"properties": {}}}},
+    "items": {"properties": {"d": {"allOf": [{"properties": {"e": {}}}, {"if": {}}]}}},
+    "anyOf": [{"properties": 5}, {"not": {"properties": {}}}, True, [{"properties": {}}]],
+    "dependencies": {"a": ["b"], "b": {"properties": {}}},
+    "const": {"properties": {}},
+}
+
+
 @pytest.mark.parametrize("any_whitespace", [False, True])
+@pytest.mark.parametrize("named_properties", [False, True])
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
         (ConstraintKind.JSON_OBJECT, ""),
         (ConstraintKind.JSON_SCHEMA, '{"type": "object"}'),
+        (ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)),
         (ConstraintKind.REGEX, "a+"),
         (ConstraintKind.CHOICE, '["a", "b"]'),
         (ConstraintKind.GRAMMAR, 'root ::= "a"'),
     ],
 )
-def test_the_grammar_is_vllms(kind: ConstraintKind, value: str, any_whitespace: bool) -> None:
+def test_the_grammar_is_vllms(
+    kind: ConstraintKind, value: str, any_whitespace: bool, named_properties: bool
+) -> None:
     from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar
     from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
@@ -267,5 +326,19 @@ def test_the_grammar_is_vllms(kind: ConstraintKind, value: str, any_whitespace: 
 
     names = {ConstraintKind.JSON_SCHEMA: StructuredOutputOptions.JSON}
     option = names.get(kind) or StructuredOutputOptions[kind.name]
-    vllms = serialize_guidance_grammar(option, value, disable_any_whitespace=not any_whitespace)
-    assert serialized(kind, value, any_whitespace=any_whitespace) == vllms
+    vllms = serialize_guidance_grammar(option, value, not any_whitespace, named_properties)
+    ours = serialized(kind, value, any_whitespace=any_whitespace, named_properties=named_properties)
+    assert ours == vllms
+
+
+async def test_the_check_reads_a_schema_as_the_engine_does() -> None:
+    # With no other properties than those named, no object has the property that it must have.
+    schema = '{"type": "object", "properties": {}, "required": ["a"]}'
+    constraint = StructuredOutput(ConstraintKind.JSON_SCHEMA, schema, param="it")
+    for named_properties in (False, True):
+        made = ConstraintChecker(replace(VOCABULARY, named_properties=named_properties), 1.0)
+        if named_properties:
+            assert "required" in str(await refused(made, constraint))
+        else:
+            await made.check(constraint)
+        await made.stop()
