@@ -1,7 +1,8 @@
 """The settings of keys and of what they open."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
@@ -66,6 +67,13 @@ class AccessSettings(BaseModel):
         in force.
         """
         return self.read_keys()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, whose keys at the start are those of `update` if it has any."""
+        copied = super().model_copy(update=update, deep=deep)
+        if not set(NEVER_EMPTY).isdisjoint(update or ()):
+            copied.__dict__.pop("keys_at_start", None)
+        return copied
 
     def read_keys(self) -> KeySet:
         """Every key of the settings, and of the key file as it is now. Raises `SettingError`."""

@@ -1,5 +1,6 @@
 """Clients of a real server that do not read, and what is left of them."""
 
+import asyncio
 import json
 import socket
 import time
@@ -75,7 +76,12 @@ def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done(
 
 def test_a_whole_answer_that_nobody_reads_has_a_deadline(server: ThreadedServer) -> None:
     decode = server.runtime.renderer.decode
-    longest = max(range(1000, 1200), key=lambda token_id: len(decode([token_id])))
+
+    async def texts() -> dict[int, str]:
+        return {token_id: await decode([token_id]) for token_id in range(1000, 1200)}
+
+    found = asyncio.run(texts())
+    longest = max(found, key=lambda token_id: len(found[token_id]))
     # The text is larger than what the system buffers.
     body = {"tokens": [longest] * 900_000}
     with capture_logs() as lines, ask(server, "/detokenize", body):

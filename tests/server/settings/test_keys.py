@@ -123,6 +123,16 @@ def test_no_key_is_kept_as_text() -> None:
     assert sha256("sk-one") not in everything
 
 
+def test_a_copy_has_the_keys_that_it_is_given(tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_text("team api sk-team\n")
+    settings = AccessSettings(key_file=str(file), admin_key="root")
+    assert len(settings.keys_at_start) == 2
+    file.write_text("other api sk-other\n")
+    same = settings.model_copy(update={"insecure": True})
+    assert same.keys_at_start is settings.keys_at_start
+    assert len(settings.model_copy(update={"admin_key": (), "key_file": None}).keys_at_start) == 0
+
+
 @pytest.mark.parametrize("setting", ["api_key", "admin_key", "metrics_key", "named_api_key"])
 @pytest.mark.parametrize("value", ["", " ", ",", "a=k,,b=k", ["a=k", ""], ["a=k,b=l"], [5]])
 def test_a_key_that_is_empty_or_likely_a_mistake_is_refused(setting: str, value: Any) -> None:
