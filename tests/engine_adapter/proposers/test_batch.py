@@ -27,6 +27,7 @@ def full_batch() -> DraftBatch:
         batch(ROWS, k=[4, 3, 2, 1], prompt=[1, 2, 1, 1], scattered=True),
         hidden=np.arange(8.0).reshape(4, 2),
         predicted=[np.array([i], np.int32) for i in range(4)],
+        constraints=["of a", None, "of c", "of d"],  # type: ignore[list-item]
         sampling=RecordingSampler(np.arange(4)),  # type: ignore[arg-type]
     )
 
