@@ -74,7 +74,12 @@ NAMES = {
     # The target's hidden states, as a layer of the KV cache.
     "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
     "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",
+    "HiddenStateCacheSpec": "vllm.v1.kv_cache_interface",
+    # The KV cache groups of a draft model's layers, and what they keep.
+    "AttentionGroup": "vllm.v1.worker.utils",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
+    "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
+    "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
     "LogitsProcessors": "vllm.v1.sample.logits_processor",
@@ -98,6 +103,7 @@ After a colon stands what vLLM calls it, or nothing where the name is the module
 _RUNNER_HOOKS = (
     "_setup_eagle3_aux_hidden_state_outputs",
     "_get_eagle3_aux_layers_from_config",
+    "get_kv_cache_spec",
     "initialize_kv_cache",
     "initialize_metadata_builders",
     "_check_and_update_cudagraph_mode",
@@ -113,7 +119,8 @@ _RUNNER_HOOKS = (
     "sample_tokens",
 )
 
-_HEAD_HOOKS = ("load_model", "_get_model", "_maybe_share_embeddings", "_maybe_share_lm_head")
+_DRAFT_HOOKS = ("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend")
+_HEAD_HOOKS = (*_DRAFT_HOOKS, "_maybe_share_embeddings", "_maybe_share_lm_head")
 
 HOOKS: dict[str, tuple[str, ...]] = {
     "Scheduler": (
@@ -129,7 +136,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "GPUModelRunner": _RUNNER_HOOKS,
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
-    "DraftModelProposer": ("load_model", "_get_model", "_raise_if_draft_tp_mismatch"),
+    "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
     "EagleProposer": _HEAD_HOOKS,
     "DFlashProposer": _HEAD_HOOKS,
     "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
@@ -162,10 +169,8 @@ _RUNNER_ATTRIBUTES = (
 )
 
 _DRAFT_ATTRIBUTES = (
-    "speculative_config",
-    "draft_model_config",
-    "_create_draft_vllm_config",
-    "_draft_attn_layer_names",
+    *("vllm_config", "device", "speculative_config", "draft_model_config"),
+    *("_draft_attn_layer_names", "_slot_mapping_buffer", "draft_attn_groups"),
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -188,13 +193,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core_client:BackgroundResources": ("engine_manager",),
     "vllm.v1.engine.utils:CoreEngineProcManager": ("processes",),
     "PrometheusStatLogger": (
-        "_gauge_cls",
-        "_counter_cls",
-        "_histogram_cls",
-        "_spec_decoding_cls",
-        "_kv_connector_cls",
-        "_ec_connector_cls",
-        "_perf_metrics_cls",
+        *("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls"),
+        *("_kv_connector_cls", "_ec_connector_cls", "_perf_metrics_cls"),
     ),
     # EngineCore's process: what a plan reads, what the counts read, where they leave.
     "EngineCore": ("scheduler",),

@@ -11,6 +11,9 @@ from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
 
+LAYER_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""The kinds of layers, as configurations name them, whose KV follows switches and rejections."""
+
 
 def check_libraries() -> str:
     """The installed vLLM's version.
@@ -45,12 +48,12 @@ def check_models(config: EngineConfig) -> None:
     """Checks the target and every proposer with weights; reads configurations and headers only.
 
     Raises:
-        EngineConfigError: a folder is missing, the target has layers that are not proven, a draft
-            model has another tokenizer, or a head's weights do not fit the target.
+        EngineConfigError: a folder is missing, a model has recurrent layers, a draft model has
+            another tokenizer, or a head's weights do not fit the target.
     """
     revision = config.arguments.get("revision")
     target = _load_config("model", config.model, config, revision)
-    _check_attention(target)
+    _check_layers(target)
     text = target.get_text_config()
     sizes = TargetSizes(
         text.hidden_size,
@@ -74,7 +77,7 @@ def _check_tokenizers(config: EngineConfig) -> None:
         if not get_method(spec.method).capabilities.tokenizer or spec.model is None:
             continue
         try:
-            _load_config("model", spec.model, config)
+            _check_layers(_load_config("model", spec.model, config))
             draft_vocabulary = _vocabulary("model", spec.model, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
@@ -112,16 +115,29 @@ def _load_config(
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 
-def _check_attention(target: Any) -> None:
-    text = target.get_text_config()
-    layers = set(getattr(text, "layer_types", None) or ())
-    slides = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
-    if layers - {"full_attention"} or (slides and not layers):
-        raise EngineConfigError(
-            "model",
-            f"{target.model_type} has layers without full attention (sliding window or hybrid); "
-            "it is refused because their KV is not proven to survive a switch",
-        )
+def check_state(vllm_config: Any) -> None:
+    """Checks what the target's configuration need not tell, and vLLM knows.
+
+    Raises:
+        EngineConfigError: the target has recurrent layers.
+    """
+    model = vllm_config.model_config
+    if model.has_inner_state:
+        raise _recurrent(model.hf_text_config.model_type)
+
+
+def _check_layers(model_config: Any) -> None:
+    kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
+    if others := sorted(kinds - LAYER_KINDS):
+        raise _recurrent(f"{model_config.model_type} ({', '.join(others)})")
+
+
+def _recurrent(model: str) -> EngineConfigError:
+    return EngineConfigError(
+        "model",
+        f"{model} has layers with a recurrent state, which cannot be taken back when a draft is "
+        "rejected; choose a model whose layers are all attention",
+    )
 
 
 def _vocabulary(

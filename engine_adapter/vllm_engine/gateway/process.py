@@ -16,7 +16,7 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import arguments
+from engine_adapter.vllm_engine.gateway import arguments, preflight
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
@@ -136,6 +136,7 @@ class EngineProcess:
         try:
             args = arguments.engine_args(self._config, self._capacity, pipe)
             vllm_config = args.create_engine_config()
+            preflight.check_state(vllm_config)
         except EngineConfigError:
             raise
         except Exception as error:  # vLLM raises many types for a bad argument

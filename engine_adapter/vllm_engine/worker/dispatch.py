@@ -54,6 +54,7 @@ class ProposerDispatch:
         self._report = DraftReport()
         self._shadows = ShadowDrafts()
         self._in_shadow = False
+        self._block_sizes: list[int] = []
 
     def bind(self, runner: Any) -> None:
         """Takes the runner, which vLLM has not finished when it creates this class."""
@@ -77,6 +78,13 @@ class ProposerDispatch:
         self._shadows.forget_proposer(name)
         self._last_fault.pop(name, None)
 
+    def bind_kv_cache(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
+        """Shows the KV cache to every draft model; called before the first step."""
+        groups = kv_cache_config.kv_cache_groups
+        self._block_sizes = [group.kv_cache_spec.block_size for group in groups]
+        for model in self.host.draft_models.values():
+            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
+
     # -- following the batch -----------------------------------------------------------------
 
     def observe(self, scheduler_output: Any) -> None:
@@ -98,17 +106,20 @@ class ProposerDispatch:
         fresh = self._fresh_blocks(scheduler_output)
         copies = scheduler_output.kv_cache_block_copies or []
         for model in self.host.draft_models.values():
-            if fresh or copies:
-                model.blocks_changed(fresh, copies)
+            model.blocks_changed(fresh, copies)
             model.forget(without_blocks)
 
     def store_states(
-        self, slots: torch.Tensor, final: torch.Tensor, auxiliary: Sequence[torch.Tensor]
+        self,
+        slots: Mapping[str, torch.Tensor],
+        final: torch.Tensor,
+        auxiliary: Sequence[torch.Tensor],
     ) -> None:
         """Lets every head store the target's hidden states of a step, also if it does not draft.
 
         Args:
-            slots: int64 [T], the KV slots of the tokens that the target read.
+            slots: layer of the KV cache -> int64 [T or more], the slots of the tokens that the
+                target read.
             final: [T, H], its final hidden states.
             auxiliary: the outputs of `host.aux_layers`, each [T, H].
         """
@@ -116,19 +127,18 @@ class ProposerDispatch:
         for head in self.host.heads:
             head.store_states(slots, final, by_layer)
 
-    def _fresh_blocks(self, scheduler_output: Any) -> list[int]:
-        """Ids of the blocks without content that requests got in this step."""
-        size = self._vllm_config.cache_config.block_size
-        fresh: list[int] = []
-        for new in scheduler_output.scheduled_new_reqs:
-            fresh.extend(new.block_ids[0][-(-new.num_computed_tokens // size) :])
-        cached = scheduler_output.scheduled_cached_reqs
+    def _fresh_blocks(self, output: Any) -> list[list[int]]:
+        """For each KV cache group, the blocks without content that requests got in this step."""
+        given = [(new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        cached = output.scheduled_cached_reqs
         for i, blocks in enumerate(cached.new_block_ids):
             if blocks is not None:
                 resumed = cached.req_ids[i] in cached.resumed_req_ids
-                filled = -(-cached.num_computed_tokens[i] // size) if resumed else 0
-                fresh.extend(blocks[0][filled:])
-        return fresh
+                given.append((blocks, cached.num_computed_tokens[i] if resumed else 0))
+        return [
+            [block for blocks, filled in given for block in blocks[gid][-(-filled // size) :]]
+            for gid, size in enumerate(self._block_sizes)
+        ]
 
     # -- drafting ----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_position
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
@@ -72,6 +73,18 @@ class RunnerHooks:
         layers: tuple[int, ...] = self.drafter.host.aux_layers
         return layers
 
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """vLLM's, with blocks for every position in the layers of draft models.
+
+        vLLM frees the blocks behind a sliding window. A draft model that was idle computes what it
+        missed from the first position on, so its layers keep all; their attention keeps its window.
+        """
+        specs: dict[str, Any] = super().get_kv_cache_spec()
+        models = self.drafter.host.draft_models.values()
+        for name in {name for model in models for name in model.layer_names}:
+            specs[name] = keeping_every_position(specs[name])
+        return specs
+
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then leaves only the target's layers in its own groups."""
         super().initialize_kv_cache(*args, **kwargs)
@@ -100,8 +113,7 @@ class RunnerHooks:
     ) -> None:
         """Creates vLLM's builders, and those of every draft model's layers."""
         super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
-        for model in self.drafter.host.draft_models.values():
-            model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
+        self.drafter.bind_kv_cache(kv_cache_config, kernel_block_sizes)
 
     # -- forward -----------------------------------------------------------------------------
 
@@ -233,7 +245,7 @@ class RunnerHooks:
         """The drafts of each row of the batch, `[]` for a row without, or `[]` for all."""
         total = scheduler_output.total_num_scheduled_tokens
         self.drafter.store_states(
-            common_attn_metadata.slot_mapping[:total],
+            slot_mappings,
             hidden_states[:total],
             [states[:total] for states in aux_hidden_states or ()],
         )

@@ -146,6 +146,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "check_error",
         "get_attn_backend",
         "get_kv_cache_spec",
+        "initialize_attn_backend",
         "propose_draft_token_ids",
         "verify_equal_vocab_size_if_draft_model",
     }

@@ -1,7 +1,7 @@
 """The inputs of a draft model's forward passes: positions, KV slots, attention metadata."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,15 @@ class ForwardInputs:
         rows: [N], indices into the engine's batch.
         position: int64 [T], of each token's KV.
         positions: the same on the device.
-        slots: int64 [T], the KV slot of each token, on the device.
-        metadata: vLLM's `CommonAttentionMetadata`.
+        slots: KV cache group -> int64 [T], the KV slot of each token, on the device.
+        metadata: KV cache group -> vLLM's `CommonAttentionMetadata`.
     """
 
     rows: npt.NDArray[np.intp]
     position: Ints
     positions: torch.Tensor
-    slots: torch.Tensor
-    metadata: Any
+    slots: Mapping[int, torch.Tensor]
+    metadata: Mapping[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,38 @@ class _CpuAndDevice:
         return _CpuAndDevice(self.cpu[part], self.device[part])
 
 
+@dataclass(frozen=True, slots=True)
+class _GroupTable:
+    """Some rows' part of one KV cache group's table of kernel blocks.
+
+    Attributes:
+        blocks: int32 [N, W], the blocks of each row.
+        block_size: tokens per kernel block.
+    """
+
+    blocks: npt.NDArray[np.int32]
+    block_size: int
+
+    def slots(self, row: Any, position: Ints) -> Ints:
+        """The slot of each position; any slot for a position after the end of the table."""
+        size = self.block_size
+        column = np.minimum(position // size, self.blocks.shape[1] - 1)
+        return self.blocks[row, column].astype(np.int64) * size + position % size
+
+
 class ForwardInputBuilder:
     """Builds the inputs for the draft model's KV, whose blocks are those of the target.
 
     Args:
-        table: vLLM's block table of the batch, of kernel blocks.
+        tables: KV cache group -> vLLM's block table of the batch, of kernel blocks.
         device: where the pass runs.
     """
 
-    def __init__(self, table: Any, device: torch.device) -> None:
-        self._blocks: npt.NDArray[np.int32] = table.get_numpy_array()
-        self._block_size: int = table.block_size
+    def __init__(self, tables: Mapping[int, Any], device: torch.device) -> None:
+        self._tables = {
+            gid: _GroupTable(table.get_numpy_array(), table.block_size)
+            for gid, table in tables.items()
+        }
         self._device = device
 
     def prefill(self, rows: npt.NDArray[np.intp], start: Ints, length: Ints) -> ForwardInputs:
@@ -65,15 +86,15 @@ class ForwardInputBuilder:
         stops = np.cumsum(length)
         row = np.repeat(np.arange(len(rows)), length)
         position = np.arange(stops[-1]) - np.repeat(stops - length - start, length)
-        blocks = self._blocks[rows]
+        tables = self._of_rows(rows)
         starts = np.concatenate([[0], stops]).astype(np.int32)
         seq_lens = start + length
         return self._inputs(
             rows,
             position,
-            torch.from_numpy(position).to(self._device),
-            torch.from_numpy(self._slots(blocks, row, position)).to(self._device),
-            torch.from_numpy(blocks).to(self._device),
+            self._to_device(position),
+            {gid: self._to_device(table.slots(row, position)) for gid, table in tables.items()},
+            {gid: self._to_device(table.blocks) for gid, table in tables.items()},
             _CpuAndDevice.of(torch.from_numpy(starts), self._device),
             _CpuAndDevice.of(torch.from_numpy(seq_lens.astype(np.int32)), self._device),
             int(length.max()),
@@ -93,56 +114,60 @@ class ForwardInputBuilder:
         if not counts:
             return
         rows, first = rows[: counts[0]], first[: counts[0]]
-        row, blocks = np.arange(len(rows)), self._blocks[rows]
+        row, tables = np.arange(len(rows)), self._of_rows(rows)
         position = first + np.arange(len(counts))[:, None]
         furthest = np.maximum.accumulate(first)
-        positions = torch.from_numpy(position).to(self._device)
-        slots = torch.from_numpy(self._slots(blocks, row, position)).to(self._device)
+        positions = self._to_device(position)
+        slots = {gid: self._to_device(table.slots(row, position)) for gid, table in tables.items()}
+        blocks = {gid: self._to_device(table.blocks) for gid, table in tables.items()}
         seq_lens = _CpuAndDevice.of(torch.from_numpy((position + 1).astype(np.int32)), self._device)
-        table = torch.from_numpy(blocks).to(self._device)
         starts = _CpuAndDevice.of(torch.arange(len(rows) + 1, dtype=torch.int32), self._device)
         for i, count in enumerate(counts):
             yield self._inputs(
                 rows[:count],
                 position[i, :count],
                 positions[i, :count],
-                slots[i, :count],
-                table[:count],
+                {gid: of_group[i, :count] for gid, of_group in slots.items()},
+                {gid: of_group[:count] for gid, of_group in blocks.items()},
                 starts[: count + 1],
                 seq_lens[i, :count],
                 1,
                 int(furthest[count - 1]) + i + 1,
             )
 
-    def _slots(self, blocks: npt.NDArray[np.int32], row: Any, position: Ints) -> Ints:
-        """The slot of each position; any slot for a position after the end of the table."""
-        size = self._block_size
-        column = np.minimum(position // size, blocks.shape[1] - 1)
-        return blocks[row, column].astype(np.int64) * size + position % size
+    def _of_rows(self, rows: npt.NDArray[np.intp]) -> dict[int, _GroupTable]:
+        tables = self._tables.items()
+        return {gid: replace(table, blocks=table.blocks[rows]) for gid, table in tables}
+
+    def _to_device(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._device)
 
     def _inputs(
         self,
         rows: npt.NDArray[np.intp],
         position: Ints,
         positions: torch.Tensor,
-        slots: torch.Tensor,
-        table: torch.Tensor,
+        slots: Mapping[int, torch.Tensor],
+        blocks: Mapping[int, torch.Tensor],
         starts: _CpuAndDevice,
         seq_lens: _CpuAndDevice,
         max_query_len: int,
         max_seq_len: int,
     ) -> ForwardInputs:
-        metadata = compat.CommonAttentionMetadata(
-            query_start_loc=starts.device,
-            query_start_loc_cpu=starts.cpu,
-            seq_lens=seq_lens.device,
-            seq_lens_cpu_upper_bound=seq_lens.cpu,
-            num_reqs=len(rows),
-            num_actual_tokens=len(position),
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
-            block_table_tensor=table,
-            slot_mapping=slots,
-            causal=True,
-        )
+        metadata = {
+            gid: compat.CommonAttentionMetadata(
+                query_start_loc=starts.device,
+                query_start_loc_cpu=starts.cpu,
+                seq_lens=seq_lens.device,
+                seq_lens_cpu_upper_bound=seq_lens.cpu,
+                num_reqs=len(rows),
+                num_actual_tokens=len(position),
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+                block_table_tensor=blocks[gid],
+                slot_mapping=of_group,
+                causal=True,
+            )
+            for gid, of_group in slots.items()
+        }
         return ForwardInputs(rows, position, positions, slots, metadata)

@@ -36,12 +36,16 @@ class HiddenStateCache(compat.AttentionLayerBase):
         return compat.CacheOnlyAttentionBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        """A spec of the type of the target's layers, so that all share one block table."""
-        return compat.FullAttentionSpec(
+        """A spec that keeps every position.
+
+        Where layers of the engine keep different tokens, vLLM gives this layer a group of its own,
+        whose blocks have fewer tokens if a state is larger than a token's KV. Otherwise it shares
+        the block table of all layers.
+        """
+        return compat.HiddenStateCacheSpec(
             block_size=vllm_config.cache_config.block_size,
             num_kv_heads=1,
             head_size=self._width,
-            head_size_v=0,
             dtype=self._dtype,
         )
 
@@ -52,12 +56,16 @@ class HiddenStateCache(compat.AttentionLayerBase):
 
     def write(self, slots: torch.Tensor, states: torch.Tensor) -> None:
         """Stores `states` [T, W] in `slots`, int64 [T]."""
-        self._by_slot().index_copy_(0, slots, states.to(self._dtype))
+        self.kv_cache[*self._index(slots)] = states.to(self._dtype)
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """The states [T, W] of `slots`, int64 [T]."""
-        return self._by_slot().index_select(0, slots)
+        return self.kv_cache[*self._index(slots)]
 
-    def _by_slot(self) -> torch.Tensor:
-        """The cache, which is [blocks, 1, block size, W], as [slots, W]."""
-        return self.kv_cache.view(-1, self._width)
+    def _index(self, slots: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
+        """Where each slot is in the cache, [blocks, 1, block size, W].
+
+        vLLM may pad its blocks, so that it cannot be viewed as [slots, W].
+        """
+        size = self.kv_cache.shape[2]
+        return slots // size, 0, slots % size

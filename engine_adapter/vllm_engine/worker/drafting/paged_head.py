@@ -7,7 +7,7 @@ catches up like a draft model. While drafting, a head reads states of its own. T
 then is not reused, as in vLLM: these positions are run again with the target's states.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,8 @@ from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
 from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenStateCache
-from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
-    BlockEnds,
-    Blocks,
-    DraftKVLedger,
-    HeadKVLedger,
-)
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import BlockEnds, HeadKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs, PagedDraftModel
 from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedHead
 
@@ -62,8 +58,23 @@ class PagedHead(PagedDraftModel):
             f"{self._loaded.prefix}.target_states.0", self._loaded.hidden_size, self._vllm_config
         )
 
-    def _new_ledger(self, num_blocks: int, block_size: int) -> DraftKVLedger:
-        return HeadKVLedger(num_blocks, block_size)
+    def bind_kv_cache(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
+        """See `PagedDraftModel.bind_kv_cache`; notes the group of the target's states."""
+        super().bind_kv_cache(kv_cache_config, kernel_block_sizes)
+        assert self._states is not None
+        self._states_gid = next(
+            gid
+            for gid, group in enumerate(kv_cache_config.kv_cache_groups)
+            if self._states.name in group.layer_names
+        )
+
+    def _new_groups(
+        self, block_sizes: Mapping[int, int], num_blocks: int
+    ) -> DraftKVGroups[HeadKVLedger]:
+        return DraftKVGroups(block_sizes, num_blocks, HeadKVLedger)
+
+    def _slot_gids(self) -> Iterable[int]:
+        return {*self._kv.ledgers, self._states_gid}
 
     @property
     def layer_names(self) -> set[str]:
@@ -80,12 +91,16 @@ class PagedHead(PagedDraftModel):
     # -- the target's states -----------------------------------------------------------------
 
     def store_states(
-        self, slots: torch.Tensor, final: torch.Tensor, by_layer: Mapping[int, torch.Tensor]
+        self,
+        slots: Mapping[str, torch.Tensor],
+        final: torch.Tensor,
+        by_layer: Mapping[int, torch.Tensor],
     ) -> None:
         """Stores what it needs of the target's hidden states; called in every step.
 
         Args:
-            slots: int64 [T], the KV slots of all tokens that the target read.
+            slots: layer of the KV cache -> int64 [T or more], the slots of all tokens that the
+                target read.
             final: [T, H], its final hidden states.
             by_layer: auxiliary layer -> its output, [T, H].
         """
@@ -93,23 +108,29 @@ class PagedHead(PagedDraftModel):
         if self.aux_layers:
             joined = torch.cat([by_layer[layer] for layer in self.aux_layers], dim=-1)
             final = self._loaded.model.combine_hidden_states(joined)
-        self._states.write(slots, final)
+        self._states.write(slots[self._states.name][: len(final)], final)
 
     # -- drafting ----------------------------------------------------------------------------
 
-    def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
+    def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Drafts as a draft model does; rows that conflict over a slot draft in turn.
 
         Rows that share a block and continue after it with different tokens need its last slot
         with different contents. This happens only if the shared prefix ends with a block.
         """
-        assert isinstance(self._ledger, HeadKVLedger)
-        ends = self._ledger.block_ends(blocks, stop, batch.token_ids, batch.rows)
-        waits = self._ledger.must_wait(ends, len(batch.rows))
+        ends = {
+            gid: ledger.block_ends(blocks[gid], stop, batch.token_ids, batch.rows)
+            for gid, ledger in self._kv.ledgers.items()
+        }
+        # In each group the last of the conflicting rows does not wait, so one row never waits.
+        waits = np.zeros(len(batch.rows), np.bool_)
+        for gid, ledger in self._kv.ledgers.items():
+            waits |= ledger.must_wait(ends[gid], len(batch.rows))
         if waits.any():
             drafts = DraftCollector(len(batch.rows))
             for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
-                drafts.set(rows, self._draft(batch.select(rows), blocks[rows], stop[rows]))
+                some = {gid: of_group[rows] for gid, of_group in blocks.items()}
+                drafts.set(rows, self._draft(batch.select(rows), some, stop[rows]))
             return drafts.collect()
         rewritten = self._rewrite_stale_ends(batch, blocks, stop, ends)
         drafted = super()._draft(batch, blocks, stop)
@@ -121,21 +142,35 @@ class PagedHead(PagedDraftModel):
         return np.minimum(batch.num_tokens, known - 1)
 
     def _rewrite_stale_ends(
-        self, batch: DraftBatch, blocks: Blocks, stop: Ints, ends: BlockEnds
+        self,
+        batch: DraftBatch,
+        blocks: GroupBlocks,
+        stop: Ints,
+        ends: Mapping[int, BlockEnds],
     ) -> int:
         """Runs the block ends that hold valid KV with another row's token; returns how many."""
-        assert isinstance(self._ledger, HeadKVLedger)
-        stale = self._ledger.is_stale(ends)
-        if not stale.any():
+        ledgers = self._kv.ledgers
+        stale = {gid: ledger.is_stale(ends[gid]) for gid, ledger in ledgers.items()}
+        if not any(of_group.any() for of_group in stale.values()):
             return 0
-        missing = self._ledger.first_missing(blocks, stop)
-        stale &= ends.position < missing[ends.row]
-        rows, positions = ends.row[stale], ends.position[stale]
-        for at in range(0, len(rows), self._max_num_tokens):
-            chunk = slice(at, at + self._max_num_tokens)
-            self._forward_span(batch, rows[chunk], positions[chunk], np.ones_like(rows[chunk]))
-        self._ledger.record(ends)
-        return len(rows)
+        missing = self._kv.first_missing(blocks, stop)
+        # A pass writes the position in every group.
+        positions = np.unique(
+            np.concatenate(
+                [
+                    np.stack([ends[gid].row, ends[gid].position], axis=1)[of_group]
+                    for gid, of_group in stale.items()
+                ]
+            ),
+            axis=0,
+        )
+        positions = positions[positions[:, 1] < missing[positions[:, 0]]]
+        for at in range(0, len(positions), self._max_num_tokens):
+            rows, position = positions[at : at + self._max_num_tokens].T
+            self._forward_span(batch, rows, position, np.ones_like(rows))
+        for gid, ledger in ledgers.items():
+            ledger.record(ends[gid])
+        return len(positions)
 
     def _record_drafted(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
         """Nothing: the KV was written with the head's own states."""
@@ -143,9 +178,8 @@ class PagedHead(PagedDraftModel):
     def _call_model(
         self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
     ) -> ForwardOutputs:
-        assert self._states is not None
         loaded = self._loaded
-        states = self._states.read(inputs.slots) if recurrent is None else recurrent
+        states = self._read_states(inputs) if recurrent is None else recurrent
         loaded.hidden_states[: len(inputs.position)] = states
         outputs = loaded.model(
             input_ids=loaded.input_ids[:padded],
@@ -154,3 +188,8 @@ class PagedHead(PagedDraftModel):
         )
         # Most MTP layers read the states that their logits come from.
         return outputs if isinstance(outputs, tuple) else (outputs, outputs)
+
+    def _read_states(self, inputs: ForwardInputs) -> torch.Tensor:
+        """The target's states of the pass's positions, [T, H]."""
+        assert self._states is not None
+        return self._states.read(inputs.slots[self._states_gid])

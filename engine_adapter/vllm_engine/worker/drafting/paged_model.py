@@ -6,7 +6,7 @@ that drafting itself wrote is reused as far as the drafts were accepted, so a ro
 runs one or two tokens, where vLLM's own draft model runs k + 1 again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputs,
     Ints,
 )
-from engine_adapter.vllm_engine.worker.drafting.kv_ledger import Blocks, DraftKVLedger
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedDraft
 
 ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
@@ -51,7 +52,7 @@ class PagedDraftModel:
         self._vocab_size: int = vllm_config.model_config.get_vocab_size()
         # Request id -> its committed tokens when it was last drafted for, and the drafts.
         self._drafted: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
-        self._ledger: DraftKVLedger | None = None
+        self._kv = self._new_groups({}, 0)
         self._kv_bytes = 0
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
@@ -65,17 +66,18 @@ class PagedDraftModel:
         self._loaded.load_model(target)
 
     def bind_kv_cache(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
-        """Builds the attention groups of the draft's layers, and the ledger of the blocks."""
+        """Builds the attention groups of the draft's layers, and the ledgers of the blocks."""
         self._loaded.initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        spec = kv_cache_config.kv_cache_groups[self._loaded.kv_cache_gid].kv_cache_spec
-        self._ledger = self._new_ledger(kv_cache_config.num_blocks, spec.block_size)
+        groups = kv_cache_config.kv_cache_groups
+        sizes = {gid: groups[gid].kv_cache_spec.block_size for gid in self._loaded.kv_cache_gids}
+        self._kv = self._new_groups(sizes, kv_cache_config.num_blocks)
         self._kv_bytes = kv_cache_config.num_blocks * sum(
             group.kv_cache_spec.page_size_bytes * len(group.layer_names)
             for group in self._loaded.draft_attn_groups
         )
 
-    def _new_ledger(self, num_blocks: int, block_size: int) -> DraftKVLedger:
-        return DraftKVLedger(num_blocks, block_size)
+    def _new_groups(self, block_sizes: Mapping[int, int], num_blocks: int) -> DraftKVGroups[Any]:
+        return DraftKVGroups(block_sizes, num_blocks, DraftKVLedger)
 
     def set_cudagraph_mode(self, mode: Any) -> None:
         """Prepares the CUDA-graph keys for the mode that vLLM chose for the target."""
@@ -98,13 +100,11 @@ class PagedDraftModel:
 
     # -- following the blocks ----------------------------------------------------------------
 
-    def blocks_changed(self, fresh: list[int], copies: list[tuple[int, int]]) -> None:
-        """Follows blocks that were allocated, and blocks copied as (source, destination)."""
-        assert self._ledger is not None
-        if fresh:
-            self._ledger.reset(fresh)
-        if copies:
-            self._ledger.copy(copies)
+    def blocks_changed(
+        self, fresh: Sequence[Sequence[int]], copies: Sequence[tuple[int, int]]
+    ) -> None:
+        """Follows changed blocks: see `DraftKVGroups.blocks_changed`."""
+        self._kv.blocks_changed(fresh, copies)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops which draft KV was written for requests that ended or were preempted."""
@@ -122,16 +122,16 @@ class PagedDraftModel:
         """
         stop = self._known_length(batch)
         with self._loaded.tp_scope():
-            return self._draft(batch, self._block_ids(batch.rows, int(stop.max())), stop)
+            tables = self._runner.input_batch.block_table
+            return self._draft(batch, self._kv.blocks(tables, batch.rows, int(stop.max())), stop)
 
-    def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
+    def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Computes the missing KV of each row's first `stop` positions, then drafts."""
-        assert self._ledger is not None
-        missing = self._ledger.first_missing(blocks, stop)
+        missing = self._kv.first_missing(blocks, stop)
         # A row that drafts always runs its last position, whose output gives the first draft.
         start = np.minimum(self._first_uncached(batch, missing), stop - (batch.k > 0))
         last = self._prefill_missing(batch, start, stop)
-        self._ledger.mark_valid(blocks, missing, stop)
+        self._kv.mark_valid(blocks, missing, stop)
         caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
         return replace(self._decode_drafts(batch, stop, last), catchup_tokens=caught_up)
 
@@ -230,7 +230,7 @@ class PagedDraftModel:
             recurrent: [T, H], a head's own states of the pass before; `None` for the target's.
         """
         loaded, total = self._loaded, len(inputs.position)
-        _, by_layer = loaded.build_per_group_and_layer_attn_metadata(inputs.metadata)
+        by_layer = loaded.attention_metadata(inputs.metadata)
         mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
         loaded.input_ids[:total] = tokens
         loaded.positions[:total] = inputs.positions
@@ -240,7 +240,7 @@ class PagedDraftModel:
             num_tokens=padded,
             num_tokens_across_dp=across_dp,
             cudagraph_runtime_mode=mode,
-            slot_mapping=loaded._get_slot_mapping(padded, inputs.slots),
+            slot_mapping=loaded.slot_mapping(padded, inputs.slots),
         ):
             output, recurrent = self._call_model(padded, inputs, recurrent)
         if padded == total:
@@ -267,23 +267,12 @@ class PagedDraftModel:
         return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
     def _input_builder(self) -> ForwardInputBuilder:
-        return ForwardInputBuilder(self._table, self._device)
+        tables = self._runner.input_batch.block_table
+        return ForwardInputBuilder({gid: tables[gid] for gid in self._slot_gids()}, self._device)
 
-    @property
-    def _table(self) -> Any:
-        return self._runner.input_batch.block_table[self._loaded.kv_cache_gid]
-
-    def _block_ids(self, rows: npt.NDArray[np.intp], length: int) -> Blocks:
-        """The KV manager's ids of the rows' blocks for `length` positions, [R, W].
-
-        vLLM's table has the ids of kernel blocks; a block consists of one or more of them.
-        """
-        assert self._ledger is not None
-        table, size = self._table, self._ledger.block_size
-        ratio = size // table.block_size
-        width = -(-length // size) * ratio
-        blocks: Blocks = table.get_numpy_array()[rows, :width]
-        return blocks if ratio == 1 else blocks[:, ::ratio] // ratio
+    def _slot_gids(self) -> Iterable[int]:
+        """The KV cache groups in which a forward pass needs slots."""
+        return self._kv.ledgers
 
 
 def _gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:

@@ -6,7 +6,9 @@ CUDA-graph keys) is used; the drafting itself is in `paged_model` and `paged_hea
 """
 
 import copy
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,6 +53,15 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
     return config
 
 
+def window_of_all_layers(text_config: Any) -> int | None:
+    """The sliding window of a model whose layers all have it, as vLLM decides for a target."""
+    kinds = getattr(text_config, "layer_types", None) or ()
+    if set(kinds) - {"sliding_attention"}:
+        return None
+    window: int | None = getattr(text_config, "sliding_window", None)
+    return window
+
+
 def layer_prefix(spec: ProposerSpec) -> str:
     """The prefix of a proposer's layer names.
 
@@ -87,6 +98,75 @@ class _NamedDraft:
         """Its attention layers."""
         names: set[str] = self._draft_attn_layer_names
         return names
+
+    @property
+    def kv_cache_gids(self) -> list[int]:
+        """The KV cache groups of its layers, ascending."""
+        return sorted(self._slot_buffers)
+
+    def initialize_attn_backend(
+        self, kv_cache_config: Any, kernel_block_sizes: list[int] | None = None
+    ) -> None:
+        """Creates the attention groups of its layers.
+
+        vLLM's method expects all layers in one KV cache group, and gives layers with and without a
+        sliding window the same metadata.
+        """
+        layers = self.vllm_config.compilation_config.static_forward_context
+        groups: dict[Any, Any] = {}
+        for gid, group in enumerate(kv_cache_config.kv_cache_groups):
+            for name in sorted(self.layer_names & set(group.layer_names)):
+                backend = layers[name].get_attn_backend()
+                own = layers[name].get_kv_cache_spec(self.vllm_config)
+                spec = group.kv_cache_spec
+                spec = getattr(spec, "kv_cache_specs", {}).get(name, spec)
+                key = gid, backend.full_cls_name(), own, spec
+                if key not in groups:
+                    groups[key] = compat.AttentionGroup(backend, [], spec, gid)
+                groups[key].layer_names.append(name)
+        for group in groups.values():
+            size = kernel_block_sizes and kernel_block_sizes[group.kv_cache_group_id]
+            group.create_metadata_builders(self.vllm_config, self.device, size)
+        self.draft_attn_groups = list(groups.values())
+        self._slot_buffers = {
+            group.kv_cache_group_id: torch.zeros_like(self._slot_mapping_buffer)
+            for group in self.draft_attn_groups
+        }
+
+    def attention_metadata(self, common: Mapping[int, Any]) -> dict[str, Any]:
+        """Layer -> its attention metadata; `common` is vLLM's, by KV cache group."""
+        by_layer: dict[str, Any] = {}
+        for group in self.draft_attn_groups:
+            built = group.build_metadata_for_drafting(common[group.kv_cache_group_id], 0)
+            by_layer |= dict.fromkeys(group.layer_names, built)
+        return by_layer
+
+    def slot_mapping(self, padded: int, slots: Mapping[int, torch.Tensor]) -> dict[str, Any]:
+        """Layer -> the slots of a pass in a buffer that keeps its address, as graphs need it.
+
+        Args:
+            padded: tokens of the pass with padding, which gets no slot.
+            slots: KV cache group -> int64 [T].
+        """
+        for gid, buffer in self._slot_buffers.items():
+            buffer[: len(slots[gid])] = slots[gid]
+            buffer[len(slots[gid]) : padded] = -1  # vLLM's mark of a token without a slot
+        return {
+            name: self._slot_buffers[group.kv_cache_group_id][:padded]
+            for group in self.draft_attn_groups
+            for name in group.layer_names
+        }
+
+    def _create_draft_vllm_config(self) -> Any:
+        """vLLM's, with the draft's own sliding window instead of the target's.
+
+        It is the window of layers whose model names none for each layer.
+        """
+        config = super()._create_draft_vllm_config()
+        window = window_of_all_layers(self.draft_model_config.hf_text_config)
+        if config.cache_config.sliding_window == window:
+            return config
+        return replace(config, cache_config=replace(config.cache_config, sliding_window=window))
 
     def _get_model(self) -> torch.nn.Module:
         config = self._create_draft_vllm_config()
@@ -165,6 +245,15 @@ class LoadedBlockHead(_SharesEnds, _NamedDraft, compat.DFlashProposer):
         super().load_model(target_model)
         if self.device.type == "cpu":
             patch_context_norms(self.model.model)
+
+    def context_slots(self, slots: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The slots of some positions in each of its layers; `slots` are by KV cache group."""
+        of_layer = {
+            name: slots[group.kv_cache_group_id]
+            for group in self.draft_attn_groups
+            for name in group.layer_names
+        }
+        return [of_layer[name] for name in self.model.get_draft_kv_cache_layer_names()]
 
 
 AnyHead = LoadedHead | LoadedBlockHead

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,50 +105,76 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: str)
     assert str(tmp_path) in str(error)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"model_type": "mistral", "sliding_window": 4096},
-        {"model_type": "mixtral", "sliding_window": 4096},
-        {"model_type": "phi3", "sliding_window": 2047},
-        {"model_type": "starcoder2", "sliding_window": 4096},
-        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
-        {"model_type": "gemma2", "head_dim": 8},
-        {"model_type": "gemma3_text", "head_dim": 8},
-        {"model_type": "mamba"},
-        {"model_type": "jamba"},
-        {"model_type": "falcon_h1"},
-        {"model_type": "qwen3_next"},
-        {"model_type": "recurrent_gemma"},
-    ],
-    ids=lambda fields: fields["model_type"],
+RECURRENT: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "mamba"}, "linear_attention"),
+    ({"model_type": "jamba"}, "linear_attention"),
+    ({"model_type": "falcon_h1"}, "hybrid"),
+    ({"model_type": "qwen3_next"}, "linear_attention"),
+    ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "conv"),
+]
+recurrent = pytest.mark.parametrize(
+    ("fields", "kind"), RECURRENT, ids=[fields["model_type"] for fields, _ in RECURRENT]
 )
-def test_a_target_without_full_attention_is_refused(
-    make_model: MakeModel, fields: dict[str, Any]
+
+
+@recurrent
+def test_a_target_with_recurrent_layers_is_refused(
+    make_model: MakeModel, fields: dict[str, Any], kind: str
 ) -> None:
     error = refusal(preflight.check_models, config(make_model("target", LLAMA | fields)))
     assert error.setting == "model"
-    assert fields["model_type"] in str(error)
-    assert "sliding window" in str(error)
+    assert f"{fields['model_type']} ({kind}) has layers with a recurrent state" in str(error)
+
+
+@recurrent
+def test_a_draft_model_with_recurrent_layers_is_refused(
+    make_model: MakeModel, fields: dict[str, Any], kind: str
+) -> None:
+    drafts = [draft(make_model("draft", LLAMA | fields))]
+    error = refusal(preflight.check_models, config(make_model("target"), drafts))
+    assert error.setting == "proposer"
+    assert "small" in str(error)
+    assert f"{fields['model_type']} ({kind}) has layers with a recurrent state" in str(error)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_target_that_vllm_knows_to_be_recurrent_is_refused(recurrent: bool) -> None:
+    """Its configuration need not name the kinds of its layers."""
+    text = SimpleNamespace(model_type="plamo2")
+    model = SimpleNamespace(has_inner_state=recurrent, hf_text_config=text)
+    vllm_config = SimpleNamespace(model_config=model)
+    if not recurrent:
+        preflight.check_state(vllm_config)
+        return
+    error = refusal(preflight.check_state, vllm_config)
+    assert error.setting == "model"
+    assert "plamo2 has layers with a recurrent state" in str(error)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"model_type": "mistral", "sliding_window": None},
-        {"model_type": "mixtral", "sliding_window": None},
-        {"model_type": "phi3", "sliding_window": None},
+        {"model_type": "mistral", "sliding_window": 4096},
+        {"model_type": "mixtral", "sliding_window": 4096},
+        {"model_type": "phi3", "sliding_window": 2047},
+        {"model_type": "starcoder2", "sliding_window": 4096},
         {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096},
-        {"model_type": "qwen3", "use_sliding_window": False, "sliding_window": 4096},
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+        {"model_type": "gemma2", "head_dim": 8},
+        {"model_type": "gemma3_text", "head_dim": 8},
+        {"model_type": "gpt_oss"},
+        {"model_type": "llama4_text"},
         {"model_type": "opt"},
         {"model_type": "gpt2"},
     ],
-    ids=lambda fields: fields["model_type"],
+    ids=lambda fields: f"{fields['model_type']} {fields.get('sliding_window', '')}",
 )
-def test_a_target_with_full_attention_is_accepted(
+def test_a_model_whose_layers_are_all_attention_is_accepted(
     make_model: MakeModel, fields: dict[str, Any]
 ) -> None:
-    preflight.check_models(config(make_model("target", LLAMA | fields)))
+    folder = make_model("target", LLAMA | fields)
+    preflight.check_models(config(folder, [draft(folder)]))
 
 
 def test_a_draft_model_with_the_targets_tokenizer_is_accepted(make_model: MakeModel) -> None:

@@ -21,6 +21,8 @@ from engine_adapter.vllm_engine.worker.target import TargetStep
 
 CONTEXT = 64
 BLOCK = 4
+WIDE_BLOCK = 8
+"""Tokens per block of the second KV cache group."""
 VOCABULARY = 1000
 
 
@@ -49,11 +51,13 @@ class RecordingDraftModel:
 
     def __init__(self) -> None:
         self.max_model_len = CONTEXT
-        self.fresh: list[int] = []
+        self.fresh: list[list[int]] = []
         self.copies: list[Any] = []
         self.forgotten: list[str] = []
 
-    def blocks_changed(self, fresh: list[int], copies: list[Any]) -> None:
+    def bind_kv_cache(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None: ...
+
+    def blocks_changed(self, fresh: list[list[int]], copies: list[Any]) -> None:
         self.fresh, self.copies = list(fresh), list(copies)
 
     def forget(self, request_ids: list[str]) -> None:
@@ -106,6 +110,11 @@ class DispatchHarness:
         host.proposers = dict(self.echoes)
         host.specs = tuple(ProposerSpec(name, "ngram", 4, None) for name in self.echoes)
         host.draft_models = {"d": self.draft_model}
+        groups = [
+            SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=size))
+            for size in (BLOCK, WIDE_BLOCK)
+        ]
+        self.dispatch.bind_kv_cache(SimpleNamespace(kv_cache_groups=groups), [])
         host._target = SimpleNamespace(vocab_size=VOCABULARY)
         host.capabilities = {
             "a": Capabilities(),
@@ -188,16 +197,20 @@ def output(**fields: Any) -> Any:
     return SimpleNamespace(**empty | fields)
 
 
-def cached(*rows: tuple[str, list[int] | None, int], resumed: Set[str] = frozenset()) -> Any:
+Blocks = tuple[list[int], list[int]]
+"""The blocks of a request, by KV cache group."""
+
+
+def cached(*rows: tuple[str, Blocks | None, int], resumed: Set[str] = frozenset()) -> Any:
     """Requests that were scheduled before: id, new blocks, computed tokens."""
     return SimpleNamespace(
         req_ids=[name for name, _, _ in rows],
-        new_block_ids=[None if blocks is None else (blocks,) for _, blocks, _ in rows],
+        new_block_ids=[blocks for _, blocks, _ in rows],
         num_computed_tokens=[computed for _, _, computed in rows],
         resumed_req_ids=resumed,
     )
 
 
-def new(blocks: list[int], computed: int) -> Any:
+def new(blocks: Blocks, computed: int) -> Any:
     """A request that is scheduled for the first time."""
-    return SimpleNamespace(block_ids=(blocks,), num_computed_tokens=computed)
+    return SimpleNamespace(block_ids=blocks, num_computed_tokens=computed)

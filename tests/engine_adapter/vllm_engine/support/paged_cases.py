@@ -34,5 +34,11 @@ def kinds_of_worlds(draft_contexts: Mapping[str, int]) -> list[Any]:
             True,
             id="tight kernel",
         ),
+        pytest.param({"num_blocks": 400, "other_groups": (4,)}, False, id="two groups"),
+        pytest.param(
+            {"num_blocks": 90, "other_groups": (8, 2), "kernel_size": 2, "chunk": 9, "budget": 12},
+            True,
+            id="tight groups",
+        ),
         pytest.param({"num_blocks": 40, "draft_contexts": draft_contexts}, True, id="short"),
     ]

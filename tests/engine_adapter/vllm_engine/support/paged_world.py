@@ -51,6 +51,8 @@ HEADS = (
 )
 """Heads with the names of the draft models, so that they can replace them."""
 
+AnyToyHead = ToyHead | ToyBlockHead
+
 
 class World:
     """Requests, their blocks, and the dispatch that drafts for them.
@@ -59,7 +61,8 @@ class World:
         monkeypatch: replaces vLLM's models by toy models.
         chunk: the most tokens of a prompt that one request computes in a step.
         budget: tokens of one forward pass of a draft model.
-        kernel_size: tokens per kernel block; it divides `block_size`.
+        kernel_size: tokens per kernel block of the first KV cache group; it divides `block_size`.
+        other_groups: tokens per block of further groups; every draft model has layers in each.
         draft_contexts: proposer -> its context length, where it is less than the target's.
     """
 
@@ -71,6 +74,7 @@ class World:
         num_blocks: int = 200,
         block_size: int = 4,
         kernel_size: int = 4,
+        other_groups: Sequence[int] = (),
         max_model_len: int = 96,
         chunk: int = 1000,
         budget: int = 1000,
@@ -83,18 +87,20 @@ class World:
         monkeypatch.setattr(host_module, "PagedHead", ToyHead)
         monkeypatch.setattr(block_head_module, "LoadedBlockHead", ToyLoaded)
         monkeypatch.setattr(host_module, "PagedBlockHead", ToyBlockHead)
-        self.num_blocks, self.block_size, self.kernel_size = num_blocks, block_size, kernel_size
+        self.num_blocks = num_blocks
+        self.block_sizes = (block_size, *other_groups)
+        self.kernel_sizes = (kernel_size, *other_groups)
         self.max_model_len, self.budget = max_model_len, budget
         self.draft_contexts = draft_contexts or {}
         self.rng = np.random.default_rng(seed)
-        pool = BlockPool(num_blocks, block_size)
+        pool = BlockPool(num_blocks, self.block_sizes)
         self.free = pool.free
         self.scheduler = ToyScheduler(pool, max_model_len, chunk)
         self.requests, self.waiting = self.scheduler.requests, self.scheduler.waiting
         self.batch: Any = None
         self.dispatch = self._start_dispatch(proposers)
         toys = {name: self.toy(name) for name in self.dispatch.host.draft_models}
-        self.checks = StepChecks(toys, self.requests, block_size)
+        self.checks = StepChecks(toys, self.requests, self.block_sizes)
 
     def _start_dispatch(self, proposers: Sequence[Mapping[str, Any]]) -> ProposerDispatch:
         self.runner = SimpleNamespace(
@@ -107,7 +113,7 @@ class World:
         dispatch = ProposerDispatch(
             SimpleNamespace(
                 additional_config=config.to_additional_config(),
-                cache_config=SimpleNamespace(block_size=self.block_size),
+                cache_config=SimpleNamespace(block_size=self.block_sizes[0]),
                 compilation_config=SimpleNamespace(static_forward_context={}),
                 model_config=SimpleNamespace(
                     get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: 1, dtype=torch.float64
@@ -116,15 +122,21 @@ class World:
         )
         dispatch.bind(self.runner)
         dispatch.load_model(None)  # type: ignore[arg-type]
-        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block_size))
-        kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=[group])
-        for model in dispatch.host.draft_models.values():
-            model.bind_kv_cache(kv_cache, [self.kernel_size])
-            if isinstance(model, ToyHead | ToyBlockHead):
-                blocks = self.num_blocks * self.block_size // self.kernel_size
-                shape = (blocks, 1, self.kernel_size, 1)
-                assert model._states is not None
-                model._states.bind_kv_cache(torch.full(shape, -1.0, dtype=torch.float64))
+        groups = [
+            SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=size), layer_names=[])
+            for size in self.block_sizes
+        ]
+        heads = [m for m in dispatch.host.draft_models.values() if isinstance(m, AnyToyHead)]
+        groups[-1].layer_names = self.state_layers = [states_of(head).name for head in heads]
+        kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=groups)
+        dispatch.bind_kv_cache(kv_cache, list(self.kernel_sizes))
+        for head in heads:
+            size = self.kernel_sizes[-1]
+            blocks = self.num_blocks * self.block_sizes[-1] // size
+            # Where vLLM has several groups, it pads the blocks of some layers.
+            padded = size + (3 if len(groups) > 1 else 0)
+            cache = torch.full((blocks, 1, padded, 1), -1.0, dtype=torch.float64)
+            states_of(head).bind_kv_cache(cache[:, :, :size])
         return dispatch
 
     def toy(self, name: str) -> ToyDraft | ToyHead | ToyBlockHead:
@@ -226,14 +238,17 @@ class World:
         """Stores the target's state of every token that it reads, rejected drafts included."""
         positions = np.arange(request.computed, request.computed + count)
         read = (request.tokens + request.pending)[: request.computed + count]
-        blocks = np.array(request.blocks)[positions // self.block_size]
-        slots = torch.from_numpy(blocks * self.block_size + positions % self.block_size)
+        size = self.block_sizes[-1]
+        blocks = np.array(request.group_blocks[-1])[positions // size]
+        # vLLM's slots are padded.
+        slots = torch.from_numpy(np.append(blocks * size + positions % size, -1))
 
         def after(layer: int) -> torch.Tensor:
             return torch.tensor(target_states(read, layer), dtype=torch.float64)[positions, None]
 
         auxiliary = [after(layer) for layer in self.dispatch.host.aux_layers]
-        self.dispatch.store_states(slots, after(0), auxiliary)
+        by_layer = dict.fromkeys(self.state_layers, slots)
+        self.dispatch.store_states(by_layer, after(0), auxiliary)
 
     def _run_target(self, name: str, count: int) -> list[int]:
         """Verifies the pending drafts; the tokens emitted, none in the middle of a prompt."""
@@ -254,16 +269,10 @@ class World:
         """The runner's batch after the step: rows in any order, junk where reading is an error."""
         names = list(before)
         self.rng.shuffle(names)
-        ratio = self.block_size // self.kernel_size
-        width = -(-self.max_model_len // self.block_size)
         tokens = self.rng.integers(0, VOCAB, (len(names), self.max_model_len)).astype(np.int32)
-        table = self.rng.integers(0, self.num_blocks, (len(names), width)).astype(np.int32)
         for i, name in enumerate(names):
             request = self.requests[name]
             tokens[i, : len(request.tokens)] = request.tokens
-            table[i, : len(request.blocks)] = request.blocks
-        kernel = (table[:, :, None] * ratio + np.arange(ratio)).reshape(len(names), width * ratio)
-        kernel = kernel.astype(np.int32)
         every = [self.requests[name] for name in names]
         self.batch = self.runner.input_batch = SimpleNamespace(
             req_ids=names,
@@ -272,7 +281,23 @@ class World:
             num_prompt_tokens=np.array([r.prompt for r in every], np.int32),
             num_computed_tokens_cpu=np.array([before[name] for name in names], np.int32),
             token_ids_cpu=tokens,
-            block_table=[
-                SimpleNamespace(block_size=self.kernel_size, get_numpy_array=lambda: kernel)
-            ],
+            block_table=[self._block_table(gid, names) for gid in range(len(self.block_sizes))],
         )
+
+    def _block_table(self, gid: int, names: Sequence[str]) -> Any:
+        """vLLM's table of a KV cache group, of kernel blocks."""
+        size, kernel_size = self.block_sizes[gid], self.kernel_sizes[gid]
+        ratio, width = size // kernel_size, -(-self.max_model_len // size)
+        table = self.rng.integers(0, self.num_blocks, (len(names), width)).astype(np.int32)
+        for i, name in enumerate(names):
+            blocks = self.requests[name].group_blocks[gid]
+            table[i, : len(blocks)] = blocks
+        kernel = (table[:, :, None] * ratio + np.arange(ratio)).reshape(len(names), width * ratio)
+        kernel = kernel.astype(np.int32)
+        return SimpleNamespace(block_size=kernel_size, get_numpy_array=lambda: kernel)
+
+
+def states_of(head: AnyToyHead) -> Any:
+    """The layer with the target's hidden states."""
+    assert head._states is not None
+    return head._states

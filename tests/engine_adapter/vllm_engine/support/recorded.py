@@ -4,7 +4,7 @@ An engine's outputs do not contain its drafts. This one's core is accessible, so
 switches can be compared with a run without, draft by draft.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -47,6 +47,8 @@ class Recording:
     cached: list[int]
     preemptions: int
     catchup: dict[str, int]
+    freed: int = 0
+    """The most blocks that were free behind windows at once."""
 
     def of(self, i: int, proposer: str) -> dict[int, tuple[int, ...]]:
         """A request's drafts by one proposer."""
@@ -107,6 +109,15 @@ class RecordedEngine:
             timeout=_TIMEOUT_S
         )
         return recording
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function of a module in the engine's process, between two runs."""
+        return self._pool.submit(function).result(timeout=_TIMEOUT_S)
+
+    def kv_cache_groups(self) -> list[tuple[str, frozenset[str]]]:
+        """For each KV cache group, the kind of its layers and their names."""
+        groups: list[tuple[str, frozenset[str]]] = self.call(_kv_cache_groups)
+        return groups
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix cache."""
@@ -187,6 +198,11 @@ def _runner() -> Any:
     return _engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
+def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
+    groups = _runner().kv_cache_config.kv_cache_groups
+    return [(type(g.kv_cache_spec).__name__, frozenset(g.layer_names)) for g in groups]
+
+
 def _run(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
 ) -> Recording:
@@ -198,8 +214,9 @@ def _run(
     ids = [f"r{first + i}" for i in range(len(requests))]
     outputs: dict[str, Any] = {}
     added = step = 0
-    preempted = 0
+    preempted = freed = 0
     scheduler = _engine.engine_core.engine_core.scheduler
+    blocks_of = scheduler.kv_cache_manager.get_block_ids
     try:
         while added < len(requests) or _engine.has_unfinished_requests():
             if switches and step in switches:
@@ -210,6 +227,8 @@ def _run(
             for output in _engine.step():
                 outputs[output.request_id] = output
             preempted = max(preempted, sum(r.num_preemptions for r in scheduler.running))
+            held = [blocks_of(r.request_id) for r in scheduler.running]
+            freed = max(freed, sum(ids.count(0) for groups in held for ids in groups))
             step += 1
     finally:
         del runner.drafter.propose
@@ -220,6 +239,7 @@ def _run(
         cached=[output.num_cached_tokens or 0 for output in made],
         preemptions=preempted,
         catchup=recorder.catchup,
+        freed=freed,
     )
 
 

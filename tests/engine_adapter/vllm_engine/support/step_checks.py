@@ -1,6 +1,6 @@
 """The result of a step of the paged world, and the checks that it must pass."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine_adapter.types import SpecMethod
@@ -32,9 +32,9 @@ class StepChecks:
         self,
         toys: Mapping[str, AnyToy],
         requests: Mapping[str, Request],
-        block_size: int,
+        block_sizes: Sequence[int],
     ) -> None:
-        self._toys, self._requests, self._block_size = toys, requests, block_size
+        self._toys, self._requests, self._block_sizes = toys, requests, block_sizes
 
     def fed(self) -> dict[str, dict[str, list[int]]]:
         """Proposer -> request -> the committed positions that it ran, with checked tokens."""
@@ -91,5 +91,8 @@ class StepChecks:
             return
         stop = len(request.tokens) - 1
         assert fed[-emitted:] == list(range(stop - emitted, stop)), "a head runs the new positions"
-        ends = [(position + 1) % self._block_size == 0 for position in fed[:-emitted]]
+        ends = [
+            any((position + 1) % size == 0 for size in self._block_sizes)
+            for position in fed[:-emitted]
+        ]
         assert all(ends), "and the ends of blocks that another row rewrote"

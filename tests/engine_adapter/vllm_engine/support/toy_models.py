@@ -91,7 +91,9 @@ class ToyForward(ABC):
         self.seed = int(seed)
         self.layers = tuple(map(int, layers[0].split(","))) if layers else ()
         self.world: Any = runner.world
-        self.store = np.full((self.world.num_blocks * self.world.block_size, 2), -1.0)
+        self.stores = [
+            np.full((self.world.num_blocks * size, 2), -1.0) for size in self.world.block_sizes
+        ]
         self.fed: list[tuple[str, int, int]] = []
         self.passes = 0
 
@@ -100,7 +102,7 @@ class ToyForward(ABC):
         """Its drafts in a run without switches: the reference for all drafts."""
 
     @abstractmethod
-    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
+    def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
         """The content of a position's KV besides the token, [T]."""
 
     @abstractmethod
@@ -114,39 +116,50 @@ class ToyForward(ABC):
     def _forward(
         self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total, metadata, slots = len(tokens), inputs.metadata, inputs.slots
+        total, metadata = len(tokens), inputs.metadata[0]
         position = inputs.positions.numpy()
         assert 0 < total <= self._max_num_tokens
         assert (position < self.max_model_len).all(), (
             "the position is outside the draft model's context"
         )
-        assert metadata.num_actual_tokens == total == len(position) == len(slots)
+        assert metadata.num_actual_tokens == total == len(position)
         assert metadata.max_seq_len == metadata.seq_lens.max()
         assert inputs.position.tolist() == position.tolist()
         assert metadata.max_query_len == metadata.query_start_loc.diff().max()
-        self.store[slots.numpy(), 0] = tokens.numpy()
-        self.store[slots.numpy(), 1] = self._read_in(slots, recurrent)
+        read_in = self._read_in(inputs, recurrent)
+        for store, gid in zip(self.stores, sorted(inputs.slots), strict=True):
+            slots = inputs.slots[gid].numpy()
+            assert inputs.metadata[gid].slot_mapping is inputs.slots[gid]
+            assert len(slots) == total
+            store[slots, 0], store[slots, 1] = tokens.numpy(), read_in
         self.passes += 1
         outputs = np.zeros((total, 2))
-        starts, table = metadata.query_start_loc.numpy(), metadata.block_table_tensor.numpy()
+        starts = metadata.query_start_loc.numpy()
         for i, row in enumerate(inputs.rows):
             begin, end, seq_len = starts[i], starts[i + 1], int(metadata.seq_lens[i])
-            known = self._read(table[i], seq_len)
             request_id = self.world.batch.req_ids[row]
             committed = self._committed(self.world.requests[request_id].tokens)[:seq_len]
-            assert np.array_equal(known[: len(committed)], committed), (
-                f"{request_id} reads stale KV"
-            )
+            for gid in inputs.metadata:
+                known = self._read(gid, inputs.metadata[gid].block_table_tensor[i], seq_len)
+                assert np.array_equal(known[: len(committed)], committed), (
+                    f"{request_id} reads stale KV of group {gid}"
+                )
             outputs[begin:end] = self._outputs(known)[seq_len - (end - begin) :]
             assert position[begin:end].tolist() == list(range(seq_len - (end - begin), seq_len))
             self.fed += [(request_id, int(position[t]), int(tokens[t])) for t in range(begin, end)]
         result = torch.from_numpy(outputs)
         return result[:, :1], result[:, 1:]
 
-    def _read(self, table: np.ndarray, seq_len: int) -> np.ndarray:
+    @property
+    def store(self) -> np.ndarray:
+        """What the slots of the first KV cache group hold."""
+        return self.stores[0]
+
+    def _read(self, gid: int, table: torch.Tensor, seq_len: int) -> np.ndarray:
         positions = np.arange(seq_len)
-        size = self.world.kernel_size
-        read: np.ndarray = self.store[table[positions // size] * size + positions % size]
+        size = self.world.kernel_sizes[gid]
+        slots = table.numpy()[positions // size] * size + positions % size
+        read: np.ndarray = self.stores[gid][slots]
         return read
 
 
@@ -159,8 +172,8 @@ class ToyDraft(ToyForward, PagedDraftModel):
             row.append(predictions(row, self.seed)[-1])
         return row[len(tokens) :]
 
-    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
-        return np.zeros(len(slots))
+    def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
+        return np.zeros(len(inputs.position))
 
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
         return np.stack([np.array(tokens), np.zeros(len(tokens))], axis=1)
@@ -181,9 +194,8 @@ class ToyHead(ToyForward, PagedHead):
             pairs.append((token, own))
         return drafts
 
-    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
-        assert self._states is not None
-        states = self._states.read(slots) if recurrent is None else recurrent
+    def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
+        states = self._read_states(inputs) if recurrent is None else recurrent
         read: np.ndarray = states[:, 0].numpy()
         return read
 
@@ -198,7 +210,6 @@ class ToyHead(ToyForward, PagedHead):
 class ToyLoaded:
     """Replaces `LoadedDraft`, `LoadedHead` and `LoadedBlockHead`."""
 
-    kv_cache_gid = 0
     hidden_size = 1
     dtype = torch.float64
     draft_attn_groups: tuple[Any, ...] = ()
@@ -223,9 +234,14 @@ class ToyLoaded:
             ),
         )
         self.model = self
+        self.kv_cache_gids = range(len(world.block_sizes))
 
     def load_model(self, target: Any) -> None:
         """There are no weights."""
+
+    def context_slots(self, slots: Any) -> list[torch.Tensor]:
+        """It has one layer in each group."""
+        return [slots[gid] for gid in self.kv_cache_gids]
 
     def tp_scope(self) -> AbstractContextManager[None]:
         """There is one rank."""

@@ -24,11 +24,17 @@ class Request:
     method: SpecMethod = field(default_factory=SpecMethod)
     max_tokens: int = 1000
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    group_blocks: list[list[int]] = field(default_factory=list)
+    """For each KV cache group, its blocks."""
     pending: list[int] = field(default_factory=list)
     seen: bool = False
     drafted_by: str = NONE
     """The proposer that drafted at the end of its last step, `NONE` after a preemption."""
+
+    @property
+    def blocks(self) -> list[int]:
+        """Its blocks in the first KV cache group."""
+        return self.group_blocks[0]
 
     @property
     def finished(self) -> bool:
@@ -49,22 +55,24 @@ class Schedule:
             req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
         )
 
-    def add_cached(self, request: Request, count: int, blocks: list[int]) -> None:
+    def add_cached(self, request: Request, count: int, blocks: list[list[int]]) -> None:
         """A request that was scheduled before reads `count` tokens; `blocks` are new to it."""
         self.counts[request.request_id] = count
         self._cached.req_ids.append(request.request_id)
-        self._cached.new_block_ids.append((blocks,) if blocks else None)
+        self._cached.new_block_ids.append(tuple(blocks) if any(blocks) else None)
         self._cached.num_computed_tokens.append(request.computed)
 
     def add_started(self, request: Request, count: int) -> None:
         """A request starts, or starts again after it was preempted."""
-        blocks = list(request.blocks)
+        blocks = [list(of_group) for of_group in request.group_blocks]
         if request.seen:
             self.add_cached(request, count, blocks)
             self._cached.resumed_req_ids.add(request.request_id)
             return
         self.counts[request.request_id] = count
-        self._new.append(SimpleNamespace(block_ids=(blocks,), num_computed_tokens=request.computed))
+        self._new.append(
+            SimpleNamespace(block_ids=tuple(blocks), num_computed_tokens=request.computed)
+        )
         request.seen = True
 
     def output(self, finished: set[str]) -> Any:
@@ -146,7 +154,7 @@ class ToyScheduler:
         """Full blocks of computed tokens go into the prefix cache; complete requests end."""
         for name in counts:
             request = self.requests[name]
-            self._pool.cache(request.tokens[: request.computed], request.blocks)
+            self._pool.cache(request.tokens[: request.computed], request.group_blocks)
         for name in counts:
             request = self.requests[name]
             if request.finished or len(request.tokens) >= self._max_model_len:
@@ -165,8 +173,7 @@ class ToyScheduler:
 
     def _start(self, request: Request, schedule: Schedule) -> bool:
         """Starts the first waiting request; false if there are too few blocks for it."""
-        request.blocks = self._pool.reference_prefix(request.tokens)
-        request.computed = len(request.blocks) * self._pool.block_size
+        request.group_blocks, request.computed = self._pool.reference_prefix(request.tokens)
         schedule.hits[request.request_id] = request.computed
         count = self._to_read(request)
         if self._grow(request, count) is None:
@@ -183,13 +190,22 @@ class ToyScheduler:
             return self._chunk
         return committed + len(request.pending)
 
-    def _grow(self, request: Request, count: int) -> list[int] | None:
+    def _grow(self, request: Request, count: int) -> list[list[int]] | None:
         """Allocates blocks for the tokens to be read and drafts; `None` if there are too few."""
         stop = min(request.computed + count + CAPACITY, self._max_model_len)
-        fresh = self._pool.allocate(-(-stop // self._pool.block_size) - len(request.blocks))
-        request.blocks.extend(fresh or [])
-        return fresh
+        wanted = [
+            -(-stop // size) - len(blocks)
+            for size, blocks in zip(self._pool.block_sizes, request.group_blocks, strict=True)
+        ]
+        fresh = self._pool.allocate(sum(wanted))
+        if fresh is None:
+            return None
+        by_group = [[fresh.pop(0) for _ in range(count)] for count in wanted]
+        for blocks, new in zip(request.group_blocks, by_group, strict=True):
+            blocks.extend(new)
+        return by_group
 
     def _release(self, request: Request) -> None:
-        self._pool.release(request.blocks)
-        request.blocks = []
+        for blocks in request.group_blocks:
+            self._pool.release(blocks)
+        request.group_blocks = []

@@ -178,35 +178,42 @@ def test_a_report_covers_one_step_only(harness: DispatchHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("computed", "fresh"), [(0, [7, 8, 9]), (BLOCK, [8, 9]), (2 * BLOCK, [9]), (2 * BLOCK + 1, [])]
+    ("computed", "fresh"),
+    [
+        (0, [[7, 8, 9], [4, 5]]),
+        (BLOCK, [[8, 9], [5]]),
+        (2 * BLOCK, [[9], [5]]),
+        (2 * BLOCK + 1, [[], []]),
+    ],
+    ids=["none", "one block", "two blocks", "and one token"],
 )
 def test_a_new_request_has_fresh_blocks_after_its_prefix_hit(
-    harness: DispatchHarness, computed: int, fresh: list[int]
+    harness: DispatchHarness, computed: int, fresh: list[list[int]]
 ) -> None:
-    harness.dispatch.observe(output(scheduled_new_reqs=[new([7, 8, 9], computed)]))
+    harness.dispatch.observe(output(scheduled_new_reqs=[new(([7, 8, 9], [4, 5]), computed)]))
     assert harness.draft_model.fresh == fresh
 
 
 def test_every_new_block_of_a_running_request_is_fresh(harness: DispatchHarness) -> None:
-    rows = cached(("r", [5], 32), ("s", None, 8), ("t", [6, 3], 16))
+    rows = cached(("r", ([5], []), 32), ("s", None, 8), ("t", ([6, 3], [2]), 16))
     harness.dispatch.observe(output(scheduled_cached_reqs=rows))
-    assert harness.draft_model.fresh == [5, 6, 3]
+    assert harness.draft_model.fresh == [[5, 6, 3], [2]]
     assert harness.draft_model.forgotten == []
 
 
 def test_a_resumed_request_has_fresh_blocks_and_loses_its_drafts(
     harness: DispatchHarness,
 ) -> None:
-    rows = cached(("r", [1, 2, 3, 4], 2 * BLOCK), ("s", [9], 8), resumed={"r"})
+    rows = cached(("r", ([1, 2, 3, 4], [6, 7]), 2 * BLOCK), ("s", ([9], []), 8), resumed={"r"})
     harness.dispatch.observe(output(scheduled_cached_reqs=rows))
-    assert harness.draft_model.fresh == [3, 4, 9]
+    assert harness.draft_model.fresh == [[3, 4, 9], [7]]
     assert harness.draft_model.forgotten == ["r"]
     assert harness.echoes["a"].forgotten == [], "it continues; only its KV is gone"
 
 
 def test_copies_are_passed_on_without_fresh_blocks_too(harness: DispatchHarness) -> None:
     harness.dispatch.observe(output(kv_cache_block_copies=[(3, 4)]))
-    assert (harness.draft_model.fresh, harness.draft_model.copies) == ([], [(3, 4)])
+    assert (harness.draft_model.fresh, harness.draft_model.copies) == ([[], []], [(3, 4)])
 
 
 def test_ended_requests_are_forgotten_by_every_proposer(harness: DispatchHarness) -> None:

@@ -183,7 +183,7 @@ def test_a_row_that_ends_or_is_preempted_has_no_fate(harness: DispatchHarness, h
     gone = (
         output(finished_req_ids={"r"})
         if how == "ended"
-        else output(scheduled_cached_reqs=cached(("r", [1], 0), resumed={"r"}))
+        else output(scheduled_cached_reqs=cached(("r", ([1], []), 0), resumed={"r"}))
     )
     harness.dispatch.observe(gone)
     harness.propose({"r": row(20)}, {}, shadows={"a": []})

@@ -20,14 +20,14 @@ TABLE = np.array([[7, 3, 9], [2, 5, 0], [8, 1, 6]], np.int32)
 @pytest.fixture
 def builder() -> ForwardInputBuilder:
     table = SimpleNamespace(block_size=SIZE, get_numpy_array=lambda: TABLE)
-    return ForwardInputBuilder(table, torch.device("cpu"))
+    return ForwardInputBuilder({3: table}, torch.device("cpu"))
 
 
 def by_row(inputs: ForwardInputs) -> list[tuple[int, list[int], list[int]]]:
     """The index, positions and slots of each row, as the metadata divides them."""
-    starts = inputs.metadata.query_start_loc.tolist()
+    starts = inputs.metadata[3].query_start_loc.tolist()
     return [
-        (int(row), inputs.positions[a:b].tolist(), inputs.slots[a:b].tolist())
+        (int(row), inputs.positions[a:b].tolist(), inputs.slots[3][a:b].tolist())
         for row, a, b in zip(inputs.rows, starts, starts[1:], strict=False)
     ]
 
@@ -43,12 +43,12 @@ def expected(row: int, positions: range) -> tuple[int, list[int], list[int]]:
 def test_prefill_covers_several_tokens_of_some_rows(builder: ForwardInputBuilder) -> None:
     inputs = builder.prefill(np.array([2, 0]), np.array([3, 0]), np.array([6, 1]))
     assert by_row(inputs) == [expected(2, range(3, 9)), expected(0, range(1))]
-    metadata = inputs.metadata
+    metadata = inputs.metadata[3]
     assert metadata.seq_lens.tolist() == [9, 1]
     assert (metadata.max_query_len, metadata.max_seq_len) == (6, 9)
     assert (metadata.num_reqs, metadata.num_actual_tokens) == (2, 7)
     assert metadata.block_table_tensor.tolist() == TABLE[[2, 0]].tolist()
-    assert metadata.slot_mapping is inputs.slots
+    assert metadata.slot_mapping is inputs.slots[3]
 
 
 def test_each_decode_step_is_one_position_further_and_drops_rows(
@@ -60,11 +60,13 @@ def test_each_decode_step_is_one_position_further_and_drops_rows(
         [expected(1, range(3, 4)), expected(2, range(8, 9))],
         [expected(1, range(4, 5))],
     ]
-    assert [inputs.metadata.seq_lens.tolist() for inputs in steps] == [[3, 8], [4, 9], [5]]
+    assert [inputs.metadata[3].seq_lens.tolist() for inputs in steps] == [[3, 8], [4, 9], [5]]
     for inputs in steps:
-        assert inputs.metadata.max_query_len == 1
-        assert inputs.metadata.max_seq_len == inputs.metadata.seq_lens.max()
-        assert inputs.metadata.num_reqs == inputs.metadata.num_actual_tokens == len(inputs.rows)
+        assert inputs.metadata[3].max_query_len == 1
+        assert inputs.metadata[3].max_seq_len == inputs.metadata[3].seq_lens.max()
+        assert (
+            inputs.metadata[3].num_reqs == inputs.metadata[3].num_actual_tokens == len(inputs.rows)
+        )
 
 
 def test_a_row_that_ends_early_may_be_at_the_end_of_the_table(

@@ -198,7 +198,7 @@ def test_copied_blocks_stay_valid(make: Any) -> None:
     head.store[moved * 4 : moved * 4 + 4] = head.store[last * 4 : last * 4 + 4]
     cache = head._states.kv_cache  # vLLM copies the blocks of all layers
     cache[moved] = cache[last]
-    head.blocks_changed([], [(last, moved)])
+    head.blocks_changed([[]], [(last, moved)])
     request.blocks[1] = moved
     result = world.step()
     assert len(result.fed["twin"]["r"]) == result.emitted["r"]

@@ -256,7 +256,7 @@ def test_copied_blocks_stay_valid(make: Any) -> None:
     model, moved = world.toy("twin"), world.free.pop()
     last = request.blocks[2]
     model.store[moved * 4 : moved * 4 + 4] = model.store[last * 4 : last * 4 + 4]
-    model.blocks_changed([], [(last, moved)])
+    model.blocks_changed([[]], [(last, moved)])
     request.blocks[2] = moved
     assert len(world.step().fed["twin"]["r"]) <= 2
 

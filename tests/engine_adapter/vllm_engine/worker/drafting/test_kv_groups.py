@@ -1,0 +1,134 @@
+"""A draft model in several KV cache groups: the rule of validity, and wrong rules."""
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import (
+    DraftKVGroups,
+    keeping_every_position,
+)
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
+from tests.engine_adapter.vllm_engine.support.overlooking import overlook_a_block, overlook_nothing
+
+ONE_ROW = {0: np.array([[1, 2, 3, 4]]), 2: np.array([[5, 6]])}
+
+
+def lengths(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+@pytest.fixture
+def groups() -> DraftKVGroups[DraftKVLedger]:
+    """The groups 0 and 2 of an engine, with 4 and 8 tokens per block."""
+    made = DraftKVGroups({0: 4, 2: 8}, 10, DraftKVLedger)
+    made.mark_valid(ONE_ROW, lengths(0), lengths(14))
+    return made
+
+
+def test_a_position_is_valid_if_it_is_valid_in_every_group(
+    groups: DraftKVGroups[DraftKVLedger],
+) -> None:
+    assert groups.first_missing(ONE_ROW, lengths(16)).tolist() == [14]
+    groups.blocks_changed([[], [], [6]], [])
+    assert groups.first_missing(ONE_ROW, lengths(16)).tolist() == [8]
+    groups.blocks_changed([[1], [], []], [])
+    assert groups.first_missing(ONE_ROW, lengths(16)).tolist() == [0]
+
+
+def test_a_block_that_a_group_without_draft_layers_allocates_is_not_reset(
+    groups: DraftKVGroups[DraftKVLedger],
+) -> None:
+    """The block is reset when a group with draft layers allocates it."""
+    groups.blocks_changed([[], [1], []], [])
+    assert groups.first_missing(ONE_ROW, lengths(14)).tolist() == [14]
+
+
+def test_copies_are_followed_in_every_group(groups: DraftKVGroups[DraftKVLedger]) -> None:
+    groups.blocks_changed([[], [], []], [(4, 7), (6, 8)])
+    moved = {0: np.array([[1, 2, 3, 7]]), 2: np.array([[5, 8]])}
+    assert groups.first_missing(moved, lengths(16)).tolist() == [14]
+
+
+def test_blocks_are_those_of_each_groups_own_table() -> None:
+    groups = DraftKVGroups({0: 4, 1: 8}, 10, DraftKVLedger)
+    kernel = np.array([[2, 3, 8, 9, 4, 5], [0, 1, 6, 7, 2, 3]], np.int32)
+    wide = np.array([[7, 8], [9, 1]], np.int32)
+    tables = [
+        SimpleNamespace(block_size=2, get_numpy_array=lambda: kernel),
+        SimpleNamespace(block_size=8, get_numpy_array=lambda: wide),
+    ]
+    blocks = groups.blocks(tables, np.array([1, 0]), 8)
+    assert blocks[0].tolist() == [[0, 3], [1, 4]]
+    assert blocks[1].tolist() == [[9], [7]]
+
+
+# -- wrong rules -----------------------------------------------------------------------------
+
+
+def run_random(monkeypatch: pytest.MonkeyPatch, proposers: str) -> None:
+    paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
+    world = paged.World(
+        monkeypatch, proposers=getattr(paged, proposers), num_blocks=90, other_groups=(8, 2)
+    )
+    world.run_random([SpecMethod("twin", 4), SpecMethod("stranger", 3), PLAIN], 7)
+
+
+every_kind = pytest.mark.parametrize("proposers", ["PROPOSERS", "HEADS"])
+
+
+@pytest.mark.needs_vllm
+@every_kind
+def test_a_rule_that_overlooks_a_block_is_caught(
+    monkeypatch: pytest.MonkeyPatch, proposers: str
+) -> None:
+    overlook_a_block()
+    try:
+        with pytest.raises(AssertionError):
+            run_random(monkeypatch, proposers)
+    finally:
+        overlook_nothing()
+
+
+@pytest.mark.needs_vllm
+@every_kind
+def test_a_rule_that_overlooks_new_blocks_is_caught(
+    monkeypatch: pytest.MonkeyPatch, proposers: str
+) -> None:
+    follow = DraftKVGroups.blocks_changed
+
+    def changed(self: Any, fresh: Any, copies: Any) -> None:
+        follow(self, [[] for _ in fresh], copies)
+
+    monkeypatch.setattr(DraftKVGroups, "blocks_changed", changed)
+    with pytest.raises(AssertionError):
+        run_random(monkeypatch, proposers)
+
+
+# -- what a draft model's layers keep --------------------------------------------------------
+
+
+@pytest.mark.needs_vllm
+def test_a_layer_with_a_window_keeps_every_position() -> None:
+    spec = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+    full = compat.FullAttentionSpec(**spec)
+    assert keeping_every_position(full) is full
+    for local in (
+        compat.SlidingWindowSpec(**spec, sliding_window=48),
+        compat.ChunkedLocalAttentionSpec(**spec, attention_chunk_size=48),
+    ):
+        assert keeping_every_position(local) == full, "so vLLM can put them into one group"
+
+
+@pytest.mark.needs_vllm
+def test_a_layer_that_keeps_no_kv_of_each_position_is_an_error() -> None:
+    class MambaSpec: ...
+
+    with pytest.raises(ValueError, match="MambaSpec"):
+        keeping_every_position(MambaSpec())
