@@ -6,8 +6,10 @@ import pytest
 
 from engine_adapter.counts import PolicyStep
 from engine_adapter.errors import EngineDead, InvalidRequest
+from engine_adapter.fake.planning import proposer_traits
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.policies.parameters import PolicyError
+from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.types import Delta, SpecMethod, Switch
 from tests.engine_adapter.fake.conftest import StartEngine
 from tests.engine_adapter.fake.harness import FakeHarness, make_request, run, text
@@ -152,3 +154,8 @@ async def test_ended_requests_are_forgotten(start: StartEngine) -> None:
     # A forgotten id can be used again.
     await run(harness, make_request("left", SpecMethod("goodput", 4), max_tokens=5))
     assert harness.engine._planning._planner.evidence.requests._slots == {}
+
+
+def test_the_targets_own_mtp_layers_are_no_lookup() -> None:
+    traits = proposer_traits(parse_spec({"name": "mtp"}), ())
+    assert (traits.lookup, traits.keeps_kv) == (False, True)

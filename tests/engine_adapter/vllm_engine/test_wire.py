@@ -52,6 +52,11 @@ def test_policies_see_what_kind_each_proposer_is() -> None:
     assert not any(by_name[name].lookup for name in ("both", "prediction"))
 
 
+def test_the_targets_own_mtp_layers_are_no_lookup() -> None:
+    (traits,) = SpecgateConfig(parse_specs([{"name": "mtp"}])).traits
+    assert (traits.lookup, traits.keeps_kv, traits.selectable) == (False, True, True)
+
+
 @pytest.mark.parametrize(
     ("fields", "needs"), [([], False), ([LOOKUP, TREE], False), ([LOOKUP, SMALL], True)]
 )
