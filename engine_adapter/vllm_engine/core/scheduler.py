@@ -138,14 +138,22 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
         if SpecgateConfig.of(vllm_config).needs_draft_kv:
             # vLLM reserves slots for draft KV only if its own configuration is a draft model.
-            # A block head needs a slot for each draft, and for the token before them.
-            self.num_lookahead_tokens = self.num_spec_tokens + 1
+            self.num_lookahead_tokens = lookahead(self.num_spec_tokens)
             reserved = 1 + self.num_spec_tokens + self.num_lookahead_tokens
             self._spec_decode_step_blocks = -(-reserved // self.block_size)
         config = SpecgateConfig.of(vllm_config)
         planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
         self.row_table = RowTable(planner, self.max_model_len)
         self._failures = {}
+
+
+def lookahead(num_spec_tokens: int) -> int:
+    """KV slots that a step reserves past the tokens that the target reads.
+
+    A draft model writes the KV of the tokens before its last draft. A block head also has a mask
+    for the last one, so it needs one slot more.
+    """
+    return num_spec_tokens + 1
 
 
 def request_class(params: Any) -> RequestClass:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from engine_adapter.config import EngineConfig
-from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.proposers import ngram
+from engine_adapter.proposers.methods import parse_spec, parse_specs
 from engine_adapter.types import PLAIN, SpecMethod
+from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, mimo, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
@@ -114,7 +116,7 @@ async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     got = family.engine.run([RecordedRequest(prompt, 20, MTP)])
     assert got.cached[0] >= 128
     assert got.catchup["mtp"] >= got.cached[0]
-    assert same_drafts(got, want, "mtp") >= 10
+    assert same_drafts(got, want, "mtp") >= 8
 
 
 @pytest.mark.prove
@@ -134,14 +136,16 @@ async def test_a_cascade_drafts_with_it_where_the_lookup_has_none(
 ) -> None:
     prompt = prompts[9]
     want = never_switched(family.engine, [prompt], MTP, 40)
-    lookup = never_switched(family.engine, [prompt], NGRAM, 40).of(0, "ngram")
     got = family.run([prompt], 40, CASCADE)
     assert got.outputs == want.outputs
-    alone = want.of(0, "mtp")
-    drafted = {n: d for n, d in got.of(0, "cascade").items() if n not in lookup and n in alone}
-    assert len(drafted) > 10
-    for n, drafts in drafted.items():
-        assert drafts == alone[n][: len(drafts)]
+    tokens, alone = prompt + got.outputs[0], want.of(0, "mtp")
+    lookup = ngram.METHOD.create(parse_spec({"name": "ngram"}), None)
+    compared = 0
+    for n, drafts in got.of(0, "cascade").items():
+        if n in alone and not lookup.propose(batch({"r": tokens[:n]}, k=4)).tokens[0]:
+            assert drafts == alone[n][: len(drafts)]
+            compared += 1
+    assert compared > 8
 
 
 async def test_only_its_own_layer_is_counted_as_its_weights(family: Family) -> None:

@@ -46,7 +46,7 @@ HEADS = (
     {"name": "twin", "method": "eagle", "model": "toy/5"},
     {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4"},
     {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
-    {"name": "block", "method": "dflash", "model": "toy/8/1,3", "num_speculative_tokens": 5},
+    {"name": "block", "method": "dflash", "model": "toy/8/1,3", "num_speculative_tokens": 6},
     {"name": "ngram", "prompt_lookup_min": 1},
 )
 """Heads with the names of the draft models, so that they can replace them."""

@@ -8,10 +8,11 @@ from typing import Any
 from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.vllm_engine.core.scheduler import lookahead
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 
 CAPACITY = 6
-"""Most draft tokens of a row; blocks for them are allocated in advance."""
+"""Most draft tokens of a row, the draft capacity; blocks for them are allocated in advance."""
 
 
 @dataclass
@@ -192,7 +193,7 @@ class ToyScheduler:
 
     def _grow(self, request: Request, count: int) -> list[list[int]] | None:
         """Allocates blocks for the tokens to be read and drafts; `None` if there are too few."""
-        stop = min(request.computed + count + CAPACITY, self._max_model_len)
+        stop = min(request.computed + count + lookahead(CAPACITY), self._max_model_len)
         wanted = [
             -(-stop // size) - len(blocks)
             for size, blocks in zip(self._pool.block_sizes, request.group_blocks, strict=True)

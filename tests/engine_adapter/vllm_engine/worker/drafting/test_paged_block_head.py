@@ -1,6 +1,6 @@
 """DFlash heads over paged KV: their drafts are those of a run without switches, in every case.
 
-The world is that of `test_paged_head`; its head `block` always reads five masks.
+The world is that of `test_paged_head`; its head `block` always reads six masks, the draft capacity.
 """
 
 from importlib import import_module
@@ -53,7 +53,7 @@ def test_one_pass_drafts_for_all_rows(make: Any) -> None:
 
 
 def test_rows_that_do_not_fit_into_one_pass_draft_in_turn(make: Any) -> None:
-    world = make(budget=13, chunk=8)
+    world = make(budget=15, chunk=8)
     for i in range(3):
         world.add(f"r{i}", prompt(4, i), BLOCK)
     before = world.toy("block").passes
