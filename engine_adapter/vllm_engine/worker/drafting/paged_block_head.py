@@ -6,6 +6,7 @@ projects stored states. A pass reads the newest token and k mask tokens, whose a
 causal; the i-th mask gives the i-th draft. The KV that the pass writes is never reused.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
-from engine_adapter.vllm_engine.worker.drafting.kv_ledger import Blocks, DraftKVLedger
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs
 from engine_adapter.vllm_engine.worker.drafting.weights import LoadedBlockHead
@@ -29,18 +31,17 @@ class PagedBlockHead(PagedHead):
         self._masks: int = args[0].num_speculative_tokens
         return LoadedBlockHead(*args)
 
-    def _new_ledger(self, num_blocks: int, block_size: int) -> DraftKVLedger:
-        return DraftKVLedger(num_blocks, block_size)
+    def _new_groups(self, block_sizes: Mapping[int, int], num_blocks: int) -> DraftKVGroups[Any]:
+        return DraftKVGroups(block_sizes, num_blocks, DraftKVLedger)
 
     # -- drafting ----------------------------------------------------------------------------
 
-    def _draft(self, batch: DraftBatch, blocks: Blocks, stop: Ints) -> Drafts:
+    def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Computes the missing KV of each row's first `stop` positions, then drafts."""
-        assert self._ledger is not None
         batch = replace(batch, k=np.minimum(batch.k, self._masks))
-        missing = self._ledger.first_missing(blocks, stop)
+        missing = self._kv.first_missing(blocks, stop)
         self._project_states(batch, missing, stop)
-        self._ledger.mark_valid(blocks, missing, stop)
+        self._kv.mark_valid(blocks, missing, stop)
         caught_up = int(np.maximum(np.minimum(batch.num_computed, stop) - missing, 0).sum())
         drafts = DraftCollector(len(batch.rows))
         drafting = np.flatnonzero(batch.k)
@@ -52,16 +53,16 @@ class PagedBlockHead(PagedHead):
 
     def _project_states(self, batch: DraftBatch, start: Ints, stop: Ints) -> None:
         """Writes the KV of the positions [start, stop) of each row, in chunks."""
-        assert self._states is not None
         builder, position = self._input_builder(), start.copy()
         while (left := stop - position).any():
             remaining_budget = np.maximum(self._max_num_tokens - (np.cumsum(left) - left), 0)
             length = np.minimum(left, remaining_budget)
             rows = np.flatnonzero(length)
             inputs = builder.prefill(batch.rows[rows], position[rows], length[rows])
-            states = self._states.read(inputs.slots)
             self._loaded.model.precompute_and_store_context_kv(
-                states, inputs.positions, inputs.slots
+                self._read_states(inputs),
+                inputs.positions,
+                self._loaded.context_slots(inputs.slots),
             )
             position += length
 
@@ -78,7 +79,8 @@ class PagedBlockHead(PagedHead):
         context = min(self._runner.max_model_len, self.max_model_len)
         length = np.minimum(1 + self._masks, context - start)
         inputs = self._input_builder().prefill(batch.rows[rows], start, length)
-        metadata = replace(inputs.metadata, causal=self._loaded.dflash_causal)
+        causal = self._loaded.dflash_causal
+        metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
         newest = np.cumsum(length) - length
         tokens = np.full(length.sum(), self._loaded.parallel_drafting_token_id, np.int64)
         tokens[newest] = batch.token_ids[batch.rows[rows], start]

@@ -292,6 +292,15 @@ class LoadedBlockHead(_SharesEnds, _NamedDraft, compat.DFlashProposer):
         if self.device.type == "cpu":
             patch_context_norms(self.model.model)
 
+    def context_slots(self, slots: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The slots of some positions in each of its layers; `slots` are by KV cache group."""
+        of_layer = {
+            name: slots[group.kv_cache_group_id]
+            for group in self.draft_attn_groups
+            for name in group.layer_names
+        }
+        return [of_layer[name] for name in self.model.get_draft_kv_cache_layer_names()]
+
 
 AnyHead = LoadedHead | LoadedBlockHead
 """Each kind of head."""

@@ -67,12 +67,12 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
             self.fed += [(request_id, p, int(tokens[p + self._token_offset])) for p in span]
 
     def _store_context(
-        self, states: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+        self, states: torch.Tensor, positions: torch.Tensor, slots: Sequence[torch.Tensor]
     ) -> None:
-        assert 0 < len(states) == len(positions) == len(slots) <= self._max_num_tokens
-        self.store[slots.numpy()] = np.stack(
-            [states[:, 0].numpy(), np.full(len(slots), _CONTEXT)], 1
-        )
+        assert 0 < len(states) == len(positions) <= self._max_num_tokens
+        entries = np.stack([states[:, 0].numpy(), np.full(len(states), _CONTEXT)], 1)
+        for store, of_group in zip(self.stores, slots, strict=True):
+            store[of_group.numpy()] = entries
 
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
         of_layers = [target_states(tokens[:-1], layer) for layer in self.layers]
@@ -82,27 +82,30 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
     def _forward(
         self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        metadata, position = inputs.metadata, inputs.positions.numpy()
-        assert metadata.causal is False
+        position = inputs.positions.numpy()
         assert len(tokens) == len(position) <= self._max_num_tokens
         assert (position < self.max_model_len).all()
         self.passes += 1
         block = np.stack([tokens.numpy(), np.full(len(tokens), _BLOCK)], axis=1)
-        self.store[inputs.slots.numpy()] = block
+        for gid, store in enumerate(self.stores):
+            assert inputs.metadata[gid].causal is False
+            store[inputs.slots[gid].numpy()] = block
         outputs = np.zeros((len(tokens), 1))
-        starts, table = metadata.query_start_loc.numpy(), metadata.block_table_tensor.numpy()
+        starts = inputs.metadata[0].query_start_loc.numpy()
         for i, row in enumerate(inputs.rows):
-            begin, end, seq_len = starts[i], starts[i + 1], int(metadata.seq_lens[i])
-            known = self._read(table[i], seq_len)
+            begin, end = starts[i], starts[i + 1]
             request = self.world.requests[self.world.batch.req_ids[row]]
             want = np.concatenate([self._committed(request.tokens), block[begin:end]])
-            assert np.array_equal(known, want), f"{request.request_id} reads stale KV"
-            entries = [tuple(entry) for entry in known.tolist()]
+            for gid, metadata in inputs.metadata.items():
+                table, seq_len = metadata.block_table_tensor[i], int(metadata.seq_lens[i])
+                known = self._read(gid, table, seq_len)
+                assert np.array_equal(known, want), f"{request.request_id} reads stale KV"
+            entries = [tuple(entry) for entry in want.tolist()]
             outputs[begin + 1 : end, 0] = block_outputs(entries, end - begin - 1, self.layers)
         result = torch.from_numpy(outputs)
         return result, result
 
-    def _read_in(self, slots: torch.Tensor, recurrent: torch.Tensor | None) -> np.ndarray:
+    def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
         raise NotImplementedError
 
     def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:

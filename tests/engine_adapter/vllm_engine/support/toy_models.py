@@ -239,6 +239,10 @@ class ToyLoaded:
     def load_model(self, target: Any) -> None:
         """There are no weights."""
 
+    def context_slots(self, slots: Any) -> list[torch.Tensor]:
+        """It has one layer in each group."""
+        return [slots[gid] for gid in self.kv_cache_gids]
+
     def tp_scope(self) -> AbstractContextManager[None]:
         """There is one rank."""
         return nullcontext()
