@@ -5,6 +5,7 @@ then with faults: values of another type, huge numbers, lone surrogates, deep ne
 are missing, long or twice there. A few are no JSON at all.
 """
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -118,7 +119,7 @@ def _value(schema: Any, rng: random.Random, depth: int = 0) -> Any:
             if name in schema.get("required", ()) or rng.random() < 0.3
         },
     }
-    return kinds.get(schema.get("type"), lambda: rng.choice(VALUES))()
+    return kinds.get(schema.get("type"), lambda: copy.deepcopy(rng.choice(VALUES)))()
 
 
 def _places(body: Any) -> list[tuple[Container, Any]]:
@@ -146,7 +147,8 @@ def _at(change: Callable[[Any, Any, random.Random], None]) -> Callable[[Any, ran
 
 
 def _replace(holder: Any, key: Any, rng: random.Random) -> None:
-    holder[key] = rng.choice(VALUES)
+    # A copy: the next fault may be in it, and the table must stay as it is.
+    holder[key] = copy.deepcopy(rng.choice(VALUES))
 
 
 def _nest(holder: Any, key: Any, rng: random.Random) -> None:
