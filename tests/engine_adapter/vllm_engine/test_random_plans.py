@@ -256,7 +256,7 @@ async def fuzz(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -
         counts = totals.get(info.name, ProposerCounts())
         if info.model == TARGET:
             assert counts.accepted == counts.drafted > steps / 10
-        elif info.name != "prediction":  # no request has a prediction
+        elif info.name not in ("prediction", "grammar"):  # of which no request has what they need
             assert counts.drafted > steps / 20, info.name
     assert {info.state for info in infos} == {"loaded"}
     assert live.metric("vllm:num_preemptions_total") > 0

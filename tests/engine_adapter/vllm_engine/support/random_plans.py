@@ -17,8 +17,8 @@ from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from tests.engine_adapter.vllm_engine.support.live import CHEAT, RANDOM
 
-UNPLANNED = frozenset({"prediction", CHEAT})
-"""Proposers that only a request names: one needs a prediction, the other one cheats."""
+UNPLANNED = frozenset({"prediction", "grammar", CHEAT})
+"""Proposers that only a request names: they need a prediction or a constraint, or cheat."""
 
 
 class RandomPolicy:
