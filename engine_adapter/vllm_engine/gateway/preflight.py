@@ -52,6 +52,7 @@ def check_models(config: EngineConfig) -> None:
     target = _load_config("model", config.model, config, revision)
     _check_attention(target)
     text = target.get_text_config()
+    _check_latent_attention(text)
     sizes = TargetSizes(
         text.hidden_size,
         text.vocab_size,
@@ -121,6 +122,15 @@ def _check_attention(target: Any) -> None:
             "model",
             f"{target.model_type} has layers without full attention (sliding window or hybrid); "
             "it is refused because their KV is not proven to survive a switch",
+        )
+
+
+def _check_latent_attention(text: Any) -> None:
+    if getattr(text, "kv_lora_rank", None) and compat.current_platform.is_cpu():
+        raise EngineConfigError(
+            "model",
+            f"{text.model_type} has latent attention (MLA); it is refused on CPU because vLLM's "
+            "text with drafts differs there from its text without",
         )
 
 
