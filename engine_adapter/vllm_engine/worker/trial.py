@@ -127,7 +127,7 @@ class Trial:
                 continue
             try:
                 by_layer = dict(zip(self._host.aux_layers, auxiliary, strict=True))
-                head.store_states(slots, final, by_layer)
+                head.store_states(dict.fromkeys(head.layer_names, slots), final, by_layer)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
