@@ -171,8 +171,8 @@ async def test_an_attempt_to_load_what_is_not_allowed_is_refused_and_has_not_fai
     gateway = await start(
         audit=Audit(str(path)), allowed_local_path=[str(allowed)], enable_lora=True
     )
-    for model in ("/etc", str(allowed)):
-        heads = {"name": "heads", "method": "medusa", "model": model}
+    for model, method in (("/etc", "medusa"), (str(allowed), "unknown")):
+        heads = {"name": "heads", "method": method, "model": model}
         assert (await gateway.post("/v1/load_proposer", heads)).status_code == 400
         adapter = {"lora_name": "sql", "lora_path": model}
         assert (await gateway.post("/v1/load_lora_adapter", adapter)).status_code == 400
