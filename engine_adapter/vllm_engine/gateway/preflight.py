@@ -48,8 +48,8 @@ def check_models(config: EngineConfig) -> None:
     """Checks the target and every proposer with weights; reads configurations and headers only.
 
     Raises:
-        EngineConfigError: a folder is missing, a model has layers that are not proven, a draft model
-            has another tokenizer, or a head's weights do not fit the target.
+        EngineConfigError: a folder is missing, a model has layers that are not proven, a draft
+            model has another tokenizer, or a head's weights do not fit the target.
     """
     target = _load_config("model", config.model, config, config.arguments.get("revision"))
     _check_layers(target)
