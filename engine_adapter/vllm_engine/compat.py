@@ -82,7 +82,6 @@ NAMES = {
     "AttentionGroup": "vllm.v1.worker.utils",
     "AttentionSpec": "vllm.v1.kv_cache_interface",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
-    "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
     "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
