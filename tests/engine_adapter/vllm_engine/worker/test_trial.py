@@ -15,6 +15,7 @@ from engine_adapter.proposers.methods import parse_specs
 pytestmark = pytest.mark.needs_vllm
 
 VOCABULARY, WIDTH, CONTEXT = 32, 3, 64
+STATES = "head.target_states.0"
 
 
 class Target(torch.nn.Module):
@@ -179,6 +180,7 @@ def head(store: Callable[..., None]) -> Any:
         def __init__(self) -> None:
             """It has no model."""
 
+        layer_names = frozenset({STATES})  # type: ignore[assignment]
         store_states = staticmethod(store)  # type: ignore[assignment]
 
         def forget(self, request_ids: Any) -> None:
@@ -193,7 +195,7 @@ def test_a_head_gets_the_targets_states_before_it_drafts() -> None:
     world.host.draft_models = {"head": head(lambda *given: stored.append(given))}
     assert world.trial.faults() == {}
     ((slots, final, by_layer),) = stored
-    assert slots.tolist() == [0, 1, 2]
+    assert slots[STATES].tolist() == [0, 1, 2]
     assert final[:, 0].tolist() == [0, 1, 2]
     assert {layer: states[0, 0].item() for layer, states in by_layer.items()} == {2: 10, 4: 20}
 
