@@ -215,10 +215,10 @@ async def test_a_draft_with_windows_keeps_all_its_positions_under_a_target_witho
     }
     engine = start(TARGET, [*PROPOSERS[:1], proposer], num_gpu_blocks_override=60)
     try:
-        some, method = [prompts[16], prompts[9]], SpecMethod("window", 4)
-        want = never_switched(engine, some, method, 40)
-        switches = {0: PLAIN, 15: method, 20: NGRAM, 30: method}
-        got = engine.run([RecordedRequest(prompt, 40, PLAIN) for prompt in some], switches)
+        some, method = [prompts[16], prompts[9], prompts[10]], SpecMethod("window", 4)
+        want = never_switched(engine, some, method, 60)
+        switches = {0: PLAIN, 15: method, 20: NGRAM, 24: method}
+        got = engine.run([RecordedRequest(prompt, 60, PLAIN) for prompt in some], switches)
     finally:
         engine.stop()
     assert same_drafts(got, want, "window") > 10
