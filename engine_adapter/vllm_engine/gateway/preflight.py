@@ -55,6 +55,7 @@ def check_models(config: EngineConfig) -> None:
     target = _load_config("model", config.model, config, revision)
     _check_layers(target)
     text = target.get_text_config()
+    _check_latent_attention(text)
     sizes = TargetSizes(
         text.hidden_size,
         text.vocab_size,
@@ -138,6 +139,15 @@ def _recurrent(model: str) -> EngineConfigError:
         f"{model} has layers with a recurrent state, which cannot be taken back when a draft is "
         "rejected; choose a model whose layers are all attention",
     )
+
+
+def _check_latent_attention(text: Any) -> None:
+    if getattr(text, "kv_lora_rank", None) and compat.current_platform.is_cpu():
+        raise EngineConfigError(
+            "model",
+            f"{text.model_type} has latent attention (MLA); it is refused on CPU because vLLM's "
+            "text with drafts differs there from its text without",
+        )
 
 
 def _vocabulary(

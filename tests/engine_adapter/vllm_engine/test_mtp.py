@@ -139,7 +139,7 @@ async def test_a_cascade_drafts_with_it_where_the_lookup_has_none(
     got = family.run([prompt], 40, CASCADE)
     assert got.outputs == want.outputs
     tokens, alone = prompt + got.outputs[0], want.of(0, "mtp")
-    lookup = ngram.METHOD.create(parse_spec({"name": "ngram"}), None)
+    lookup = ngram.METHOD.create(parse_spec({"name": "ngram"}), None)  # type: ignore[arg-type]
     compared = 0
     for n, drafts in got.of(0, "cascade").items():
         if n in alone and not lookup.propose(batch({"r": tokens[:n]}, k=4)).tokens[0]:

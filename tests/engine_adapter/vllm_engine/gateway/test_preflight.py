@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import preflight
 from tests.engine_adapter.proposers.heads import (
     Heads,
@@ -288,3 +289,17 @@ def test_mtp_is_refused_for_a_target_without_mtp_layers(make_model: MakeModel) -
     error = refusal(preflight.check_models, config(target, [{"name": "mtp"}]))
     assert error.setting == "proposer"
     assert str(error).startswith(f"proposer: mtp: {target}/config.json: architectures must be one")
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_latent_attention_is_refused_on_cpu(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    monkeypatch.setitem(vars(compat), "current_platform", platform)
+    target = make_model("target", LLAMA | {"model_type": "deepseek_v3", "kv_lora_rank": 8})
+    if on_cpu:
+        error = refusal(preflight.check_models, config(target))
+        assert (error.setting, "latent attention" in str(error)) == ("model", True)
+    else:
+        preflight.check_models(config(target))
