@@ -78,7 +78,6 @@ NAMES = {
     # The KV cache groups of a draft model's layers, and what they keep.
     "AttentionGroup": "vllm.v1.worker.utils",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
-    "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
     "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",

@@ -11,7 +11,7 @@ from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
 
-LAYER_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+LAYER_KINDS = {"full_attention", "sliding_attention"}
 """The kinds of layers, as configurations name them, whose KV follows switches and rejections."""
 
 
@@ -48,8 +48,8 @@ def check_models(config: EngineConfig) -> None:
     """Checks the target and every proposer with weights; reads configurations and headers only.
 
     Raises:
-        EngineConfigError: a folder is missing, a model has recurrent layers, a draft model has
-            another tokenizer, or a head's weights do not fit the target.
+        EngineConfigError: a folder is missing, a model has layers that are not proven, a draft
+            model has another tokenizer, or a head's weights do not fit the target.
     """
     revision = config.arguments.get("revision")
     target = _load_config("model", config.model, config, revision)
@@ -120,24 +120,24 @@ def check_state(vllm_config: Any) -> None:
     """Checks what the target's configuration need not tell, and vLLM knows.
 
     Raises:
-        EngineConfigError: the target has recurrent layers.
+        EngineConfigError: the target keeps a recurrent state.
     """
     model = vllm_config.model_config
     if model.has_inner_state:
-        raise _recurrent(model.hf_text_config.model_type)
+        raise _unproven(model.hf_text_config.model_type)
 
 
 def _check_layers(model_config: Any) -> None:
     kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
     if others := sorted(kinds - LAYER_KINDS):
-        raise _recurrent(f"{model_config.model_type} ({', '.join(others)})")
+        raise _unproven(f"{model_config.model_type} ({', '.join(others)})")
 
 
-def _recurrent(model: str) -> EngineConfigError:
+def _unproven(model: str) -> EngineConfigError:
     return EngineConfigError(
         "model",
-        f"{model} has layers with a recurrent state, which cannot be taken back when a draft is "
-        "rejected; choose a model whose layers are all attention",
+        f"{model} has layers that are neither full nor sliding-window attention; what they keep is "
+        "not proven to follow switches and rejected drafts: choose another model",
     )
 
 

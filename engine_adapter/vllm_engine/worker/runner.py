@@ -81,9 +81,10 @@ class RunnerHooks:
         """
         specs: dict[str, Any] = super().get_kv_cache_spec()
         models = self.drafter.host.draft_models.values()
-        for name in {name for model in models for name in model.layer_names}:
-            specs[name] = keeping_every_position(specs[name])
-        return specs
+        names = {name for model in models for name in model.layer_names}
+        # A layer that uses the KV of another one has no spec.
+        kept = {name: keeping_every_position(specs[name]) for name in names & specs.keys()}
+        return specs | kept
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then leaves only the target's layers in its own groups."""

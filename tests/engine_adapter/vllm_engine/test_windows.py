@@ -78,9 +78,7 @@ async def run_switching(
     engine, stock = case
     rng = random.Random(len(prompts))
     switches = {step: rng.choice([SELF, *methods]) for step in range(0, 600, 3)}
-    requests = [
-        RecordedRequest(prompt, length, PLAIN, at=2 * i) for i, prompt in enumerate(prompts)
-    ]
+    requests = [RecordedRequest(prompt, length, PLAIN, at=i) for i, prompt in enumerate(prompts)]
     engine.reset_prefix_cache()
     got = engine.run(requests, switches)
     await stock.greedy(prompts, length)
@@ -118,8 +116,9 @@ async def case(
     arguments = dict(KINDS[request.param])
     folder = tmp_path_factory.mktemp("windows") / "target"
     target = windowed_target(folder, arguments.pop("kinds"))
-    blocks = 700 if request.param == "all layers" else 400
-    arguments |= {"num_gpu_blocks_override": 44 if request.param == "one group" else blocks}
+    # Enough for one request of the longest kind in every group.
+    blocks = 40 if request.param == "one group" else 320
+    arguments |= {"num_gpu_blocks_override": blocks, "max_model_len": 768}
     engine = start(target, with_itself(target), **arguments)
     llm = start_stock(target, **COMMON)
     yield engine, Stock(llm)
@@ -128,7 +127,7 @@ async def case(
 
 
 async def test_switches_change_no_text_and_no_draft(case: Case, prompts: list[Prompt]) -> None:
-    got = await run_switching(case, [prompts[3], *prompts[16:24]], METHODS)
+    got = await run_switching(case, [*prompts[:12], *prompts[16:18]], METHODS, length=64)
     assert got.preemptions > 0
 
 
@@ -168,10 +167,10 @@ async def test_drafts_after_a_switch_are_those_of_a_run_without(
 ) -> None:
     """They are long idle: all that the window needs was computed by the target alone."""
     engine, _ = case
-    some, method = [prompts[16], prompts[9]], SpecMethod(name, 4)
-    want = never_switched(engine, some, method, 40)
-    switches = {0: PLAIN, 15: method, 20: NGRAM, 30: method}
-    got = engine.run([RecordedRequest(prompt, 40, PLAIN) for prompt in some], switches)
+    some, method = [prompts[16], prompts[9], prompts[10]], SpecMethod(name, 4)
+    want = never_switched(engine, some, method, 60)
+    switches = {0: PLAIN, 15: method, 20: NGRAM, 24: method}
+    got = engine.run([RecordedRequest(prompt, 60, PLAIN) for prompt in some], switches)
     assert same_drafts(got, want, name) > 10
     assert got.catchup[name] > len(prompts[16])
 

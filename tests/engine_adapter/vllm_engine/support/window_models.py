@@ -13,7 +13,7 @@ from demo import model_path
 WINDOW = 48
 """Tokens; less than a prompt, more than a block of 32."""
 
-SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windowed_target(folder: Path, kinds: Sequence[str] | None = None) -> str:
@@ -37,8 +37,8 @@ def windowed_target(folder: Path, kinds: Sequence[str] | None = None) -> str:
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 96,
+    "hidden_size": 128,
+    "intermediate_size": 192,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -64,13 +64,6 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
-    "llama4_text": {
-        "attention_chunk_size": WINDOW,
-        "layer_types": [CHUNKED, FULL],
-        "intermediate_size_mlp": 96,
-        "num_local_experts": 2,
-        "interleave_moe_layer_step": 1,
-    },
 }
 """Model type -> the fields that differ from the others'. Each model has two layers."""
 
@@ -89,7 +82,7 @@ def random_model(folder: Path, model_type: str, seed: int = 0) -> str:
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(
-                weight, std=1.0 if "embed" in name else 2 * weight.shape[-1] ** -0.5
+                weight, std=0.05 if "embed" in name else 2 * weight.shape[-1] ** -0.5
             )
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
@@ -47,6 +48,29 @@ class Hooked(RunnerHooks, Base):
 
 def metadata(counts: list[int]) -> Any:
     return SimpleNamespace(num_draft_tokens=counts)
+
+
+# -- set-up ----------------------------------------------------------------------------------
+
+
+@pytest.mark.needs_vllm
+def test_layers_of_draft_models_keep_every_position_and_the_targets_do_not() -> None:
+    size = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+    window = compat.SlidingWindowSpec(**size, sliding_window=48)
+
+    class WithSpecs(Base):
+        def get_kv_cache_spec(self) -> dict[str, Any]:
+            return {"target.0": window, "draft.0": window, "draft.1": window}
+
+    class Runner(Hooked, WithSpecs): ...
+
+    runner = Runner({}, [])
+    # The last layer uses the KV of another one.
+    models = {"draft": SimpleNamespace(layer_names={"draft.0", "draft.1", "draft.2"})}
+    runner.drafter.host = SimpleNamespace(draft_models=models)
+    specs = runner.get_kv_cache_spec()
+    full = compat.FullAttentionSpec(**size)
+    assert specs == {"target.0": window, "draft.0": full, "draft.1": full}
 
 
 # -- forward ---------------------------------------------------------------------------------

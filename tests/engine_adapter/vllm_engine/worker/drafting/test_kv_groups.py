@@ -119,11 +119,8 @@ def test_a_layer_with_a_window_keeps_every_position() -> None:
     spec = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
     full = compat.FullAttentionSpec(**spec)
     assert keeping_every_position(full) is full
-    for local in (
-        compat.SlidingWindowSpec(**spec, sliding_window=48),
-        compat.ChunkedLocalAttentionSpec(**spec, attention_chunk_size=48),
-    ):
-        assert keeping_every_position(local) == full, "so vLLM can put them into one group"
+    window = compat.SlidingWindowSpec(**spec, sliding_window=48)
+    assert keeping_every_position(window) == full, "so vLLM can put them into one group"
 
 
 @pytest.mark.needs_vllm

@@ -1,0 +1,180 @@
+"""What is built around a loaded draft model: attention groups, slots and the sliding window."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine_adapter.vllm_engine import compat
+
+pytestmark = pytest.mark.needs_vllm
+
+SIZE: dict[str, Any] = {
+    "block_size": 32,
+    "num_kv_heads": 2,
+    "head_size": 64,
+    "dtype": torch.float32,
+}
+
+
+class Builder:
+    """An attention backend's builder of metadata; the metadata names what it was built from."""
+
+    requires_block_table_width = False
+
+    def __init__(self, spec: Any, layer_names: list[str], config: Any, device: Any) -> None:
+        self.layers = tuple(layer_names)
+
+    def build_for_drafting(self, common: Any, index: int) -> Any:
+        return common, self.layers
+
+
+class Backend:
+    @classmethod
+    def full_cls_name(cls) -> tuple[str, str]:
+        return __name__, "Backend"
+
+    @classmethod
+    def get_builder_cls(cls) -> type[Builder]:
+        return Builder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(spec: Any = None) -> list[int]:
+        return [32]
+
+
+class Layer:
+    """A layer of a draft model; with `window`, it has one."""
+
+    def __init__(self, window: int | None = None) -> None:
+        self._window = window
+
+    def get_attn_backend(self) -> type[Backend]:
+        return Backend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        if self._window is None:
+            return compat.FullAttentionSpec(**SIZE)
+        return compat.SlidingWindowSpec(**SIZE, sliding_window=self._window)
+
+
+class Loaded:
+    """The mixin over the attributes of vLLM's proposer that it reads, without a model."""
+
+    def __init__(self, layers: dict[str, Layer]) -> None:
+        self.vllm_config = SimpleNamespace(
+            compilation_config=SimpleNamespace(static_forward_context=layers)
+        )
+        self.device = torch.device("cpu")
+        self._draft_attn_layer_names = set(layers)
+        self._slot_mapping_buffer = torch.zeros(8, dtype=torch.int64)
+
+
+Load = Callable[..., Any]
+
+
+@pytest.fixture
+def weights() -> Any:
+    """The module; importing it imports vLLM."""
+    return import_module("engine_adapter.vllm_engine.worker.drafting.weights")
+
+
+@pytest.fixture
+def load(weights: Any) -> Load:
+    """Makes a draft model from its layers and the names of the layers in each KV cache group."""
+
+    class Made(Loaded, weights._NamedDraft): ...  # type: ignore[misc,name-defined]
+
+    def load(layers: dict[str, Layer], *groups: list[str]) -> Any:
+        made = Made(layers)
+        spec = compat.FullAttentionSpec(**SIZE)
+        given = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for names in groups]
+        made.initialize_attn_backend(SimpleNamespace(kv_cache_groups=given), [32] * len(groups))
+        return made
+
+    return load
+
+
+def test_layers_get_the_metadata_of_their_own_group_and_window(load: Load) -> None:
+    layers = {"d.0": Layer(), "d.1": Layer(window=48), "d.2": Layer(), "d.3": Layer(window=48)}
+    draft = load(layers, ["t.0"], ["d.0", "d.1", "t.1"], ["d.3", "d.2"])
+    assert draft.kv_cache_gids == [1, 2]
+    metadata = draft.attention_metadata({1: "first", 2: "second"})
+    assert metadata == {
+        "d.0": ("first", ("d.0",)),
+        "d.1": ("first", ("d.1",)),
+        "d.2": ("second", ("d.2",)),
+        "d.3": ("second", ("d.3",)),
+    }
+
+
+def test_equal_layers_of_a_group_share_their_metadata(load: Load) -> None:
+    draft = load({"d.0": Layer(), "d.1": Layer()}, ["d.1", "t.0", "d.0"])
+    metadata = draft.attention_metadata({0: "first"})
+    assert metadata["d.0"] is metadata["d.1"]
+    assert metadata["d.0"] == ("first", ("d.0", "d.1"))
+
+
+def test_slots_are_those_of_the_layers_group_and_padding_has_none(load: Load) -> None:
+    draft = load({"d.0": Layer(), "d.1": Layer()}, ["d.0"], ["d.1"])
+    draft.slot_mapping(5, {0: torch.full((5,), 9), 1: torch.full((5,), 9)})
+    mapping = draft.slot_mapping(5, {0: torch.tensor([7, 8]), 1: torch.tensor([3, 4])})
+    assert mapping["d.0"].tolist() == [7, 8, -1, -1, -1]
+    assert mapping["d.1"].tolist() == [3, 4, -1, -1, -1]
+    again = draft.slot_mapping(5, {0: torch.tensor([1]), 1: torch.tensor([2])})
+    assert again["d.1"].data_ptr() == mapping["d.1"].data_ptr(), "a graph keeps the address"
+
+
+# -- the window ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "window"),
+    [
+        ({"sliding_window": 48}, 48),
+        ({"sliding_window": 48, "layer_types": ["sliding_attention"]}, 48),
+        ({"sliding_window": 48, "layer_types": ["sliding_attention", "full_attention"]}, None),
+        ({"sliding_window": None}, None),
+        ({}, None),
+    ],
+    ids=["not named", "all layers", "some layers", "none", "unknown"],
+)
+def test_a_window_of_all_layers_is_that_of_the_model(
+    weights: Any, fields: dict[str, Any], window: int | None
+) -> None:
+    assert weights.window_of_all_layers(SimpleNamespace(**fields)) == window
+
+
+@dataclass
+class Cache:
+    sliding_window: int | None
+    block_size: int = 32
+
+
+@dataclass
+class Config:
+    cache_config: Cache
+
+
+@pytest.mark.parametrize("of_target", [None, 48, 64])
+@pytest.mark.parametrize("own", [None, 48])
+def test_a_draft_has_its_own_window_and_not_the_targets(
+    weights: Any, own: int | None, of_target: int | None
+) -> None:
+    class Upstream:
+        def _create_draft_vllm_config(self) -> Config:
+            return config
+
+    class Made(weights._NamedDraft, Upstream):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            text = SimpleNamespace(sliding_window=own)
+            self.draft_model_config = SimpleNamespace(hf_text_config=text)
+
+    config = Config(Cache(of_target))
+    made: Any = Made()
+    assert made._create_draft_vllm_config().cache_config == Cache(own)
+    assert config.cache_config.sliding_window == of_target, "the target keeps its own"
