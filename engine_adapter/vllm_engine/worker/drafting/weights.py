@@ -5,7 +5,6 @@ so that each has its own KV. What vLLM builds around the model (buffers, attenti
 CUDA-graph keys) is used; the drafting itself is in `paged_model` and `paged_head`.
 """
 
-import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,67 +14,16 @@ import torch
 
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
-from engine_adapter.proposers.eagle import FC_BIAS, aux_layers
+from engine_adapter.proposers.eagle import FC_BIAS
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.dflash_norms import patch_context_norms
+from engine_adapter.vllm_engine.worker.drafting.draft_config import (
+    EAGLE_CONFIGS,
+    complete,
+    draft_vllm_config,
+    window_of_all_layers,
+)
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_parallel
-
-_EAGLE_CONFIGS = ("eagle", "speculators")
-"""The `model_type` of vLLM's configurations of EAGLE heads."""
-
-
-class DraftConfig(compat.SpeculativeConfig):
-    """vLLM's configuration of a draft model; vocabularies may differ in padding.
-
-    vLLM compares the sizes. Only the tokenizers must agree, and they were compared before the
-    start.
-    """
-
-    def verify_equal_vocab_size_if_draft_model(self) -> None:
-        """Sizes may differ."""
-
-
-def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
-    """The target's `VllmConfig`, with the proposer's model as its draft model.
-
-    For a proposer without one this is the target's checkpoint, as MTP layers need it.
-    """
-    target = vllm_config.speculative_config
-    config = copy.copy(vllm_config)  # shares the registry of layers with the target's
-    # Without a model of its own, vLLM takes the target's, but not the target's revision.
-    within = None if spec.model else target.target_model_config
-    config.speculative_config = DraftConfig(
-        method=spec.method,
-        model=spec.model,
-        revision=within and within.revision,
-        code_revision=within and within.code_revision,
-        num_speculative_tokens=spec.num_speculative_tokens,
-        target_model_config=target.target_model_config,
-        target_parallel_config=target.target_parallel_config,
-        draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
-    )
-    return config
-
-
-def window_of_all_layers(text_config: Any) -> int | None:
-    """The sliding window of a model whose layers all have it, as vLLM decides for a target."""
-    kinds = getattr(text_config, "layer_types", None) or ()
-    if set(kinds) - {"sliding_attention"}:
-        return None
-    window: int | None = getattr(text_config, "sliding_window", None)
-    return window
-
-
-def _complete(head: Any) -> None:
-    """Adds to an EAGLE head's configuration what vLLM's classes read elsewhere."""
-    if head.model_type not in _EAGLE_CONFIGS:
-        return
-    # In EAGLE's it is whether `fc` has a bias; vLLM would give one to the attention.
-    head.bias = False
-    # vLLM counts only the layers that `eagle_config` names.
-    if layers := aux_layers(vars(head)):
-        head.num_aux_hidden_states = len(layers)
 
 
 def layer_prefix(spec: ProposerSpec) -> str:
@@ -271,11 +219,11 @@ class LoadedHead(_SharesEnds, _NamedDraft, compat.EagleProposer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        _complete(self.draft_model_config.hf_config)
+        complete(self.draft_model_config.hf_config)
 
     def _prepare(self, model: torch.nn.Module) -> None:
         head = self.draft_model_config
-        if head.hf_config.model_type not in _EAGLE_CONFIGS:
+        if head.hf_config.model_type not in EAGLE_CONFIGS:
             return
         if FC_BIAS in Checkpoint(head.model).shapes:
             layer: Any = model.get_submodule("model.fc")
