@@ -156,7 +156,8 @@ def test_the_commands_speak_https(
     assert "certificate" in capsys.readouterr().err.lower()
     monkeypatch.setenv("SSL_CERT_FILE", str(secured.folder / "missing.pem"))
     assert status(words) != 0
-    assert "SSL_CERT_FILE cannot be used" in capsys.readouterr().err
+    missing = secured.folder / "missing.pem"
+    assert f"SSL_CERT_FILE: {missing} cannot be used" in capsys.readouterr().err
     monkeypatch.setenv("SSL_CERT_FILE", secured.authority)
     assert status(words) == 0
     assert switch(["suffix", *words]) == 0

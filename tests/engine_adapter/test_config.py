@@ -36,4 +36,4 @@ def test_a_k_above_the_capacity_is_refused_with_both_numbers() -> None:
         draft_capacity(parse_specs(proposers), 8)
     assert caught.value.setting == "proposer"
     assert "long: num_speculative_tokens is 9" in str(caught.value)
-    assert "max_speculative_tokens, 8" in str(caught.value)
+    assert "--max-speculative-tokens, 8" in str(caught.value)

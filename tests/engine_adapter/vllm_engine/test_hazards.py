@@ -167,5 +167,5 @@ async def test_a_k_above_the_draft_capacity_is_refused_at_start() -> None:
     config = EngineConfig(
         TARGET, "demo", parse_specs([{"name": "suffix", "num_speculative_tokens": 24}]), 8, COMMON
     )
-    with pytest.raises(EngineConfigError, match=r"suffix.*24.*max_speculative_tokens, 8"):
+    with pytest.raises(EngineConfigError, match=r"suffix.*24.*--max-speculative-tokens, 8"):
         create_engine("vllm", config, CollectorRegistry(), Recorder())

@@ -49,14 +49,17 @@ def test_an_answer_holds_so_much_of_its_prompts(
     check_echo([range(most)] * 9, 9, SamplingOptions(), echoes=False)
 
 
-async def test_an_echo_that_is_too_large_for_one_piece_can_be_streamed(gateway: Gateway) -> None:
+async def test_an_echo_that_is_too_large_for_one_piece_can_be_streamed(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.openai.demand.MOST_OF_PROMPTS", 2**12)
     fields = {"echo": True, "logprobs": 20, "max_tokens": 1}
-    prompts = [[7] * 2000] * 101
+    prompts = [[7] * 20] * 10
     response = await gateway.complete(prompts, **fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "echo")
     assert gateway.runtime.admission.slots.in_use == 0
     streamed = await gateway.complete(prompts, **fields, stream=True)
     assert streamed.status_code == 200
     chat = {"prompt_logprobs": 20, "n": 128, "max_tokens": 1}
-    response = await gateway.chat("word " * 1900, **chat)
+    response = await gateway.chat("word", **chat)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
