@@ -41,7 +41,7 @@ class Demand:
     """What a request needs.
 
     Attributes:
-        key: the name of its API key; all requests without a named one have `None`.
+        key: the name of its API key; all requests without a key have `None`.
         slots: of each of its sequences; no more than `SlotLimits.of_request` are taken.
         prompt_costs: of each of its sequences: the prompt's tokens, weighted.
         prompt_tokens: of all its prompts, each counted once.
