@@ -102,7 +102,7 @@ class Admission:
     @property
     def retry_after_s(self) -> float | None:
         """The time in which the queue empties, as measured; `None` if nothing is measured yet."""
-        return self.slots.drain_rate.seconds_for(self.slots.num_queued)
+        return self.slots.queue_rate.seconds_for(self.slots.num_queued)
 
     def counted(self, error: ApiError) -> ApiError:
         """Counts an error with which a limit ends a request, and returns it."""
