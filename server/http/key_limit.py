@@ -26,7 +26,6 @@ class KeyLimit:
                 try:
                     counted.enter_context(self._limits.request(key_name(scope)))
                 except TooManyRequests as refusal:
-                    exchange_of(scope).error = refusal.code
                     await send_error(refusal, scope, receive, send)
                     return
             await self._app(scope, receive, send)
