@@ -31,6 +31,16 @@ LONG_LIST_TOKENS = 4_096
 """More token ids become text in a thread, for the same reason."""
 
 
+def check_chars(chars: int, most: int, param: str) -> None:
+    """Raises `InvalidField`, naming `param`, for more than `most` characters of text."""
+    if chars > most:
+        message = (
+            f"{param} has {chars} characters; with this model's maximum context length, at most "
+            f"{most} can be tokenized here."
+        )
+        raise InvalidField(param, message, "context_length_exceeded")
+
+
 class Renderer:
     """The target's tokenizer and chat template."""
 
@@ -81,21 +91,17 @@ class Renderer:
         *,
         add_special_tokens: bool = True,
         param: str = "prompt",
-        max_tokens: int | None = None,
+        max_chars: int | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a text.
 
-        Raises `InvalidField`, naming `param`, for a lone surrogate, and for a text that must have
-        more than `max_tokens`: tokenizing it would only take time and memory.
+        Raises `InvalidField`, naming `param`, for a lone surrogate, and for a text of more than
+        `max_chars` characters: tokenizing it would take a thread for long.
         """
+        if max_chars is not None:
+            check_chars(len(text), max_chars, param)
         if not is_unicode(text):
             raise InvalidField(param, f"{param} contains a lone surrogate.")
-        if max_tokens is not None and len(text) > max_tokens * self.longest_token:
-            message = (
-                f"This model's maximum context length is {max_tokens} tokens, and {param} has "
-                f"{len(text)} characters, which cannot be so few tokens."
-            )
-            raise InvalidField(param, message, "context_length_exceeded")
         if len(text) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._encode, text, add_special_tokens)
         return self._encode(text, add_special_tokens)
@@ -109,13 +115,13 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-        max_tokens: int | None = None,
+        max_chars: int | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
         format. Raises `InvalidField` if the model has no template, the template rejects the
-        messages, or the chat is much longer than `max_tokens`: see `encode`.
+        messages, or the rendered chat has more than `max_chars` characters.
         """
         self._check_variables(variables or {})
         render = partial(
@@ -134,7 +140,7 @@ class Renderer:
             text,
             add_special_tokens=add_special_tokens,
             param="messages",
-            max_tokens=max_tokens,
+            max_chars=max_chars,
         )
 
     async def decode(self, token_ids: Sequence[int]) -> str:

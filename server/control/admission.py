@@ -39,7 +39,9 @@ class Admission:
         self.slots = Slots(slots, clock)
         self._limits = limits
         self._metrics = metrics
-        metrics.watch(self.slots)
+        self._num_checked = 0
+        self._checked_prompt_tokens = 0
+        metrics.watch(self)
 
     @contextmanager
     def place(self, demand: Demand) -> Iterator[Place]:
@@ -50,6 +52,33 @@ class Admission:
         finally:
             place.leave()
 
+    @contextmanager
+    def checked(self, demand: Demand) -> Iterator[None]:
+        """Counts a request as queued while its constraints are checked, until the block ends.
+
+        Raises `QueueFull` if neither the engine nor the queue would have room for it.
+        """
+        free = self.slots.total - self.slots.in_use if self.slots.is_open else 0
+        if self._num_checked >= free:
+            self.check_queue(demand)
+        self._num_checked += 1
+        self._checked_prompt_tokens += demand.prompt_tokens
+        try:
+            yield
+        finally:
+            self._num_checked -= 1
+            self._checked_prompt_tokens -= demand.prompt_tokens
+
+    @property
+    def num_queued(self) -> int:
+        """The requests of which no sequence has begun."""
+        return self.slots.num_queued + self._num_checked
+
+    @property
+    def queued_prompt_tokens(self) -> int:
+        """The prompt tokens of these requests."""
+        return self.slots.queued_prompt_tokens + self._checked_prompt_tokens
+
     def check_queue(self, demand: Demand) -> None:
         """Raises `QueueFull` if the queue has no room for the request; an empty one has."""
         if (reason := self._no_room(demand)) is not None:
@@ -57,7 +86,7 @@ class Admission:
 
     def _no_room(self, demand: Demand) -> str | None:
         """Why the queue cannot take the request, for its client."""
-        queued, tokens = self.slots.num_queued, self.slots.queued_prompt_tokens
+        queued, tokens = self.num_queued, self.queued_prompt_tokens
         most, most_tokens = self._limits.queued_requests, self._limits.queued_prompt_tokens
         if not most:
             return "the request cannot begin now, and this server has no queue"
@@ -73,7 +102,7 @@ class Admission:
     @property
     def retry_after_s(self) -> float | None:
         """The time in which the queue empties, as measured; `None` if nothing is measured yet."""
-        return self.slots.drain_rate.seconds_for(self.slots.num_queued)
+        return self.slots.queue_rate.seconds_for(self.slots.num_queued)
 
     def counted(self, error: ApiError) -> ApiError:
         """Counts an error with which a limit ends a request, and returns it."""

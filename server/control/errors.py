@@ -24,9 +24,11 @@ class DrainTimeout(Exception):
     """
 
     def __init__(self, timeout_s: float, in_flight: int, aborted: int = 0) -> None:
-        message = f"{in_flight} admitted requests did not end within {timeout_s:g} s"
+        requests = "1 admitted request" if in_flight == 1 else f"{in_flight} admitted requests"
+        message = f"{requests} did not end within {timeout_s:g} s"
         if aborted:
-            message += f", nor after the drain had aborted {aborted} requests"
+            ended = "1 request" if aborted == 1 else f"{aborted} requests"
+            message += f", nor after the drain had aborted {ended}"
         super().__init__(message)
         self.in_flight = in_flight
         self.aborted = aborted

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.control.drain_rate import DrainRate
+from server.control.queue_rate import QueueRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Demand:
     """What a request needs.
 
     Attributes:
-        key: the name of its API key; all requests without a named one have `None`.
+        key: the name of its API key; all requests without a key have `None`.
         slots: of each of its sequences; no more than `SlotLimits.of_request` are taken.
         prompt_costs: of each of its sequences: the prompt's tokens, weighted.
         prompt_tokens: of all its prompts, each counted once.
@@ -190,7 +190,7 @@ class Slots:
     Attributes:
         total: all slots.
         num_queued, queued_prompt_tokens: the queue.
-        drain_rate: how fast the queue empties.
+        queue_rate: how fast the queue empties.
         is_open: requests may start.
     """
 
@@ -199,7 +199,7 @@ class Slots:
         self.total = self._free = limits.total
         self.num_queued = 0
         self.queued_prompt_tokens = 0
-        self.drain_rate = DrainRate(clock)
+        self.queue_rate = QueueRate(clock)
         self.is_open = True
         self._keys: defaultdict[str | None, _Key] = defaultdict(_Key)
         self._arrivals = 0
@@ -264,7 +264,7 @@ class Slots:
                 self._is_blocked = True
                 return
             if place.is_queued:
-                self.drain_rate.count()
+                self.queue_rate.count()
             waiter = self._end_wait(place)
             self._take(place)
             waiter.set_result(None)
@@ -294,5 +294,5 @@ class Slots:
         if not place.is_queued:
             return
         self.num_queued += sign
-        self.drain_rate.watch(has_queue=self.num_queued > 0)
+        self.queue_rate.watch(has_queue=self.num_queued > 0)
         self.queued_prompt_tokens += sign * place.demand.prompt_tokens

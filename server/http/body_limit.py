@@ -120,7 +120,8 @@ class _Body:
         except TimeoutError:
             if not self._was_ended:
                 timeout_s = self._limit.settings.body_timeout_s
-                message = f"The body did not arrive: too little came within {timeout_s:g} s."
+                least = f"{PROGRESS_BYTES >> 10} KiB of the body"
+                message = f"Less than {least} arrived within {timeout_s:g} s."
                 raise HTTPException(408, message, {"Connection": "close"}) from None
         finally:
             self._waiting = None

@@ -269,15 +269,15 @@ class Connection(HttpToolsProtocol):
     def _large_headers(self) -> ApiError:
         limits = self._limits
         message = (
-            f"The headers have more than {limits.max_header_bytes} bytes, or are more than "
-            f"{limits.max_headers}."
+            f"A request can have at most {limits.max_headers} headers, of "
+            f"{limits.max_header_bytes} bytes together."
         )
         return ApiError(431, message, code="headers_too_large")
 
 
 def _too_many() -> Unavailable:
     error = Unavailable(
-        "This server has its most connections open; try again soon.",
+        "This server has as many connections open as it allows; try again soon.",
         "too_many_connections",
         SPARE_TIMEOUT_S,
     )

@@ -5,9 +5,8 @@ from contextlib import ExitStack
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.control.key_limits import KeyLimits
-from server.errors import error_response
+from server.errors import send_error
 from server.http.auth import key_name
-from server.http.exchange import exchange_of
 from server.limit_errors import TooManyRequests
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
@@ -22,15 +21,14 @@ class KeyLimit:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
         with ExitStack() as counted:
             if _generates(scope):
                 try:
                     counted.enter_context(self._limits.request(key_name(scope)))
                 except TooManyRequests as refusal:
-                    exchange_of(scope).error = refusal.code
-                    app = error_response(refusal)
-            await app(scope, receive, send)
+                    await send_error(refusal, scope, receive, send)
+                    return
+            await self._app(scope, receive, send)
 
 
 def _generates(scope: Scope) -> bool:

@@ -8,9 +8,8 @@ from server.openai.chat_shape import ChatShape
 from server.openai.output_limit import output_limit
 from server.openai.prompts import (
     chat_prompt,
-    check_cut_text,
     check_prompt,
-    most_tokens,
+    most_prompt_chars,
     predicted_tokens,
     template_variables,
     truncated,
@@ -31,8 +30,7 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     check_logprobs(info, num_top, "top_logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
     max_tokens, param = _max_tokens(body)
-    most = most_tokens(body, info)
-    check_cut_text(runtime, body, (message.text for message in body.messages), "messages")
+    most = most_prompt_chars(runtime, body)
     whole = await chat_prompt(runtime.renderer, body.messages, body, most)
     expected = max_tokens or runtime.settings.default_max_tokens
     prompt = truncated(body, info, whole, expected)

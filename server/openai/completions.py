@@ -5,22 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine_adapter.types import Delta, EngineInfo, FinishReason, SamplingOptions, TokenLogprob
+from engine_adapter.types import Delta, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
 from server.openai.prompts import (
-    check_cut_text,
     check_prompt,
-    most_tokens,
+    most_prompt_chars,
     predicted_tokens,
     text_prompt,
     truncated,
 )
 from server.openai.request import PreparedRequest, check_body
 from server.openai.sampling import check_logprobs, sampling_options
-from server.rendering import Renderer
+from server.rendering import Renderer, check_chars
 from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
 from server.state import Runtime
 
@@ -41,10 +40,13 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     if (choices := len(body.prompt) * (body.n or 1)) > MAX_PROMPTS:
         message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
         raise InvalidField("n", message)
-    check_cut_text(runtime, body, (text for text in body.prompt if isinstance(text, str)), "prompt")
+    most_chars = most_prompt_chars(runtime, body)
+    if body.truncate_prompt_tokens is not None:
+        texts = (prompt for prompt in body.prompt if isinstance(prompt, str))
+        check_chars(sum(map(len, texts)), most_chars, "prompt")
     prompts: list[Sequence[int]] = []
     for given in body.prompt:
-        prompts.append(await _encode(renderer, body, info, given))
+        prompts.append(await _encode(runtime, body, given, most_chars))
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
@@ -149,15 +151,15 @@ def _options(
 
 
 async def _encode(
-    renderer: Renderer, body: CompletionRequest, info: EngineInfo, prompt: Prompt
+    runtime: Runtime, body: CompletionRequest, prompt: Prompt, most_chars: int
 ) -> Sequence[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidField("prompt", "prompt must not be empty.")
-        most = most_tokens(body, info)
-        prompt = list(await text_prompt(renderer, prompt, body.add_special_tokens, most))
+        special = body.add_special_tokens
+        prompt = list(await text_prompt(runtime.renderer, prompt, special, most_chars))
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return truncated(body, info, prompt, max_tokens)
+    return truncated(body, runtime.info, prompt, max_tokens)
 
 
 async def _echoes(

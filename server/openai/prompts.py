@@ -1,6 +1,6 @@
 """A body's messages or text -> prompt token ids, the same for generation and for `/tokenize`."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine_adapter.types import EngineInfo
@@ -21,9 +21,9 @@ async def chat_prompt(
     renderer: Renderer,
     messages: Sequence[Message],
     fields: ChatPromptFields,
-    max_tokens: int | None = None,
+    max_chars: int,
 ) -> tuple[int, ...]:
-    """The token ids of a chat. Raises `InvalidField`; see `Renderer.encode` for `max_tokens`."""
+    """The token ids of a chat. Raises `InvalidField`; see `Renderer.encode` for `max_chars`."""
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
@@ -37,7 +37,7 @@ async def chat_prompt(
             add_special_tokens=bool(fields.add_special_tokens),
             variables=template_variables(fields),
             tools=[tool.for_template() for tool in fields.tools or ()],
-            max_tokens=max_tokens,
+            max_chars=max_chars,
         )
     except InvalidField as error:
         if error.code is not None:
@@ -49,29 +49,21 @@ async def chat_prompt(
         raise InvalidField(path, f"{path} contains a lone surrogate.") from None
 
 
-def most_tokens(body: GenerationBody, info: EngineInfo) -> int | None:
-    """The most tokens that a prompt may have as it is sent; `None` if the rest is cut off."""
-    return info.max_model_len if body.truncate_prompt_tokens is None else None
+def most_chars(renderer: Renderer, info: EngineInfo, *, is_bounded: bool) -> int:
+    """The most characters of a text that is tokenized: those of a context of the longest tokens.
 
-
-def check_chars(renderer: Renderer, info: EngineInfo, texts: Iterable[str], param: str) -> None:
-    """Raises `InvalidField` for texts that would take a thread for long, together.
-
-    For texts that the context does not bound. A text whose tokens are cut off is tokenized whole,
-    because all of it decides which tokens are left.
+    Args:
+        is_bounded: the text must fit the context. One that need not, since its tokens are cut off
+            or only counted, may have `MOST_CHARS`, because all of it decides what is left.
     """
-    most = max(MOST_CHARS, info.max_model_len * renderer.longest_token)
-    if (length := sum(map(len, texts))) > most:
-        message = f"{param} has {length} characters; at most {most} can be tokenized at once."
-        raise InvalidField(param, message)
+    of_context = info.max_model_len * renderer.longest_token
+    return of_context if is_bounded else max(MOST_CHARS, of_context)
 
 
-def check_cut_text(
-    runtime: Runtime, body: GenerationBody, texts: Iterable[str], param: str
-) -> None:
-    """`check_chars` for the prompts of a body whose tokens are cut off."""
-    if body.truncate_prompt_tokens is not None:
-        check_chars(runtime.renderer, runtime.info, texts, param)
+def most_prompt_chars(runtime: Runtime, body: GenerationBody) -> int:
+    """The most characters of a prompt; see `most_chars`."""
+    is_bounded = body.truncate_prompt_tokens is None
+    return most_chars(runtime.renderer, runtime.info, is_bounded=is_bounded)
 
 
 def template_variables(fields: ChatPromptFields) -> dict[str, Any]:
@@ -109,14 +101,14 @@ async def text_prompt(
     renderer: Renderer,
     text: str,
     add_special_tokens: bool | None,
-    max_tokens: int | None = None,
+    max_chars: int,
 ) -> tuple[int, ...]:
     """The token ids of a text, with special tokens unless the client declines them.
 
-    Raises `InvalidField`; see `Renderer.encode` for `max_tokens`.
+    Raises `InvalidField`; see `Renderer.encode` for `max_chars`.
     """
     special = add_special_tokens is not False
-    return await renderer.encode(text, add_special_tokens=special, max_tokens=max_tokens)
+    return await renderer.encode(text, add_special_tokens=special, max_chars=max_chars)
 
 
 async def predicted_tokens(
@@ -129,7 +121,7 @@ async def predicted_tokens(
         prediction.text,
         add_special_tokens=False,
         param="prediction.content",
-        max_tokens=info.max_model_len,
+        max_chars=most_chars(renderer, info, is_bounded=True),
     )
     if len(tokens) > info.max_model_len:
         message = (

@@ -186,18 +186,19 @@ async def admitted(
     )
     adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
     waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
+    waited_s = 0.0
     with runtime.admission.place(needed) as place, adapter_used:
         all_constraints = (one.structured_output for one in prepared.options)
         if constraints := {one for one in all_constraints if one is not None}:
             choose(runtime, prepared, origin)
-            await check_constraints(runtime, receive, constraints, origin.api_key, waiting)
+            waited_s = await check_constraints(runtime, receive, constraints, needed, waiting)
         if place.start_now():
-            runtime.admission.observe_wait(0.0)
+            runtime.admission.observe_wait(waited_s)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
             runtime.admission.check_queue(needed)
-            await turn(runtime, receive, place, waiting)
+            await turn(runtime, receive, place, waiting, waited_s)
         # No `await` from here on: no drain may come in between.
         request = _admit(runtime, prepared, origin, place)
         selection = request.selection

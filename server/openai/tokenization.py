@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidField
-from server.openai.prompts import chat_prompt, check_chars, check_token_ids, text_prompt
+from server.openai.prompts import chat_prompt, check_token_ids, most_chars, text_prompt
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schema.tools import check_tools
 from server.state import Runtime
@@ -30,10 +30,9 @@ async def detokenize(runtime: Runtime, body: DetokenizeRequest) -> dict[str, Any
 async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "Send either prompt or messages.")
-    texts = [body.prompt or "", *(message.text for message in body.messages or ())]
-    param = "prompt" if body.messages is None else "messages"
-    check_chars(runtime.renderer, runtime.info, texts, param)
+    renderer = runtime.renderer
+    most = most_chars(renderer, runtime.info, is_bounded=False)
     if body.prompt is not None:
-        return await text_prompt(runtime.renderer, body.prompt, body.add_special_tokens)
+        return await text_prompt(renderer, body.prompt, body.add_special_tokens, most)
     check_tools(body.tools or ())
-    return await chat_prompt(runtime.renderer, body.messages or (), body)
+    return await chat_prompt(renderer, body.messages or (), body, most)

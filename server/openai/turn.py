@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from starlette.types import Receive
 
 from engine_adapter.types import StructuredOutput
-from server.control.slots import Place
+from server.control.slots import Demand, Place
 from server.http.event_stream import until_disconnect
 from server.limit_errors import QueueTimeout
 from server.state import Runtime
@@ -17,21 +17,30 @@ async def check_constraints(
     runtime: Runtime,
     receive: Receive,
     constraints: Iterable[StructuredOutput],
-    api_key: str | None,
+    needed: Demand,
     limit: TimeLimit | None,
-) -> None:
+) -> float:
     """Has the engine check constraints, while their request has no slot and no drain waits for it.
 
-    Args:
-        api_key: the name of the request's.
+    The request counts as one in the queue meanwhile. Returns the seconds that it waited.
 
     Raises:
         InvalidRequest, EngineError: the engine refuses one.
+        QueueFull: neither the engine nor the queue has room for the request.
         ClientDisconnected, or the limit's error: the request ended during a check.
     """
-    for constraint in constraints:
-        checking = runtime.engine.check_constraint(constraint, api_key)
-        await until_disconnect(receive, checking, limit)
+    admission = runtime.admission
+    loop = asyncio.get_running_loop()
+    with admission.checked(needed):
+        begun_s = loop.time()
+        try:
+            for constraint in constraints:
+                checking = runtime.engine.check_constraint(constraint, needed.key)
+                await until_disconnect(receive, checking, limit)
+        except BaseException:
+            admission.observe_wait(loop.time() - begun_s)
+            raise
+        return loop.time() - begun_s
 
 
 def waiting_limit(runtime: Runtime) -> TimeLimit | None:
@@ -42,15 +51,24 @@ def waiting_limit(runtime: Runtime) -> TimeLimit | None:
     )
 
 
-async def turn(runtime: Runtime, receive: Receive, place: Place, limit: TimeLimit | None) -> None:
+async def turn(
+    runtime: Runtime,
+    receive: Receive,
+    place: Place,
+    limit: TimeLimit | None,
+    waited_s: float = 0.0,
+) -> None:
     """Waits for a request's turn.
+
+    Args:
+        waited_s: how long the request has waited before.
 
     Raises:
         ClientDisconnected, or the limit's error: the wait ended without it.
     """
     admission = runtime.admission
     loop = asyncio.get_running_loop()
-    begun_s = loop.time()
+    begun_s = loop.time() - waited_s
     try:
         await until_disconnect(receive, place.start(), limit)
         while not admission.slots.is_open:

@@ -17,7 +17,7 @@ from server.control.types import (
     SwitchMode,
 )
 from server.errors import InvalidField
-from server.schema.base import UnicodeText
+from server.schema.base import Reason
 from server.telemetry.rolling_stats import RollingStats
 
 
@@ -52,9 +52,7 @@ class SwitchRequest(BaseModel):
         "fail",
         description="what a drain does then with requests that have not ended: see docs/api.md",
     )
-    reason: UnicodeText | None = Field(
-        None, max_length=200, description="stored in the audit record"
-    )
+    reason: Reason | None = Field(None, description="stored in the audit record")
 
     def after_timeout(self) -> OnTimeout:
         """What a drain does at its limit. Raises `InvalidField` if the switch is not a drain."""

@@ -10,7 +10,7 @@ ignored with notice.
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidField
@@ -138,6 +138,9 @@ def check_unicode(text: str) -> str:
 
 UnicodeText = Annotated[str, AfterValidator(check_unicode)]
 """A text that UTF-8 can encode."""
+
+Reason = Annotated[str, Field(max_length=200), AfterValidator(check_unicode)]
+"""Why an administrator changes something: stored in the audit record."""
 
 MAX_FIELDS = 256
 """The most fields of an object, unknown ones included: each costs an error or a notice."""

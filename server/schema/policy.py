@@ -5,7 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, model_validator
 
 from server.control.records import PolicyRecord, PolicyStatus
-from server.schema.base import Strict, UnicodeText
+from server.schema.base import Reason, Strict
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 
@@ -19,9 +19,7 @@ class PolicyRequest(Strict):
         None, description="policy -> its parameters; those left out get their defaults"
     )
     rules: list[Any] | None = Field(None, description="all routing rules, in order")
-    reason: UnicodeText | None = Field(
-        None, max_length=200, description="stored in the audit record"
-    )
+    reason: Reason | None = Field(None, description="stored in the audit record")
 
 
 class RoutingRule(BaseModel):

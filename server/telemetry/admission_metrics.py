@@ -20,16 +20,33 @@ _BUCKETS = (
 )  # fmt: skip
 
 
-class Watched(Protocol):
-    """What the gauges read when they are scraped."""
+class WatchedSlots(Protocol):
+    """The engine's slots."""
 
     total: int
-    num_queued: int
-    queued_prompt_tokens: int
 
     @property
     def in_use(self) -> int:
         """The slots that requests hold."""
+        ...
+
+
+class WatchedQueue(Protocol):
+    """What the gauges read when they are scraped."""
+
+    @property
+    def slots(self) -> WatchedSlots:
+        """The engine's slots."""
+        ...
+
+    @property
+    def num_queued(self) -> int:
+        """The requests of which no sequence has begun."""
+        ...
+
+    @property
+    def queued_prompt_tokens(self) -> int:
+        """The prompt tokens of these requests."""
         ...
 
 
@@ -55,12 +72,12 @@ class AdmissionMetrics:
             for code in codes:
                 self._limited.labels(code)
 
-    def watch(self, slots: Watched) -> None:
-        """Makes the gauges show these slots and their queue, read at each scrape."""
-        self._queued.set_function(lambda: slots.num_queued)
-        self._queued_tokens.set_function(lambda: slots.queued_prompt_tokens)
-        self._slots.set_function(lambda: slots.total)
-        self._in_use.set_function(lambda: slots.in_use)
+    def watch(self, queue: WatchedQueue) -> None:
+        """Makes the gauges show this queue and its slots, read at each scrape."""
+        self._queued.set_function(lambda: queue.num_queued)
+        self._queued_tokens.set_function(lambda: queue.queued_prompt_tokens)
+        self._slots.set_function(lambda: queue.slots.total)
+        self._in_use.set_function(lambda: queue.slots.in_use)
 
     def count_limited(self, code: str) -> None:
         """Counts a request that a limit refused or ended."""

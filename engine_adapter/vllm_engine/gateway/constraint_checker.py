@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineError, InvalidRequest
+from engine_adapter.errors import (
+    CONSTRAINT_TOO_COMPLEX,
+    EngineError,
+    EngineStartError,
+    InvalidRequest,
+)
 from engine_adapter.types import StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_process import (
     CompileLimits,
@@ -37,6 +42,9 @@ MAX_PROCESSES_OF_ONE = 2
 """Those of one owner. With a second one, a slow constraint does not hold up its others. The third
 process is for the others.
 """
+
+START_TIMEOUT_S = 60.0
+"""How long the first process may take to read the tokenizer, in seconds."""
 
 MAX_VERDICTS = 1024
 """The verdicts that are kept."""
@@ -82,7 +90,12 @@ class ConstraintChecker:
 
     async def start(self) -> None:
         """Starts the first process, so that no request waits for it. Raises `EngineStartError`."""
-        self._idle.append(await self._new_process())
+        try:
+            process = await asyncio.wait_for(self._new_process(), START_TIMEOUT_S)
+        except TimeoutError:
+            message = f"The process that checks constraints was not ready in {START_TIMEOUT_S:g} s."
+            raise EngineStartError(message) from None
+        self._idle.append(process)
 
     async def check(self, constraint: StructuredOutput, owner: str | None = None) -> None:
         """Returns if the engine can enforce a constraint; equal ones are compiled once.

@@ -11,18 +11,12 @@ from typing import Any
 
 import structlog
 
-from engine_adapter.errors import EngineError, EngineStartError
+from engine_adapter.errors import EngineStartError
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_worker import encode_frame
 from engine_adapter.vllm_engine.grammars import BACKEND, choices_text
 
 log = structlog.get_logger(__name__)
-
-START_TIMEOUT_S = 60.0
-"""How long a worker may take to read the tokenizer, in seconds."""
-
-MAX_WAIT_S = 60.0
-"""How long a worker may take on a machine that gives it no CPU, in seconds."""
 
 _WORKER = "engine_adapter.vllm_engine.gateway.constraint_worker"
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")
@@ -114,7 +108,7 @@ class ConstraintProcess:
                 start_new_session=True,
             )
         )
-        ready = await process._exchange(setup, START_TIMEOUT_S)
+        ready = await process._exchange(setup)
         if ready is None or ready["error"] is not None:
             status = await process.ended()
             cause = f"exit status {status}" if ready is None else ready["error"]
@@ -124,12 +118,13 @@ class ConstraintProcess:
     async def compile(self, constraint: StructuredOutput) -> Answer | None:
         """The worker's answer; `None` if the constraint has ended the worker.
 
-        Raises `EngineError` if there is none in time. A call that raises leaves no process.
+        The worker's limit is of CPU time: on a busy machine it can take much longer, and those
+        who wait have limits of their own. A call that is cancelled leaves no process.
         """
         is_choice = constraint.kind is ConstraintKind.CHOICE
         value = choices_text(constraint.choices) if is_choice else constraint.value
         frame = encode_frame({"kind": constraint.kind.value, "value": value})
-        answer = await self._exchange(frame, MAX_WAIT_S)
+        answer = await self._exchange(frame)
         return None if answer is None else Answer(**answer)
 
     async def ended(self) -> int:
@@ -147,14 +142,10 @@ class ConstraintProcess:
                 self._process.kill()
         await self._process.communicate()
 
-    async def _exchange(self, frame: bytes, timeout_s: float) -> dict[str, Any] | None:
+    async def _exchange(self, frame: bytes) -> dict[str, Any] | None:
         """Sends a message and waits for the answer; `None` if the process ended before it."""
         try:
-            return await asyncio.wait_for(self._answer(frame), timeout_s)
-        except TimeoutError:
-            await self.end()
-            message = f"a constraint could not be checked within {timeout_s:g} s"
-            raise EngineError(message) from None
+            return await self._answer(frame)
         except BaseException:
             await asyncio.shield(self.end())
             raise

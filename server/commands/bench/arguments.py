@@ -32,6 +32,7 @@ def add_models(parser: Parser, target: str) -> None:
     parser.add_argument(
         "--target",
         default=target,
+        type=_model,
         metavar="MODEL",
         help=f"demo, its wide twin (wide), or a path or id (default: {target})",
     )
@@ -157,6 +158,14 @@ def number(low: float, high: float, kind: type = float) -> Callable[[str], float
         return value
 
     return convert
+
+
+def _model(text: str) -> str:
+    """The type of an argument: a model's folder, which must exist, or its id."""
+    is_id = text.count("/") <= 1 and not text.startswith(("/", ".", "~"))
+    if not is_id and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}; name a folder or an id")
+    return text
 
 
 def _folder(text: str) -> Path:

@@ -157,7 +157,7 @@ async def test_switches_that_did_not_happen_are_recorded(start: StartGateway) ->
     assert "fake_die_at_call" in (failed.error or "")
     assert (timed_out.outcome, timed_out.in_flight) == ("timed_out", 1)
     assert timed_out.generation is None
-    assert timed_out.error == "1 admitted requests did not end within 0.2 s"
+    assert timed_out.error == "1 admitted request did not end within 0.2 s"
     assert (refused.outcome, refused.to) == ("refused", NONE)
     assert refused.error == "another switch has not ended yet"
     assert (refused.who, refused.peer) == ("loopback", "127.0.0.1")

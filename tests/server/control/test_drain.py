@@ -163,7 +163,7 @@ async def test_a_drain_that_times_out_changes_nothing(start: StartGateway) -> No
         response = await running.drain
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (504, "drain_timeout")
-        assert "1 admitted requests did not end within 1 s" in error["message"]
+        assert "1 admitted request did not end within 1 s" in error["message"]
         await asyncio.gather(*running.tasks)
         assert [exchange.status for exchange in held] == [200] * 3
         assert all('"proposer":"draft"' in exchange.text for exchange in held)

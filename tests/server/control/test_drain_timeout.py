@@ -113,7 +113,7 @@ async def test_a_request_that_does_not_even_end_when_it_is_aborted(
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (504, "drain_timeout")
         assert error["message"] == (
-            f"1 admitted requests did not end within {LIMIT_S:g} s, nor after the drain had "
+            f"1 admitted request did not end within {LIMIT_S:g} s, nor after the drain had "
             "aborted 2 requests; the method was not changed."
         )
         assert running.gateway.runtime.switcher.active.name == "draft"

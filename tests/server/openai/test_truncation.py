@@ -93,6 +93,51 @@ async def test_a_text_that_takes_long_to_tokenize_is_refused_although_it_would_b
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, param)
             assert f"at most {MOST_CHARS}" in error["message"]
+            assert error["code"] == "context_length_exceeded"
     # Token ids need no tokenizer.
     many = [7] * (MOST_CHARS // 10)
     assert (await gateway.complete(many, max_tokens=1, **fields)).status_code == 200
+
+
+DESCRIBED = {
+    "type": "function",
+    "function": {"name": "f", "description": "word " * (MOST_CHARS // 5), "parameters": {}},
+}
+CALL = {
+    "id": "1",
+    "type": "function",
+    "function": {"name": "f", "arguments": {"text": "word " * (MOST_CHARS // 5)}},
+}
+SHORT = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {"messages": [SHORT], "tools": [DESCRIBED]},
+        {"messages": [SHORT, {"role": "assistant", "tool_calls": [CALL]}]},
+    ],
+    ids=["tools", "calls"],
+)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/tokenize", {}),
+        ("/v1/chat/completions", {"truncate_prompt_tokens": 1, "tool_choice": "none"}),
+    ],
+)
+async def test_tools_and_calls_count_as_text_of_a_chat(
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+    chat: dict[str, Any],
+    path: str,
+    fields: dict[str, Any],
+) -> None:
+    def tokenize(*_: Any) -> None:
+        raise AssertionError("the text must not be tokenized")
+
+    monkeypatch.setattr(gateway.runtime.renderer, "_encode", tokenize)
+    response = await gateway.post(path, {**chat, **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert f"at most {MOST_CHARS}" in error["message"]

@@ -292,3 +292,8 @@ async def test_admin_routes_are_503_until_the_start_has_ended(
     response = await gateway.client.get(path)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_not_ready"
+
+
+async def test_a_long_reason_is_counted_in_characters(client: httpx.AsyncClient) -> None:
+    response = await switch(client, speculative_model="ngram", reason="x" * 201)
+    assert "200 characters" in response.json()["error"]["message"]

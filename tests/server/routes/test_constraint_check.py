@@ -51,6 +51,31 @@ async def test_requests_whose_constraint_is_checked_hold_no_slot(start: StartGat
     assert slots.in_use == 0
 
 
+@pytest.mark.parametrize("queued", [0, 3])
+async def test_a_request_counts_as_queued_while_its_constraint_is_checked(
+    start: StartGateway, queued: int
+) -> None:
+    gateway = await start(max_engine_sequences=2, max_queued_requests=queued)
+    check = Check(gateway)
+    # Those that the engine could take now, and those that the queue can take.
+    tasks = [gateway.exchange("/v1/completions", SLOW) for _ in range(max(2, queued))]
+    running = [task.begin() for task in tasks]
+    await eventually(lambda: check.running == len(tasks))
+    assert gateway.sample("specgate_queued_requests") == len(tasks)
+    assert (gateway.sample("specgate_queued_prompt_tokens") or 0) >= len(tasks)
+    refused = await gateway.post("/v1/completions", SLOW)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
+    assert check.running == len(tasks)
+    before_s = gateway.sample("specgate_queue_seconds_sum") or 0.0
+    await asyncio.sleep(0.05)
+    check.let_go.set()
+    await asyncio.gather(*running)
+    assert [task.status for task in tasks] == [200] * len(tasks)
+    waited_s = (gateway.sample("specgate_queue_seconds_sum") or 0.0) - before_s
+    assert waited_s >= 0.05 * len(tasks)
+    assert gateway.sample("specgate_queued_requests") == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refused_constraint_keeps_status_and_param(
     start: StartGateway, stream: bool

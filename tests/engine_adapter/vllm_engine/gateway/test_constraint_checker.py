@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,7 +14,12 @@ import pytest
 from structlog.testing import capture_logs
 from transformers import AutoTokenizer
 
-from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineError, InvalidRequest
+from engine_adapter.errors import (
+    CONSTRAINT_TOO_COMPLEX,
+    EngineError,
+    EngineStartError,
+    InvalidRequest,
+)
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway import (
     constraint_checker,
@@ -264,6 +270,31 @@ async def test_a_process_that_something_else_ends_is_an_error_and_is_replaced(
     with pytest.raises(EngineError, match="status -15"):
         await slow
     await patient.check(regex("a"))
+
+
+async def test_a_check_on_a_machine_without_cpu_time_for_it_continues(
+    patient: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await patient.start()
+    process = patient._idle[0]._process
+    process.send_signal(signal.SIGSTOP)
+    checking = asyncio.create_task(patient.check(regex("a+")))
+    await asyncio.sleep(0.1)
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + 1000.0)
+    await asyncio.sleep(0.1)
+    assert not checking.done(), "the limit is of CPU time"
+    process.send_signal(signal.SIGCONT)
+    await checking
+
+
+async def test_a_first_process_that_is_not_ready_in_time_is_an_error_of_the_start(
+    checker: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraint_checker, "START_TIMEOUT_S", 0.001)
+    with pytest.raises(EngineStartError, match="not ready in"):
+        await checker.start()
 
 
 async def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_start() -> None:

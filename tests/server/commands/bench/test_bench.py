@@ -57,6 +57,8 @@ def test_compare_measures_two_servers(tmp_path: Path, pairs: int) -> None:
         (["gain", "--proposer", '{"name": "none"}'], "--proposer: name: 'none' is reserved"),
         (["compare", "--pairs", "0"], "--pairs: must be an integer of at least 1, got '0'"),
         (["compare", "--quick"], "--quick"),
+        (["compare", "--target", "/nope"], "--target: there is no folder /nope"),
+        (["gain", "--target", "./a/b"], "--target: there is no folder ./a/b"),
         (["step", "--side", "two"], "--side: invalid choice: 'two'"),
         (["step", "--profile", "0"], "--profile: must be an integer of at least 1, got '0'"),
         (["step", "--concurrency", "2"], "--concurrency"),

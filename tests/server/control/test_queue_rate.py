@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.control.drain_rate import HALF_LIFE_S, DrainRate
+from server.control.queue_rate import HALF_LIFE_S, QueueRate
 
 
 class Clock:
@@ -12,14 +12,14 @@ class Clock:
         return self.now_s
 
 
-def measured(clock: Clock, departures: int = 100, each_s: float = 0.5) -> DrainRate:
+def measured(clock: Clock, departures: int = 100, each_s: float = 0.5) -> QueueRate:
     """A rate after a burst whose queue is empty again."""
-    rate = DrainRate(clock)
+    rate = QueueRate(clock)
     burst(rate, clock, departures, each_s)
     return rate
 
 
-def burst(rate: DrainRate, clock: Clock, departures: int, each_s: float) -> None:
+def burst(rate: QueueRate, clock: Clock, departures: int, each_s: float) -> None:
     rate.watch(has_queue=True)
     for _ in range(departures):
         clock.now_s += each_s
@@ -45,7 +45,7 @@ def test_old_departures_count_less_and_less() -> None:
 
 def test_nothing_is_known_before_the_first_departure() -> None:
     clock = Clock()
-    rate = DrainRate(clock)
+    rate = QueueRate(clock)
     assert rate.seconds_for(5) is None
     rate.watch(has_queue=True)
     clock.now_s += 30

@@ -12,7 +12,7 @@ _LEAST_WEIGHT = 0.5
 """The least weight, in departures, with which a measurement is used."""
 
 
-class DrainRate:
+class QueueRate:
     """The rate at which requests leave the queue because their turn has come.
 
     Departures, and the seconds in which the queue is not empty, are summed with weights that fall
