@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.e2e.raw_http import address, exchange, request, status, stream_text
-from tests.e2e.rotation import KeyFile
+from tests.e2e.rotation import KeyFile, Keys
 from tests.e2e.served import Served
 
 READERS, LEAVERS, UNREAD, BAD, KEYLESS = 54, 12, 6, 6, 2
@@ -20,6 +20,9 @@ METHODS = ("none", "ngram", "suffix", "draft")
 MODES = ("immediate", "new_requests")
 PROMPTS = [f"def f{i}(x):" for i in range(20)]
 COMPLETIONS, SWITCH = "/v1/completions", "/v1/switch_spec_method"
+
+NO_KEYS = Keys(0)
+"""They are in no key file. The next ones may become valid while a request is on its way."""
 
 GRACE_S = 2.0
 """Seconds in which a request that has been sent reaches the server, however busy that is."""
@@ -125,7 +128,7 @@ class Soak:
         body = {"prompt": "a", "max_tokens": 1}
         attempts = [
             post(COMPLETIONS, body, ""),
-            post(COMPLETIONS, body, keys.next().api),
+            post(COMPLETIONS, body, NO_KEYS.api),
             post(COMPLETIONS, body, keys.metrics),
             post(SWITCH, {"proposer": "none"}, keys.api),
             *(post(COMPLETIONS, body, old.api) for old in retired[-1:]),
