@@ -54,7 +54,7 @@ RULES: list[tuple[Check, str]] = [
     ),
     (
         architecture.vllm_changed_outside_patches,
-        "Make it a function in engine_adapter/vllm_engine/patches and list it in compat.PATCHES",
+        "Make it a function in engine_adapter/vllm_engine/patches and list it in internals.PATCHES",
     ),
     (
         architecture.opentelemetry_imported_early,

@@ -1,1 +1,1 @@
-"""Every change to an object of vLLM's. `compat.PATCHES` lists them; each is safe to call twice."""
+"""Changes to objects of vLLM's: `internals.PATCHES` lists them. Each is safe to call twice."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine import compat, internals
 from tests.engine_adapter.vllm_engine.support.overrides import (
     Function,
     Subclass,
@@ -96,7 +96,7 @@ def test_without_a_distribution_there_is_no_version(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_class_over_vllms_is_found() -> None:
-    assert {name for _, name in OVER} >= set(compat.HOOKS)
+    assert {name for _, name in OVER} >= set(internals.HOOKS)
     assert len(OVER) >= 10
 
 
@@ -105,7 +105,7 @@ def test_every_class_over_vllms_is_found() -> None:
 def test_every_override_is_listed_and_every_listed_one_overrides(ours: Subclass, name: str) -> None:
     upstream = getattr(compat, name)
     overrides = {method for method in ours.methods if hasattr(upstream, method)}
-    assert overrides == set(compat.HOOKS.get(name, ()))
+    assert overrides == set(internals.HOOKS.get(name, ()))
 
 
 @pytest.mark.needs_vllm
@@ -114,7 +114,7 @@ def test_every_override_has_vllms_parameters(ours: Subclass, name: str) -> None:
     upstream = getattr(compat, name)
     wrong = [
         wrong_parameters(ours.methods[hook], getattr(upstream, hook))
-        for hook in compat.HOOKS.get(name, ())
+        for hook in internals.HOOKS.get(name, ())
     ]
     assert [finding for finding in wrong if finding] == []
 
@@ -124,7 +124,7 @@ def test_every_override_has_vllms_parameters(ours: Subclass, name: str) -> None:
 def test_vllm_calls_every_method_that_is_overridden(ours: Subclass, name: str) -> None:
     """One that it no longer calls is dead code, and nothing else would show it."""
     upstream = getattr(compat, name)
-    hooks = compat.HOOKS.get(name, ())
+    hooks = internals.HOOKS.get(name, ())
     assert [hook for hook in hooks if not is_called(upstream, hook)] == []
 
 
@@ -133,7 +133,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
     replacing = {
         method
         for each, name in OVER
-        for method in compat.HOOKS.get(name, ())
+        for method in internals.HOOKS.get(name, ())
         if not calls_super(each.methods[method])
     }
     assert replacing == {
@@ -154,9 +154,9 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
 
 @pytest.mark.needs_vllm
 def test_a_hook_that_vllm_lost_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compat.HOOKS, "Scheduler", ("schedule", "gone"))
+    monkeypatch.setitem(internals.HOOKS, "Scheduler", ("schedule", "gone"))
     monkeypatch.delitem(vars(compat), "Scheduler", raising=False)
-    with pytest.raises(ImportError, match=r"no Scheduler\.gone, which Specgate .*compat\.HOOKS"):
+    with pytest.raises(ImportError, match=r"no Scheduler\.gone, which Specgate .*internals\.HOOKS"):
         _ = compat.Scheduler
 
 
@@ -236,10 +236,10 @@ def owner_of(key: str) -> Any:
 
 
 @pytest.mark.needs_vllm
-@pytest.mark.parametrize("key", compat.ATTRIBUTES)
+@pytest.mark.parametrize("key", internals.ATTRIBUTES)
 def test_every_listed_attribute_exists(key: str) -> None:
     owner = owner_of(key)
-    assert [name for name in compat.ATTRIBUTES[key] if not has_attribute(owner, name)] == []
+    assert [name for name in internals.ATTRIBUTES[key] if not has_attribute(owner, name)] == []
 
 
 @pytest.mark.needs_vllm
@@ -248,7 +248,7 @@ def test_every_attribute_that_is_vllms_is_listed(ours: Subclass, name: str) -> N
     upstream = getattr(compat, name)
     taken = {a for a in ours.taken_from_self if a not in ours.methods and not a.startswith("__")}
     of_vllm = {a for a in taken if a not in ours.set_on_self or has_attribute(upstream, a)}
-    listed = set(compat.ATTRIBUTES.get(name, ())) | set(compat.HOOKS.get(name, ()))
+    listed = set(internals.ATTRIBUTES.get(name, ())) | set(internals.HOOKS.get(name, ()))
     assert of_vllm - listed == set()
 
 
@@ -269,4 +269,4 @@ def test_every_patch_is_listed_and_every_listed_one_exists() -> None:
         for node in ast.parse(path.read_text()).body
         if isinstance(node, Function) and node.name.startswith(("patch_", "silence_"))
     }
-    assert functions == set(compat.PATCHES)
+    assert functions == set(internals.PATCHES)
