@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
@@ -78,15 +79,18 @@ class PagedBlockHead(PagedHead):
         """
         context = min(self._runner.max_model_len, self.max_model_len)
         length = np.minimum(1 + self._masks, context - start)
-        inputs = self._input_builder().prefill(batch.rows[rows], start, length)
+        newest = np.cumsum(length) - length
+
+        def tokens_at(row: Ints, position: Ints) -> Any:
+            tokens = np.full(len(row), self._loaded.parallel_drafting_token_id, np.int32)
+            tokens[newest] = batch.token_ids[row[newest], start]
+            return tokens
+
+        inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens_at)
+        assert inputs.tokens is not None
         causal = self._loaded.dflash_causal
         metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
-        newest = np.cumsum(length) - length
-        tokens = np.full(length.sum(), self._loaded.parallel_drafting_token_id, np.int64)
-        tokens[newest] = batch.token_ids[batch.rows[rows], start]
-        states, _ = self._forward(
-            torch.from_numpy(tokens).to(self._device), replace(inputs, metadata=metadata)
-        )
+        states, _ = self._forward(inputs.tokens, replace(inputs, metadata=metadata))
         if batch.sampling is None:
             return self._best(states, newest + 1, batch.k[rows])
         return self._draw(batch, rows, states, newest + 1)
@@ -101,7 +105,7 @@ class PagedBlockHead(PagedHead):
         """
         stops = np.cumsum(k)
         index = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
-        tokens = self._logits(states[torch.from_numpy(index).to(self._device)]).argmax(dim=-1)
+        tokens = self._logits(states[to_device(self._device, index)[0]]).argmax(dim=-1)
         return Drafts([row.tolist() for row in np.split(tokens.cpu().numpy(), stops[:-1])])
 
     def _draw(self, batch: DraftBatch, rows: Ints, states: torch.Tensor, first: Ints) -> Drafts:
@@ -112,10 +116,11 @@ class PagedBlockHead(PagedHead):
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         q = torch.empty(*shape, self._vocab_size, device=self._device)
         drawn: torch.Tensor | None = None
-        for depth in range(shape[1]):
-            drafting = np.flatnonzero(k > depth)
-            masks = torch.from_numpy(first[drafting] + depth).to(self._device)
-            index = torch.from_numpy(drafting).to(self._device)
+        every = [np.flatnonzero(k > depth) for depth in range(shape[1])]
+        masks_of = [first[drafting] + depth for depth, drafting in enumerate(every)]
+        there = to_device(self._device, *every, *masks_of)
+        for depth, drafting in enumerate(every):
+            index, masks = there[depth], there[depth + shape[1]]
             logits = self._logits(states[masks])
             tokens[index, depth], drawn = batch.sampling.draw(logits, rows[drafting], depth)
             if drawn is not None:
