@@ -71,6 +71,11 @@ class Capabilities:
     prediction: bool = False
     constraint: bool = False
 
+    @property
+    def runs_model(self) -> bool:
+        """Whether it drafts with a model, so that each draft is drawn from logits."""
+        return self.model or self.draft_kv
+
     def __or__(self, other: "Capabilities") -> "Capabilities":
         """The requirements of both."""
         names = [known.name for known in fields(Capabilities)]
