@@ -77,9 +77,7 @@ def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Propo
     return ProposerTraits(
         spec.name,
         spec.num_speculative_tokens,
-        lookup=not (
-            every.runs_model or every.hidden_states or every.members or every.prediction
-        ),
+        lookup=not (every.runs_model or every.hidden_states or every.members or every.prediction),
         keeps_kv=every.draft_kv,
         selectable=not (own.members or own.prediction),
     )

@@ -59,7 +59,7 @@ def served(tmp_path: Path, key_file: KeyFile) -> Iterator[Served]:
 
 @dataclass(frozen=True)
 class Size:
-    """What a server holds while nobody uses it, and how often its method was switched.
+    """What an idle server holds, and how often its method was switched.
 
     Attributes:
         rss: resident memory in bytes.

@@ -233,9 +233,9 @@ SERVE = ("serve", "--engine", "fake", "--port", "0")
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--prot", "1"], "--prot: there is no such flag; did you mean --port?"),
+        (["--prot", "1"], "--prot: unknown flag; did you mean --port?"),
         (["--max-model-len", "many"], "--max-model-len: input should be a valid integer"),
-        (["/no/such/model"], "MODEL: there is no folder '/no/such/model'"),
+        (["/no/such/model"], "MODEL: the folder '/no/such/model' does not exist"),
         (["--primary", "nobody"], "--primary: there is no proposer 'nobody'"),
         (["--insecure", "--host", "no..name"], "--host: cannot resolve 'no..name'"),
         (["--insecure", "--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),

@@ -183,7 +183,7 @@ def budget_of_one(config: Any, budget: int, least: int) -> int:
     threshold: int = config.long_prefill_token_threshold
     if not threshold or config.long_prefill_token_threshold_adaptive:
         return budget
-    # Who arrives in a step waits for half of it on average, so it may be twice as long.
+    # A request that arrives in a step waits for half of it on average: it may be twice as long.
     return min(budget, max(2 * threshold, least))
 
 

@@ -105,7 +105,7 @@ def _load_config(
 
     try:
         if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
-            raise EngineConfigError(setting, f"there is no folder {model}")
+            raise EngineConfigError(setting, f"the folder {model} does not exist")
         return AutoConfig.from_pretrained(
             model,
             revision=revision or "main",

@@ -154,6 +154,7 @@ async def test_a_body_of_one_part_ends_no_other() -> None:
     await ordinary.done
     await large.give(0, more=False)
     await large.done
+    assert limit.unfinished_bytes == 0
 
 
 async def test_a_body_that_is_ended_while_its_last_part_arrives_is_refused() -> None:
