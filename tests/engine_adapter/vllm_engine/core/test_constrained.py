@@ -8,7 +8,7 @@ import pytest
 
 from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
-from server.settings import Settings
+from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.server.hostile.forms import AMBIGUOUS
 
 pytestmark = pytest.mark.needs_vllm
@@ -18,18 +18,7 @@ CHOICE = '["yes", "no"]'
 
 @pytest.fixture(scope="module")
 def backend() -> Any:
-    """What compiling reads of vLLM's `GuidanceBackend`, on the demo's tokenizer."""
-    import llguidance.hf
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
-    return SimpleNamespace(
-        ll_tokenizer=llguidance.hf.from_tokenizer(tokenizer, len(tokenizer)),
-        vocab_size=len(tokenizer),
-        disable_any_whitespace=True,
-        disable_additional_properties=False,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-    )
+    return demo_backend()
 
 
 def compiled(backend: Any, option: str, spec: str, compiler: Any = None) -> Any:

@@ -1,18 +1,13 @@
 """The check of constraints in real processes, on the demo's tokenizer."""
 
 import asyncio
-import json
 import signal
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
-from transformers import AutoTokenizer
 
 from engine_adapter.errors import (
     CONSTRAINT_TOO_COMPLEX,
@@ -301,65 +296,6 @@ async def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_start() -> Non
     made = ConstraintChecker(Vocabulary("{}", 4096, 0, any_whitespace=False), 1.0)
     with pytest.raises(EngineError, match="did not start"):
         await made.start()
-
-
-@pytest.mark.parametrize("backend", ["guidance", "xgrammar", "outlines"])
-@pytest.mark.parametrize("is_fast", [True, False])
-def test_an_engine_whose_constraints_are_not_bounded_says_so(backend: str, is_fast: bool) -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
-    structured = SimpleNamespace(
-        backend=backend, disable_any_whitespace=True, disable_additional_properties=True
-    )
-    model = SimpleNamespace(get_vocab_size=lambda: 4096)
-    config = SimpleNamespace(structured_outputs_config=structured, model_config=model)
-    with capture_logs() as logs:
-        made = Vocabulary.of(config, tokenizer if is_fast else object())
-    if backend == "guidance" and is_fast:
-        assert made is not None
-        assert (made.any_whitespace, made.named_properties, made.vocab_size) == (False, True, 4096)
-        assert logs == []
-    else:
-        assert made is None
-        (line,) = logs
-        assert (line["event"], line["backend"]) == ("formats_have_no_limits", backend)
-
-
-SCHEMA = {
-    "properties": {"a": {"properties": {}}, "b": {"type": "object"}},
-    "$defs": {"c": {"patternProperties": {"^x": {}}, "additionalProperties": {"properties": {}}}},
-    "items": {"properties": {"d": {"allOf": [{"properties": {"e": {}}}, {"if": {}}]}}},
-    "anyOf": [{"properties": 5}, {"not": {"properties": {}}}, True, [{"properties": {}}]],
-    "dependencies": {"a": ["b"], "b": {"properties": {}}},
-    "const": {"properties": {}},
-}
-
-
-@pytest.mark.parametrize("any_whitespace", [False, True])
-@pytest.mark.parametrize("named_properties", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (ConstraintKind.JSON_OBJECT, ""),
-        (ConstraintKind.JSON_SCHEMA, '{"type": "object"}'),
-        (ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)),
-        (ConstraintKind.REGEX, "a+"),
-        (ConstraintKind.CHOICE, '["a", "b"]'),
-        (ConstraintKind.GRAMMAR, 'root ::= "a"'),
-    ],
-)
-def test_the_grammar_is_vllms(
-    kind: ConstraintKind, value: str, any_whitespace: bool, named_properties: bool
-) -> None:
-    from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar
-    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
-
-    from engine_adapter.vllm_engine.grammars import serialized
-
-    names = {ConstraintKind.JSON_SCHEMA: StructuredOutputOptions.JSON}
-    option = names.get(kind) or StructuredOutputOptions[kind.name]
-    vllms = serialize_guidance_grammar(option, value, not any_whitespace, named_properties)
-    ours = serialized(kind, value, any_whitespace=any_whitespace, named_properties=named_properties)
-    assert ours == vllms
 
 
 async def test_the_check_reads_a_schema_as_the_engine_does() -> None:
