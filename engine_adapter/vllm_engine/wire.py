@@ -123,6 +123,7 @@ class DraftReport:
         found: request id -> tokens of its draft before the plan cut it.
         dropped: requests whose first draft the plan dropped.
         fates: drafts whose fate the step decided without verification: shadows and dropped ones.
+        constraint_times: request id -> CPU seconds of its constraint's matcher, and its calls.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -134,6 +135,7 @@ class DraftReport:
     found: dict[str, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     fates: list[DraftFate] = field(default_factory=list)
+    constraint_times: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def add_work(
         self, name: str, seconds: float, k: npt.NDArray[np.int64], tokens: int, catchup: int

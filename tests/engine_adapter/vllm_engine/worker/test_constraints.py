@@ -193,3 +193,15 @@ def test_masks_are_those_of_the_engines_core(row: Row, backend: Any) -> None:
             row.constraint.advance(token)
         else:
             row.emits(*row.encode(TEXT)[len(row.tokens) : i + 1])
+
+
+def test_the_time_of_every_call_is_counted(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    row.constraint.take_time()
+    clock = iter(range(100))
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.5)
+    row.constraint.mask()
+    row.forced()
+    row.constraint.advance(row.encode("{")[0])
+    row.emits(row.encode("{")[0])
+    assert row.constraint.take_time() == (2.0, 4)
+    assert row.constraint.take_time() == (0.0, 0)

@@ -160,3 +160,47 @@ def test_another_backend_has_no_constraints_in_the_worker() -> None:
     made.prepare()
     made.starts = {"a": len(PROMPT)}
     assert list(made.of(batch({"a": PROMPT}))) == [None]
+
+
+def test_times_are_those_of_the_rows_that_were_asked() -> None:
+    made = constraints(a={"choice": ["yes", "no"]}, b={"choice": ["yes"]})
+    made.starts = dict.fromkeys("ab", len(PROMPT))
+    made.of(batch(dict.fromkeys("ab", PROMPT)))
+    assert set(made.take_times()) == {"a", "b"}
+    (found,) = made.of(batch({"a": PROMPT}))
+    found.mask()
+    ((request_id, (seconds, calls)),) = made.take_times().items()
+    assert (request_id, calls) == ("a", 2)
+    assert seconds > 0
+    assert made.take_times() == {}
+
+
+def test_a_row_whose_constraint_took_too_long_is_drafted_for_without_it() -> None:
+    """As EngineCore decides: see `core.constrained`."""
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+
+    from engine_adapter.vllm_engine.core.constrained import (
+        GrammarCompiler,
+        constraint_starts,
+        count_draft_times,
+    )
+
+    made = constraints(r={"choice": json.loads(CHOICES)})
+    grammar = GrammarCompiler().compile(demo_backend(), StructuredOutputOptions.CHOICE, CHOICES)
+    request = SimpleNamespace(
+        request_id="r",
+        num_tokens=len(PROMPT),
+        structured_output_request=SimpleNamespace(grammar=grammar, reasoning_ended=None),
+    )
+    manager = SimpleNamespace(reasoner_cls=None)
+    guided = 0
+    while (starts := constraint_starts(manager, [request])) and guided < 100:
+        made.starts = starts
+        (found,) = made.of(batch({"r": PROMPT}))
+        found.mask()
+        seconds, calls = made.take_times()["r"]
+        count_draft_times({"r": request}, {"r": (seconds + 0.05, calls)})  # a slow mask
+        guided += 1
+    assert 0 < guided < 10
+    made.starts = starts
+    assert list(made.of(batch({"r": PROMPT}))) == [None]
