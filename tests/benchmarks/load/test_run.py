@@ -138,10 +138,10 @@ class Stopping(Server):
 async def test_a_server_that_stops_answering_ends_the_run(
     answers: int, passes: int, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_run, "LEAST_LIMIT_S", 0.2)
+    monkeypatch.setattr(load_run, "LEAST_LIMIT_S", 0.6)
     server = Stopping(answers)
     async with served(server) as url:
-        made = plan(url, ("a",), loads=[ClosedLoop(5)], requests=10, warm_up=2, time_limit_s=0.2)
+        made = plan(url, ("a",), loads=[ClosedLoop(5)], requests=10, warm_up=2, time_limit_s=0.6)
         run = LoadRun(made, Watcher())
         with pytest.raises(RuntimeError, match=r"--side a: http.* does not answer any more: time"):
             await run.run()

@@ -99,7 +99,7 @@ async def test_a_disconnect_aborts_and_stores_nothing(start: StartGateway, strea
     if stream:
         await eventually(lambda: len(exchange.sent) > 3)
     exchange.leave()
-    await asyncio.wait_for(task, 2)
+    await asyncio.wait_for(task, 60)
     assert gateway.engine.num_running == gateway.engine.num_waiting == 0
     assert len(gateway.runtime.switcher.in_flight) == 0
     assert len(gateway.runtime.responses) == 0
