@@ -124,7 +124,7 @@ async def test_a_response_can_be_read_while_the_engine_is_dead(gateway: Gateway)
 
 
 async def test_a_response_waits_for_a_drain(start: StartGateway) -> None:
-    gateway = await start(engine_args={"fake_step_ms": 2})
+    gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0})
     first = gateway.exchange(PATH, {**LONG, "max_output_tokens": 100})
     running = first.begin()
     await eventually(lambda: gateway.engine.num_running == 1)
