@@ -20,7 +20,10 @@ CLOSED = "specgate_connections_closed_total"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ThreadedServer]:
     started = ThreadedServer(
-        max_unsent_bytes=LIMIT, write_timeout_s=2 * CHECK_EVERY_S, max_model_len=20_000
+        max_unsent_bytes=LIMIT,
+        write_timeout_s=2 * CHECK_EVERY_S,
+        max_model_len=20_000,
+        engine_args={"fake_step_ms": 5, "fake_acceptance": 0},
     ).start()
     yield started
     started.stop()
