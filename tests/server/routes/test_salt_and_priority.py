@@ -77,7 +77,7 @@ async def test_the_lowest_priority_is_served_first(start: StartGateway, in_engin
         await gateway.complete(PROMPT, max_tokens=8, ignore_eos=True, priority=priority)
         order.append(priority)
 
-    endless = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "priority": 9}
+    endless = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "priority": 9}
     ahead = gateway.exchange("/v1/completions", endless)
     first = ahead.begin()
     await eventually(lambda: gateway.engine.num_running == 1)
