@@ -87,6 +87,10 @@ class PagedDraftModel:
         """Prepares the CUDA-graph keys for the mode that vLLM chose for the target."""
         self._loaded.initialize_cudagraph_keys(mode)
 
+    def dummy_run(self, num_tokens: int, graphs: bool, capturing: bool) -> None:
+        """Runs the model before the engine serves: see `weights`."""
+        self._loaded.dummy_run(num_tokens, graphs, capturing)
+
     @property
     def layer_names(self) -> set[str]:
         """Its own layers of the KV cache."""
