@@ -276,6 +276,7 @@ class ProposerDispatch:
                 batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
                 drafts = self.host.proposers[name].propose(batch)
                 drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
+                drafts = self.sampled_drafts.cut(batch, drafts)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
