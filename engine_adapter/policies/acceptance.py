@@ -202,7 +202,10 @@ class AcceptanceModel:
         )
         self._hazard = _share(self._accepted, self._verified, of_length[:, None])
 
-        ends, drafted = self._ends.sum(axis=1, keepdims=True), by_class[1].sum(axis=1, keepdims=True)
+        ends, drafted = (
+            self._ends.sum(axis=1, keepdims=True),
+            by_class[1].sum(axis=1, keepdims=True),
+        )
         usual = _share(drafted, drafted + ends, np.ones(1))
         self._reach = np.multiply.accumulate(
             _share(by_class[1], by_class[1] + self._ends, usual), axis=2

@@ -21,9 +21,7 @@ GATED = ProposerTraits("model", 2, ends_early=True)
 PROPOSERS = (LOOKUP, MODEL)
 
 
-def evidence(
-    seed: int, rows: int, model: ProposerTraits = MODEL
-) -> tuple[Evidence, list[RowView]]:
+def evidence(seed: int, rows: int, model: ProposerTraits = MODEL) -> tuple[Evidence, list[RowView]]:
     """Two proposers with random qualities and costs, and rows that differ."""
     random = np.random.default_rng(seed)
     known = Evidence((LOOKUP, model), 3)

@@ -108,7 +108,9 @@ async def test_a_cascade_goes_on_where_the_gate_lets_nothing_through(
     sure, both = (await run(gated, prompts[:8], name) for name in ("draft-sure", "both"))
     for prompt, result in zip(prompts[:8], both, strict=True):
         await stock.check(prompt, result.tokens)
-    drafts_of = [sum(r.counts(n).drafts for r in rs) for n, rs in (("draft-sure", sure), ("both", both))]
+    drafts_of = [
+        sum(r.counts(n).drafts for r in rs) for n, rs in (("draft-sure", sure), ("both", both))
+    ]
     steps_of = [sum(result.spec.decode_steps for result in results) for results in (sure, both)]
     assert drafts_of[0] / steps_of[0] < 0.95 < drafts_of[1] / steps_of[1]
 

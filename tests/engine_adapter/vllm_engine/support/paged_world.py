@@ -112,6 +112,7 @@ class World:
             max_model_len=self.max_model_len,
             parallel_config=SimpleNamespace(tensor_parallel_size=self.ranks),
             input_batch=None,
+            requests={},
             sampler=None,
         )
         config = SpecgateConfig(parse_specs(proposers))

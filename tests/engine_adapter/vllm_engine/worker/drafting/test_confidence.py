@@ -116,7 +116,13 @@ DRAFTS = (
 HEADS = (
     {"name": "twin", "method": "eagle", "model": "toy/5", **GATED},
     {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4", **GATED},
-    {"name": "block", "method": "dflash", "model": "toy/8/1,3", **GATED},
+    {
+        "name": "block",
+        "method": "dflash",
+        "model": "toy/8/1,3",
+        "num_speculative_tokens": 6,
+        **GATED,
+    },
     {"name": "ngram", "prompt_lookup_min": 1},
 )
 TWIN, NGRAM = SpecMethod("twin", 4), SpecMethod("ngram", 4)
