@@ -4,11 +4,11 @@ Two things are counted of each proposer. `lengths`: how long the drafts are that
 finds a long draft where it is sure, so the length tells how good the draft is. `hazards`: how often
 the target accepts position i of a draft of length n, after all before it; statistics calls the
 chance of the contrary a hazard. Means of accepted lengths would depend on the k that was asked for,
-these figures do not. A proposer with a model drafts what it is asked for, so all its drafts have the
-longest length. If it may end a draft early, where it is not sure, `ends` counts how often it does so
-at a position that it was asked for, after all before it were accepted. A position that is not
-drafted is no rejection: the hazards count drafted positions only. Every count decays with the steps in which it changes, so old traffic is
-forgotten.
+these figures do not. A proposer with a model drafts what it is asked for, so all its drafts have
+the longest length. If it may end a draft early, where it is not sure, `ends` counts how often it
+does so at a position that it was asked for, after all before it were accepted. A position that is
+not drafted is no rejection: the hazards count drafted positions only. Every count decays with the
+steps in which it changes, so old traffic is forgotten.
 
 What is not known yet is taken from what is near: a length's hazards from all lengths', a class's
 from all classes', and a position's from the position before it.
