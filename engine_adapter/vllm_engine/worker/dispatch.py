@@ -264,8 +264,7 @@ class ProposerDispatch:
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts for each row: none if it fails, or where the context ends."""
-        collected = DraftCollector(len(batch.rows))
-        index = np.arange(len(batch.rows))
+        collected, index = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
         remaining = self._context_length(name) - batch.num_tokens
         if (remaining < batch.k).any():
             index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))

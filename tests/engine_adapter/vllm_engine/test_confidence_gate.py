@@ -67,6 +67,10 @@ async def run(live: Live, prompts: Sequence[Prompt], name: str, **options: Any) 
     return await asyncio.gather(*(generate(live, p, sampling, pinned(name, k)) for p in prompts))
 
 
+def steps(results: Sequence[Result]) -> int:
+    return sum(result.spec.decode_steps for result in results)
+
+
 def totals(results: Sequence[Result], name: str) -> tuple[int, int]:
     """Drafted and accepted tokens."""
     counts = [result.counts(name) for result in results]
@@ -84,11 +88,10 @@ async def test_a_gate_saves_drafts_that_would_be_rejected(
         await stock.check(prompt, other.tokens)
     drafted, accepted = totals(free, name)
     drafted_sure, accepted_sure = totals(sure, f"{name}-sure")
-    assert drafted_sure < drafted
-    # What is left is better than what was saved.
-    saved, lost = drafted - drafted_sure, max(accepted - accepted_sure, 0)
-    assert accepted_sure / drafted_sure > accepted / drafted or accepted == drafted
-    assert lost / saved < accepted_sure / drafted_sure
+    assert drafted_sure / steps(sure) < 0.9 * drafted / steps(free)
+    # What is left is better than what was saved; the target's own drafts are all accepted.
+    share, share_sure = accepted / drafted, accepted_sure / drafted_sure
+    assert share_sure > share or share_sure == share == 1.0
 
 
 async def test_texts_with_a_seed_are_those_of_plain_decoding(
@@ -116,7 +119,7 @@ async def test_a_cascade_goes_on_where_the_gate_lets_nothing_through(
 
 def share_of_drafting_steps(results: Sequence[Result], name: str) -> float:
     drafts = sum(result.counts(name).drafts for result in results)
-    return drafts / sum(result.spec.decode_steps for result in results)
+    return drafts / steps(results)
 
 
 async def test_drafts_of_the_target_itself_are_all_accepted_whatever_was_saved(
