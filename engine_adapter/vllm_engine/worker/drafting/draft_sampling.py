@@ -166,7 +166,7 @@ class SampledDraftStore:
         self._thresholds.pop(spec.name, None)
         if threshold := min_confidence(spec):
             self._thresholds[spec.name] = threshold
-        if get_method(spec.method).capabilities.model:
+        if get_method(spec.method).capabilities.runs_model:
             self._draws.add(spec.name)
         if samples(spec):
             self._uses_block[spec.name] = spec.options["verification"] == "block"
@@ -179,7 +179,7 @@ class SampledDraftStore:
         Args:
             greedy: no row samples.
         """
-        if name not in self._draws and name not in self._thresholds:
+        if name not in self._draws:
             return batch
         rows, known, sampler = batch.rows, self._runner.input_batch, self._runner.sampler
         temperature = np.zeros(len(rows), np.float32)
