@@ -135,6 +135,7 @@ class AcceptanceModel:
         length: Ints,
         verified: Ints,
         accepted: Ints,
+        *,
         ended: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Takes N drafts that the target has read, or whose tokens it has written by itself.

@@ -189,7 +189,7 @@ class Evidence:
             return
         slot_, proposer_, length_, verified_, accepted_, ended_ = np.array(drafts, np.intp).T
         kind, ends = self.requests.kinds[slot_], (ended_ > 0) & (length_ > 0)
-        self.acceptance.observe(slot_, proposer_, kind, length_, verified_, accepted_, ends)
+        self.acceptance.observe(slot_, proposer_, kind, length_, verified_, accepted_, ended=ends)
         for proposer in set(proposer_.tolist()):
             self._last_seen[proposer] = self.steps
             if proposer not in self._proven:
