@@ -92,7 +92,7 @@ def test_on_sigterm_it_ends_its_servers(tmp_path: Path) -> None:
             time.sleep(0.1)
         bench.terminate()
         assert bench.wait(90) == INTERRUPTED
-    assert psutil.wait_procs(servers, timeout=10)[1] == []
+    assert psutil.wait_procs(servers, timeout=60)[1] == []
 
 
 def test_step_arguments_become_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
