@@ -95,6 +95,7 @@ class Connection(HttpToolsProtocol):
         self._connections.lost(self)
         self._leave()
         super().connection_lost(exc)
+        self._let_go()
 
     def data_received(self, data: bytes) -> None:
         """Parses what has arrived."""
@@ -232,6 +233,11 @@ class Connection(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+
+    def _let_go(self) -> None:
+        """Drops its requests, which refer back to it: both are freed without the collector."""
+        self.cycle = self._running = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
     def _end_parsing(self, refusal: ApiError) -> None:
         self._refusal = refusal
