@@ -5,7 +5,6 @@ Source: speculative decoding, arXiv 2211.17192. The engine runs the model, so it
 with the target's probability for it, so exact verification needs no draft probabilities.
 """
 
-from engine_adapter.errors import shown
 from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -16,6 +15,7 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
     TargetSizes,
 )
+from engine_adapter.text import clip
 
 TENSOR_PARALLEL_SIZE = "draft_tensor_parallel_size"
 """The option for the number of ranks that share each layer: 1, or the target's (the default)."""
@@ -25,7 +25,7 @@ def _validate(spec: ProposerSpec) -> None:
     draft_options.validate(spec)
     size = spec.options[TENSOR_PARALLEL_SIZE]
     if size is not None and (type(size) is not int or size < 1):
-        message = f"must be an integer of at least 1, got {shown(size)}"
+        message = f"must be an integer of at least 1, got {clip(size)}"
         raise OptionError(TENSOR_PARALLEL_SIZE, message)
 
 

@@ -95,7 +95,9 @@ class Connection(HttpToolsProtocol):
         self._connections.lost(self)
         self._leave()
         super().connection_lost(exc)
-        self._let_go()
+        # They refer back to it: so all are freed at once, not by the collector.
+        self.cycle = self._running = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         """Parses what has arrived."""
@@ -233,11 +235,6 @@ class Connection(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
-
-    def _let_go(self) -> None:
-        """Drops its requests, which refer back to it: both are freed without the collector."""
-        self.cycle = self._running = None  # type: ignore[assignment]
-        self.pipeline.clear()
 
     def _end_parsing(self, refusal: ApiError) -> None:
         self._refusal = refusal
