@@ -27,7 +27,7 @@ def adapter_folder(name: str, path: str) -> str:
         path: a folder, or a hub id.
 
     Raises:
-        EngineConfigError: there is no adapter.
+        EngineConfigError: `path` does not lead to an adapter.
     """
     folder = Path(path)
     try:

@@ -24,7 +24,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), int),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
 }
-"""Keyword -> the type of its value. Nobody has checked a schema before it comes here."""
+"""Keyword -> the type of its value. Schemas come here unchecked."""
 
 _WORDS = ("alpha", "bravo", 'a "quoted" word', "délta", "{echo}", "[fox]\n", "")
 _FORMATS = {

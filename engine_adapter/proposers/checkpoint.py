@@ -233,7 +233,7 @@ def _locate(model: str, name: str, revision: str | None) -> Path:
             raise _MissingFile(f"{folder / name} is missing")
         return folder / name
     if model.startswith(("/", ".", "~")):
-        raise CheckpointError(f"there is no folder {model}")
+        raise CheckpointError(f"the folder {model} does not exist")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 

@@ -100,7 +100,7 @@ def _read_flags(argv: Sequence[str]) -> dict[str, Any]:
         if name == "--model":
             raise SettingsError("--model: give the model without a flag: specgate serve MODEL")
         known = [option for action in parser._actions for option in action.option_strings]
-        raise SettingsError(f"{name}: there is no such flag{did_you_mean(name, known)}")
+        raise SettingsError(f"{name}: unknown flag{did_you_mean(name, known)}")
     return vars(namespace)
 
 
@@ -195,8 +195,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if unknown:
         raise SettingsError(
             *(
-                f"{name} in {path}: there is no such setting"
-                f"{did_you_mean(name, Settings.model_fields)}"
+                f"{name} in {path}: unknown setting{did_you_mean(name, Settings.model_fields)}"
                 for name in unknown
             )
         )

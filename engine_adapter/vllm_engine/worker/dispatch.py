@@ -90,10 +90,7 @@ class ProposerDispatch:
     # -- following the batch -----------------------------------------------------------------
 
     def observe(self, scheduler_output: Any) -> None:
-        """Drops the state of ended requests, and reports changed KV blocks to the draft models.
-
-        Called first in a step.
-        """
+        """Called first in a step: drops the state of ended requests, and follows changed blocks."""
         self._quarantined = scheduler_output.specgate_quarantined
         self.host.constraints.starts = scheduler_output.specgate_constraints
         if ended := list(scheduler_output.finished_req_ids):
@@ -167,6 +164,7 @@ class ProposerDispatch:
         if plan.fallbacks:
             self._fall_back(plan.fallbacks, step, merged)
         self._draft_shadows(plan.shadows, step)
+        report.constraint_times = self.host.constraints.take_times()
         return [list(tokens) for tokens in merged.collect().tokens], report
 
     def _asked(self, plan: StepPlan) -> Mapping[str, SpecMethod]:

@@ -151,7 +151,7 @@ class SampledDraftStore:
         """Adds a proposer that was loaded later, or again under the same name."""
         self._uses_block.pop(spec.name, None)
         self._draws.discard(spec.name)
-        if get_method(spec.method).capabilities.model:
+        if get_method(spec.method).capabilities.runs_model:
             self._draws.add(spec.name)
         if samples(spec):
             self._uses_block[spec.name] = spec.options["verification"] == "block"

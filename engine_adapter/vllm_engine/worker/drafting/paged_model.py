@@ -25,6 +25,7 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
 )
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
+from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_draft_vocabulary
 from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedDraft
 
 ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
@@ -50,6 +51,8 @@ class PagedDraftModel:
         self._device = device
         self._max_num_tokens: int = self._loaded.max_num_tokens
         self._vocab_size: int = vllm_config.model_config.get_vocab_size()
+        models = vllm_config.model_config, self._loaded.draft_model_config
+        self._vocabulary = map_draft_vocabulary(spec, *models, device)
         # Request id -> its committed tokens when it was last drafted for, and the drafts.
         self._drafted: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
         self._kv = self._new_groups({}, 0)
@@ -233,7 +236,7 @@ class PagedDraftModel:
         loaded, total = self._loaded, len(inputs.position)
         by_layer = loaded.attention_metadata(inputs.metadata)
         mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
-        loaded.input_ids[:total] = tokens
+        loaded.input_ids[:total] = self._input_ids(tokens)
         loaded.positions[:total] = inputs.positions
         with compat.set_forward_context(
             by_layer,
@@ -247,6 +250,10 @@ class PagedDraftModel:
         if padded == total:
             return output, recurrent
         return output[:total], recurrent[:total]
+
+    def _input_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the model reads for the target's tokens, int [T]."""
+        return tokens if self._vocabulary is None else self._vocabulary.inputs(tokens)
 
     def _call_model(
         self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
@@ -263,6 +270,8 @@ class PagedDraftModel:
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the target's vocabulary for each hidden state, [N, V]."""
         logits: torch.Tensor = self._loaded.model.compute_logits(hidden)
+        if self._vocabulary is not None:
+            return self._vocabulary.logits(logits)
         logits = logits[:, : self._vocab_size]
         missing = self._vocab_size - logits.shape[1]
         return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits

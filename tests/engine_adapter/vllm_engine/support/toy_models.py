@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine_adapter.proposers.vocabulary_map import NO_TOKEN, VocabularyMap
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
@@ -116,6 +117,8 @@ class ToyForward(ABC):
     def _forward(
         self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        given = tokens.tolist()
+        tokens = self._input_ids(tokens)  # type: ignore[attr-defined]
         total, metadata = len(tokens), inputs.metadata[0]
         position = inputs.positions.numpy()
         assert 0 < total <= self._max_num_tokens
@@ -146,7 +149,7 @@ class ToyForward(ABC):
                 )
             outputs[begin:end] = self._outputs(known)[seq_len - (end - begin) :]
             assert position[begin:end].tolist() == list(range(seq_len - (end - begin), seq_len))
-            self.fed += [(request_id, int(position[t]), int(tokens[t])) for t in range(begin, end)]
+            self.fed += [(request_id, int(position[t]), given[t]) for t in range(begin, end)]
         result = torch.from_numpy(outputs)
         return result[:, :1], result[:, 1:]
 
@@ -164,19 +167,35 @@ class ToyForward(ABC):
 
 
 class ToyDraft(ToyForward, PagedDraftModel):
-    """A toy draft model: its KV holds the tokens."""
+    """A toy draft model: its KV holds its own tokens."""
+
+    @property
+    def _map(self) -> VocabularyMap:
+        """Its vocabulary as the target's; by default they are the same."""
+        same = np.arange(VOCAB)
+        found: VocabularyMap = self.world.vocabularies.get(
+            self._loaded.prefix.removeprefix("draft:"), VocabularyMap(same, same, VOCAB, VOCAB)
+        )
+        return found
 
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
-        row = list(tokens)
+        row = self._map.inputs[np.array(tokens)].tolist()
+        drafts: list[int] = []
         for _ in range(k):
-            row.append(predictions(row, self.seed)[-1])
-        return row[len(tokens) :]
+            predicted = predictions(row, self.seed)[-1]
+            # Where the model's token does not map, the others are equally likely.
+            possible = np.flatnonzero(self._map.outputs == predicted)
+            if not len(possible):
+                possible = np.flatnonzero(self._map.outputs != NO_TOKEN)
+            drafts.append(int(possible[0]))
+            row.append(int(self._map.inputs[drafts[-1]]))
+        return drafts
 
     def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
         return np.zeros(len(inputs.position))
 
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
-        return np.stack([np.array(tokens), np.zeros(len(tokens))], axis=1)
+        return np.stack([self._map.inputs[np.array(tokens)], np.zeros(len(tokens))], axis=1)
 
     def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
         return [(token, 0.0) for token in predictions(known[:, 0].tolist(), self.seed)]

@@ -90,6 +90,7 @@ def proposer(name: str, **options: str) -> ProposerSpec:
 GREEDY = proposer("greedy")
 TOKEN = proposer("token", draft_sampling="probabilistic")
 BLOCK = proposer("block", draft_sampling="probabilistic", verification="block")
+MTP = parse_spec({"name": "mtp", "draft_sampling": "probabilistic"})
 
 
 class Runner:
@@ -128,7 +129,7 @@ def batch(rows: list[int]) -> DraftBatch:
 
 def new_store(runner: Runner) -> SampledDraftStore:
     config: Any = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="none"))
-    return SampledDraftStore(runner, [GREEDY, TOKEN, BLOCK], RowConstraints(config, runner))
+    return SampledDraftStore(runner, [GREEDY, TOKEN, BLOCK, MTP], RowConstraints(config, runner))
 
 
 def filled(store: SampledDraftStore, name: str = "token") -> SampledDraftStore:
@@ -186,6 +187,19 @@ def test_a_batch_gets_a_sampler_if_the_proposer_and_a_row_sample() -> None:
     assert isinstance(sampling.sampling, RowSampler)
     assert sampling.sampling.seeds == [None, 7]
     assert sampling.sampling.temperature.tolist() == [0.0, 1.0]
+
+
+def test_a_head_in_the_targets_checkpoint_draws_its_drafts_as_others_do() -> None:
+    runner = Runner()
+    store = new_store(runner)
+    sampling = store.with_sampler("mtp", batch([0, 2])).sampling
+    assert isinstance(sampling, RowSampler)
+    assert sampling.temperature.tolist() == [1.0, 0.0]
+    assert store.with_sampler("mtp", batch([2])).sampling is None
+    runner.input_batch.sampling_metadata.no_penalties = False
+    limited = store.with_sampler("mtp", batch([2])).sampling
+    assert isinstance(limited, RowSampler)
+    assert limited.limits
 
 
 @pytest.mark.parametrize(
