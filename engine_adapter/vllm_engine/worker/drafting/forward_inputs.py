@@ -1,6 +1,6 @@
 """The inputs of a draft model's forward passes: positions, KV slots, attention metadata."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ class ForwardInputs:
         positions: the same on the device.
         slots: KV cache group -> int64 [T], the KV slot of each token, on the device.
         metadata: KV cache group -> vLLM's `CommonAttentionMetadata`.
-        tokens: int32 [T], the tokens that the pass reads, on the device; `None` where they are
-            drafts, which are there already.
+        tokens: int32 [T], the tokens that the pass reads, on the device; empty where the builder
+            was not given them.
     """
 
     rows: npt.NDArray[np.intp]
@@ -33,13 +33,18 @@ class ForwardInputs:
     positions: torch.Tensor
     slots: Mapping[int, torch.Tensor]
     metadata: Mapping[int, Any]
-    tokens: torch.Tensor | None = None
+    tokens: torch.Tensor
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """The first token of each row among the T, and T: int32 [N + 1], on the device."""
+        starts: torch.Tensor = next(iter(self.metadata.values())).query_start_loc
+        return starts
 
     @property
     def ends(self) -> torch.Tensor:
-        """The last token of each row among the T, int [N], on the device."""
-        starts: torch.Tensor = next(iter(self.metadata.values())).query_start_loc
-        return starts[1:] - 1
+        """The last token of each row among the T, int32 [N], on the device."""
+        return self.starts[1:] - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,36 +107,35 @@ class ForwardInputBuilder:
         rows: npt.NDArray[np.intp],
         start: Ints,
         length: Ints,
-        tokens_at: Callable[[Ints, Ints], npt.NDArray[np.int32]] | None = None,
+        token_ids: npt.NDArray[np.int32] | None = None,
     ) -> ForwardInputs:
         """One pass over the positions [start, start + length) of each row; no length is 0.
 
         Args:
-            tokens_at: gives the tokens of the pass for the rows, indices into the engine's batch,
-                and positions of its T tokens; `None` for a pass that reads none.
+            token_ids: int32 [B, any], the token that the pass reads at each position of each row of
+                the engine's batch; `None` for a pass that reads none, or drafts.
         """
         stops = np.cumsum(length)
         row = np.repeat(rows, length)
         position = np.arange(stops[-1]) - np.repeat(stops - length - start, length)
         starts = np.concatenate([[0], stops]).astype(np.int32)
         seq_lens = (start + length).astype(np.int32)
-        tokens = () if tokens_at is None else (tokens_at(row, position),)
+        tokens = np.empty(0, np.int32) if token_ids is None else token_ids[row, position]
         slots = [table.slots(row, position) for table in self._tables.values()]
         on_device, positions, *rest = to_device(
-            self._device, rows, position, starts, seq_lens, *slots, *tokens
+            self._device, rows, position, starts, seq_lens, tokens, *slots
         )
-        count = len(self._tables)
         return self._inputs(
             rows,
             position,
             positions,
-            dict(zip(self._tables, rest[2 : 2 + count], strict=True)),
+            dict(zip(self._tables, rest[3:], strict=True)),
             self._blocks(rows, on_device),
             _CpuAndDevice(torch.from_numpy(starts), rest[0]),
             _CpuAndDevice(torch.from_numpy(seq_lens), rest[1]),
             int(length.max()),
             int(seq_lens.max()),
-            rest[-1] if tokens else None,
+            rest[2],
         )
 
     def decode_steps(
@@ -174,6 +178,7 @@ class ForwardInputBuilder:
                 seq_lens[i, :count],
                 1,
                 int(furthest[count - 1]) + i + 1,
+                on_device[:0],
             )
 
     def _blocks(
@@ -192,7 +197,7 @@ class ForwardInputBuilder:
         seq_lens: _CpuAndDevice,
         max_query_len: int,
         max_seq_len: int,
-        tokens: torch.Tensor | None = None,
+        tokens: torch.Tensor,
     ) -> ForwardInputs:
         metadata = {
             gid: compat.CommonAttentionMetadata(

@@ -79,40 +79,33 @@ class PagedBlockHead(PagedHead):
         """
         context = min(self._runner.max_model_len, self.max_model_len)
         length = np.minimum(1 + self._masks, context - start)
-        newest = np.cumsum(length) - length
-
-        def tokens_at(row: Ints, position: Ints) -> Any:
-            tokens = np.full(len(row), self._loaded.parallel_drafting_token_id, np.int32)
-            tokens[newest] = batch.token_ids[row[newest], start]
-            return tokens
-
-        inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens_at)
-        assert inputs.tokens is not None
+        inputs = self._input_builder().prefill(batch.rows[rows], start, length, batch.token_ids)
+        tokens = torch.full_like(inputs.tokens, self._loaded.parallel_drafting_token_id)
+        newest = inputs.starts[:-1]
+        tokens[newest] = inputs.tokens[newest]
         causal = self._loaded.dflash_causal
         metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
-        states, _ = self._forward(inputs.tokens, replace(inputs, metadata=metadata))
-        if batch.sampling is None:
-            return self._best(states, newest + 1, batch.k[rows])
-        return self._draw(batch, rows, states, newest + 1)
+        states, _ = self._forward(tokens, replace(inputs, metadata=metadata))
+        k = batch.k[rows]
+        stops = np.cumsum(k)
+        first = np.cumsum(length) - length + 1
+        masks = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
+        logits = self._logits(states[to_device(self._device, masks)[0]])
+        if batch.sampling is not None:
+            return self._draw(batch, rows, logits)
+        best = logits.argmax(dim=-1).cpu().numpy()
+        return Drafts([row.tolist() for row in np.split(best, stops[:-1])])
 
-    def _best(self, states: torch.Tensor, first: Ints, k: Ints) -> Drafts:
-        """The most likely tokens of the first k[i] masks of the i-th row.
+    def _draw(self, batch: DraftBatch, rows: Ints, logits: torch.Tensor) -> Drafts:
+        """The drafts that the batch's sampler draws.
 
         Args:
-            states: [T, H], of all blocks.
-            first: int64 [N], the index of each row's first mask.
-            k: int64 [N].
+            rows: [N], indices into the batch.
+            logits: [T, V], of the first k[i] masks of the i-th row, row by row.
         """
-        stops = np.cumsum(k)
-        index = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
-        tokens = self._logits(states[to_device(self._device, index)[0]]).argmax(dim=-1)
-        return Drafts([row.tolist() for row in np.split(tokens.cpu().numpy(), stops[:-1])])
-
-    def _draw(self, batch: DraftBatch, rows: Ints, states: torch.Tensor, first: Ints) -> Drafts:
-        """The drafts that the batch's sampler draws; arguments as of `_best`."""
         assert batch.sampling is not None
         k = batch.k[rows]
-        shape = len(rows), int(k.max())
+        shape, first = (len(rows), int(k.max())), np.cumsum(k) - k
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         q = torch.empty(*shape, self._vocab_size, device=self._device)
         drawn: torch.Tensor | None = None
@@ -121,8 +114,7 @@ class PagedBlockHead(PagedHead):
         there = to_device(self._device, *every, *masks_of)
         for depth, drafting in enumerate(every):
             index, masks = there[depth], there[depth + shape[1]]
-            logits = self._logits(states[masks])
-            tokens[index, depth], drawn = batch.sampling.draw(logits, rows[drafting], depth)
+            tokens[index, depth], drawn = batch.sampling.draw(logits[masks], rows[drafting], depth)
             if drawn is not None:
                 q[index, depth] = drawn
         return batch.select(rows).truncate(tokens.tolist(), None if drawn is None else list(q))

@@ -19,6 +19,7 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.drafting.draft_passes import DraftPasses
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
@@ -87,9 +88,9 @@ class PagedDraftModel:
         """Prepares the CUDA-graph keys for the mode that vLLM chose for the target."""
         self._loaded.initialize_cudagraph_keys(mode)
 
-    def dummy_run(self, num_tokens: int, graphs: bool, capturing: bool) -> None:
-        """Runs the model before the engine serves: see `weights`."""
-        self._loaded.dummy_run(num_tokens, graphs, capturing)
+    def dummy_run(self, *arguments: Any) -> None:
+        """See `LoadedDraft.dummy_run`."""
+        self._loaded.dummy_run(*arguments)
 
     @property
     def layer_names(self) -> set[str]:
@@ -164,18 +165,15 @@ class PagedDraftModel:
         if (left := stop - start).all() and left.sum() <= self._max_num_tokens:
             return self._forward_span(batch, np.arange(len(left)), start, left)
         shape = len(batch.rows), self._loaded.hidden_size
-        output, recurrent = (
-            torch.empty(shape, dtype=self._loaded.dtype, device=self._device) for _ in range(2)
-        )
+        output, recurrent = torch.empty(2, *shape, dtype=self._loaded.dtype, device=self._device)
         position = start.copy()
         while (left := stop - position).any():
             remaining_budget = np.maximum(self._max_num_tokens - (np.cumsum(left) - left), 0)
             length = np.minimum(left, remaining_budget)
             rows = np.flatnonzero(length)
+            outputs = self._forward_span(batch, rows, position[rows], length[rows])
             (index,) = to_device(self._device, rows)
-            output[index], recurrent[index] = self._forward_span(
-                batch, rows, position[rows], length[rows]
-            )
+            output[index], recurrent[index] = outputs
             position += length
         return output, recurrent
 
@@ -183,17 +181,12 @@ class PagedDraftModel:
         self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints
     ) -> ForwardOutputs:
         """One pass over [start, start + length) of some rows; the outputs at their last tokens."""
-        inputs = self._input_builder().prefill(
-            batch.rows[rows],
-            start,
-            length,
-            lambda row, position: batch.token_ids[row, position + self._token_offset],
-        )
-        assert inputs.tokens is not None
+        tokens = batch.token_ids[:, self._token_offset :]
+        inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens)
         return _gather(self._forward(inputs.tokens, inputs), inputs.ends)
 
     def _decode_drafts(self, batch: DraftBatch, stop: Ints, last: ForwardOutputs) -> Drafts:
-        """Drafts k tokens of each row from the outputs at its last position."""
+        """Drafts up to k tokens of each row, one for each pass that the row is in."""
         order = np.argsort(-batch.k, kind="stable")  # rows with more drafts come first
         counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
         drafts: list[list[int]] = [[] for _ in batch.rows]
@@ -205,27 +198,32 @@ class PagedDraftModel:
             output, recurrent = _gather(last, *to_device(self._device, order[: counts[0]]))
         shape = counts[0], len(counts)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        lengths = np.zeros(counts[0], np.int64)
         sampling, q = batch.sampling, torch.empty(0)
         samples = sampling is not None and sampling.samples
         if samples:
             q = torch.empty(*shape, self._vocab_size, device=self._device)
-        steps = self._input_builder().decode_steps(batch.rows[order], stop[order], counts[1:])
-        for depth, count in enumerate(counts):
+        passes = DraftPasses(self._input_builder(), batch, order, stop, counts)
+        for depth in range(len(counts)):
             if depth:
-                newest = tokens[:count, depth - 1]
-                output, recurrent = self._forward(newest, next(steps), recurrent[:count])
-            logits = self._logits(output)
+                kept, inputs = passes.next()
+                if inputs is None:
+                    break
+                newest = tokens[passes.at, depth - 1]
+                output, recurrent = self._forward(newest, inputs, recurrent[kept])
+            logits, at = self._logits(output), passes.at
+            lengths[at] = depth + 1
             if sampling is None:
-                tokens[:count, depth] = logits.argmax(dim=-1)
+                tokens[at, depth] = logits.argmax(dim=-1)
             else:
-                tokens[:count, depth], drawn_from = sampling.draw(logits, order[:count], depth)
+                tokens[at, depth], drawn_from = sampling.draw(logits, order[at], depth)
                 if samples:
-                    q[:count, depth] = drawn_from
-        for at, (i, row) in enumerate(zip(order, tokens.cpu().numpy(), strict=False)):
-            drafted = row[: batch.k[i]]
+                    q[at, depth] = drawn_from
+        for n, (i, row) in enumerate(zip(order, tokens.cpu().numpy(), strict=False)):
+            drafted = row[: lengths[n]]
             drafts[i] = drafted.tolist()
             if samples:
-                probabilities[i] = q[at, : len(drafted)]
+                probabilities[i] = q[n, : len(drafted)]
             self._record_drafted(batch, i, drafted)
         return Drafts(drafts, probabilities if samples else None)
 

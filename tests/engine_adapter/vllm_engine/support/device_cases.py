@@ -51,6 +51,8 @@ def budget(method: str, asks: str) -> Mapping[str, int]:
     if method == "ngram":
         return {UPLOAD: 1}
     more = {GREEDY: 0, SEEDED: 1, SAMPLED: 2, LIMITED: 14}[asks]
+    if method == "dflash" and asks != GREEDY:
+        more += 1  # the rows of each depth, which its one pass has together
     allowed = {UPLOAD: _UPLOADS[method] + more, DOWNLOAD: 1}
     if asks in (SAMPLED, SEEDED):
         allowed[VALUE] = 1
