@@ -1,6 +1,9 @@
 """Arrays reach the device in their own shapes and dtypes, after one copy that does not wait."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -16,7 +19,7 @@ from tests.engine_adapter.vllm_engine.support.pretend_device import (
     pretend_device,
 )
 
-ARRAYS = [
+ARRAYS: list[npt.NDArray[Any]] = [
     np.arange(6, dtype=np.int64).reshape(2, 3),
     np.arange(5, dtype=np.int32)[::2],
     np.array([True, False, True]),

@@ -289,7 +289,9 @@ def _metadata(asks: str) -> Any:
     limited, hot = asks == LIMITED, asks in (SAMPLED, SEEDED)
     config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=ROWS))
     processors = logits_processors.build(config, GPU)
-    options = {"logit_bias": {3: 1.0}, "min_tokens": 50, "max_tokens": 90} if limited else {}
+    options: dict[str, Any] = {}
+    if limited:
+        options = {"logit_bias": {3: 1.0}, "min_tokens": 50, "max_tokens": 90}
     params = SamplingParams(temperature=0.8 if hot else 0.0, **options)
     params._all_stop_token_ids = {0}
     history: list[list[int]] = [[1, 2] for _ in range(ROWS)]

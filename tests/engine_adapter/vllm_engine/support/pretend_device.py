@@ -115,7 +115,7 @@ class DeviceTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise AssertionError(f"{func} of a pretend device that is switched off")
 
     def tolist(self) -> Any:
@@ -125,7 +125,7 @@ class DeviceTensor(torch.Tensor):
     def numpy(self, **_: Any) -> Any:
         raise TypeError("a tensor of the device has no numpy array: copy it with .cpu() first")
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:
         return f"DeviceTensor({self.held})"
 
 

@@ -14,6 +14,8 @@ from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 TARGET = "target"
 
 _TIMEOUT_S = 500
@@ -158,7 +160,8 @@ def _without_a_device() -> Iterator[None]:
 
     with (
         patch.object(module, "graph_capture", lambda device: nullcontext()),
-        patch.object(module.torch.accelerator, "get_memory_info", lambda *_: (0, 0)),
+        patch.object(module, "lock_workspace", lambda: None),  # a GPU worker makes one
+        patch.object(torch.accelerator, "get_memory_info", lambda *_: (0, 0)),
     ):
         yield
 
