@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.errors import shown
 from engine_adapter.proposers.contract import OptionError, ProposerSpec
+from engine_adapter.text import clip
 
 MIN_CONFIDENCE = "min_confidence"
 """The option for the confidence of a path below which a draft ends; 0 never ends one."""
@@ -34,7 +34,7 @@ def validate(spec: ProposerSpec) -> None:
     for option, values in _VALUES.items():
         if spec.options[option] not in values:
             known = " or ".join(map(repr, values))
-            raise OptionError(option, f"must be {known}, got {shown(spec.options[option])}")
+            raise OptionError(option, f"must be {known}, got {clip(spec.options[option])}")
     if spec.options["verification"] == "block" and not samples(spec):
         raise OptionError(
             "verification", '"block" is for sampled drafts: it needs draft_sampling "probabilistic"'

@@ -25,7 +25,12 @@ class Head:
 def check_it_drafts_with_the_hosts_head(spec: ProposerSpec, given: str) -> None:
     """Asserts that drafts, lag and weights are the head's; `given`: how a `DraftHost` gives it."""
     specs: list[ProposerSpec] = []
-    host: Any = SimpleNamespace(**{given: lambda of: specs.append(of) or Head()})
+
+    def give(of: ProposerSpec) -> Head:
+        specs.append(of)
+        return Head()
+
+    host: Any = SimpleNamespace(**{given: give})
     proposer = get_method(spec.method).create(spec, host)
     assert specs == [spec]
     drafts = proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1]))

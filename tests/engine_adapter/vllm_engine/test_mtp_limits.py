@@ -73,8 +73,9 @@ async def test_sampled_drafts_come_from_the_targets_distribution(
 ) -> None:
     """Where the draft's distribution is the target's, no sampled draft is rejected."""
     chosen = prompts[:8]
-    options = {"max_tokens": 40, "ignore_eos": True, "logit_bias": dict.fromkeys(range(900), -2.0)}
-    sampling = [SamplingOptions(temperature=1.0, **options)] * len(chosen)
+    bias = dict.fromkeys(range(900), -2.0)
+    options = SamplingOptions(temperature=1.0, max_tokens=40, ignore_eos=True, logit_bias=bias)
+    sampling = [options] * len(chosen)
     results = await of(engine, chosen, sampling, name, K)
     accepted, count = share(results, name)
     assert count > 200
