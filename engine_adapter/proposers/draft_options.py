@@ -41,5 +41,5 @@ def validate(spec: ProposerSpec) -> None:
         )
     threshold = spec.options[MIN_CONFIDENCE]
     if type(threshold) not in (int, float) or not 0 <= threshold < 1:
-        message = f"must be a number of at least 0 and below 1, got {shown(threshold)}"
+        message = f"must be a number of at least 0 and below 1, got {clip(threshold)}"
         raise OptionError(MIN_CONFIDENCE, message)
