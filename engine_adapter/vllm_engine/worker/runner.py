@@ -35,6 +35,7 @@ from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
+from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
 
 @dataclass(slots=True)
@@ -279,7 +280,7 @@ class RunnerHooks:
 def cpu_runner() -> type:
     """The runner class for CPU; created here so that no process imports the other device's."""
 
-    class SpecgateCPUModelRunner(RunnerHooks, compat.CPUModelRunner):
+    class SpecgateCPUModelRunner(RunnerHooks, WarmUpHooks, compat.CPUModelRunner):
         """vLLM's CPU runner with Specgate's hooks."""
 
     return SpecgateCPUModelRunner
@@ -288,7 +289,7 @@ def cpu_runner() -> type:
 def gpu_runner() -> type:
     """The runner class for GPU."""
 
-    class SpecgateGPUModelRunner(RunnerHooks, compat.GPUModelRunner):
+    class SpecgateGPUModelRunner(RunnerHooks, WarmUpHooks, compat.GPUModelRunner):
         """vLLM's V1 GPU runner with Specgate's hooks."""
 
     return SpecgateGPUModelRunner
