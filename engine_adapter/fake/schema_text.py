@@ -6,6 +6,7 @@ from typing import Any
 
 from engine_adapter.errors import InvalidRequest
 from engine_adapter.fake.tokens import draw
+from engine_adapter.text import cut
 
 _UNSUPPORTED = ("pattern", "not", "if", "contains", "allOf", "oneOf", "multipleOf", "prefixItems")
 _MAX_DEPTH = 32
@@ -157,4 +158,4 @@ class _Writer:
         return node
 
     def _refusal(self, what: str) -> InvalidRequest:
-        return InvalidRequest(self._param, f"the fake engine does not support {what[:200]}")
+        return InvalidRequest(self._param, f"the fake engine does not support {cut(what)}")

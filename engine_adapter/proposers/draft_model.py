@@ -7,7 +7,6 @@ Source: speculative decoding, arXiv 2211.17192. The engine runs the model, so it
 with the target's probability for it, so exact verification needs no draft probabilities.
 """
 
-from engine_adapter.errors import shown
 from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -19,6 +18,7 @@ from engine_adapter.proposers.contract import (
     TargetSizes,
 )
 from engine_adapter.proposers.vocabulary_map import HETEROGENEOUS_VOCAB
+from engine_adapter.text import clip
 
 TENSOR_PARALLEL_SIZE = "draft_tensor_parallel_size"
 """The option for the number of ranks that share each layer: 1, or the target's (the default)."""
@@ -28,10 +28,10 @@ def _validate(spec: ProposerSpec) -> None:
     draft_options.validate(spec)
     size = spec.options[TENSOR_PARALLEL_SIZE]
     if size is not None and (type(size) is not int or size < 1):
-        message = f"must be an integer of at least 1, got {shown(size)}"
+        message = f"must be an integer of at least 1, got {clip(size)}"
         raise OptionError(TENSOR_PARALLEL_SIZE, message)
     if type(mapped := spec.options[HETEROGENEOUS_VOCAB]) is not bool:
-        raise OptionError(HETEROGENEOUS_VOCAB, f"must be true or false, got {shown(mapped)}")
+        raise OptionError(HETEROGENEOUS_VOCAB, f"must be true or false, got {clip(mapped)}")
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:

@@ -40,7 +40,7 @@ class VocabularyMap:
         inputs: int64 [V], the token in [0, D) that the draft model reads for each token.
         outputs: int64 [V], the token in [0, D) that has the same text, or `NO_TOKEN`. No token
             occurs twice.
-        num_target: tokens of the target that have a text.
+        num_target: tokens of the target's tokenizer.
         num_draft: the same of the draft model.
     """
 
@@ -101,7 +101,8 @@ def map_vocabularies(target: Any, draft: Any, target_size: int, draft_size: int)
             inputs[token] = same
             if role == "eos_token_id":
                 outputs[token] = same
-    mapped = VocabularyMap(inputs, outputs, len(of_target), len(of_draft))
+    counts = _num_tokens(target, target_size), _num_tokens(draft, draft_size)
+    mapped = VocabularyMap(inputs, outputs, *counts)
     _check(mapped)
     return mapped
 
@@ -113,6 +114,10 @@ def _check(mapped: VocabularyMap) -> None:
             HETEROGENEOUS_VOCAB,
             f"cannot help: only {mapped}; at least {LEAST_SHARE:.0%} of the smaller one must",
         )
+
+
+def _num_tokens(tokenizer: Any, size: int) -> int:
+    return sum(token < size for token in tokenizer.get_vocab().values())
 
 
 def _is_in(token: int | None, size: int) -> bool:

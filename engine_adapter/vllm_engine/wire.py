@@ -18,6 +18,7 @@ from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKin
 from engine_adapter.policies.contract import DraftFate
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_options import min_confidence
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
@@ -79,6 +80,7 @@ def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Propo
         spec.num_speculative_tokens,
         lookup=not (every.runs_model or every.hidden_states or every.members or every.prediction),
         keeps_kv=every.draft_kv,
+        ends_early=min_confidence(spec) > 0,
         selectable=not (own.members or own.prediction),
     )
 

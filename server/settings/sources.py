@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from engine_adapter.proposers.checkpoint import CheckpointError
+from engine_adapter.text import clip
 from server.settings import Settings, flag
 from server.settings.access_settings import KEY_SETTINGS, NEVER_EMPTY, AccessSettings
 from server.settings.engine_arguments import EngineArguments
@@ -41,7 +42,6 @@ _GROUPS: Mapping[str, type[BaseModel]] = {
 }
 """Groups of flags in the help, after the settings of `Settings` itself."""
 
-_SHOWN_CHARS = 100
 _SERVICE_LINK = (
     " (Kubernetes makes this variable for a service of this name; "
     "set enableServiceLinks: false in the pod)"
@@ -230,7 +230,6 @@ def _reason(detail: ErrorDetails) -> str:
     message = detail["msg"]
     if detail["loc"][0] in KEY_SETTINGS:
         return message
-    value = repr(detail["input"])
-    shown = value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}…"
+    value = clip(detail["input"])
     hint = _SERVICE_LINK if value.startswith("'tcp://") else ""
-    return f"{message[0].lower()}{message[1:]}, got {shown}{hint}"
+    return f"{message[0].lower()}{message[1:]}, got {value}{hint}"

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.contract import OptionError, ProposerSpec, TargetSizes
@@ -15,6 +17,8 @@ from engine_adapter.proposers.vocabulary_map import (
     map_vocabularies,
 )
 from engine_adapter.vllm_engine import compat
+
+log = structlog.get_logger(__name__)
 
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 """The kinds of layers, as configurations name them, whose KV follows switches and rejections."""
@@ -104,9 +108,10 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
 
 def _check_mapping(spec: ProposerSpec, target: Any, draft: Any, size: int, text: Any) -> None:
     try:
-        map_vocabularies(target, draft, size, text.vocab_size)
+        mapped = map_vocabularies(target, draft, size, text.vocab_size)
     except OptionError as error:
         raise EngineConfigError("proposer", f"{spec.name}: {error}", error.option) from error
+    log.info("vocabulary_mapped", proposer=spec.name, detail=str(mapped))
 
 
 def _target_tokenizer(config: EngineConfig) -> Any:

@@ -262,8 +262,7 @@ class ProposerDispatch:
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts for each row: none if it fails, or where the context ends."""
-        collected = DraftCollector(len(batch.rows))
-        index = np.arange(len(batch.rows))
+        collected, index = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
         remaining = self._context_length(name) - batch.num_tokens
         if (remaining < batch.k).any():
             index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
@@ -274,6 +273,7 @@ class ProposerDispatch:
                 batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
                 drafts = self.host.proposers[name].propose(batch)
                 drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
+                drafts = self.sampled_drafts.cut(batch, drafts)
             except torch.AcceleratorError:
                 raise
             except Exception as error:

@@ -112,6 +112,7 @@ def test_every_text_of_the_demos_tokenizer_is_what_it_decodes_to() -> None:
     found = mapped(one, one)
     assert found.inputs.tolist() == list(range(len(one)))
     assert found.num_mapped == len(one) - 1, "all but the beginning of a text"
+    assert (found.num_target, found.num_draft) == (len(one), len(one))
     other = kinds.byte_fallback(extra=["▁return"])
     to_other = mapped(one, other)
     assert to_other.outputs[token(one, "Ġreturn")] == token(other, "▁return")

@@ -57,6 +57,7 @@ LEAST_GAP = 1e-3
 
 _DRAFT = {"method": "draft_model", "model": str(model_path("draft"))}
 _SAMPLED = {"draft_sampling": "probabilistic", "num_speculative_tokens": 3}
+_SURE = {"min_confidence": 0.3}
 _EAGLE = {"method": "eagle", "model": str(model_path("eagle"))}
 _MEDUSA = {"model": str(model_path("medusa"))}
 _MLP = {"model": str(model_path("mlp-speculator"))}
@@ -66,20 +67,23 @@ PROPOSERS: list[dict[str, Any]] = [
     {"name": "draft", **_DRAFT},
     {"name": "draft-sampled", **_DRAFT, **_SAMPLED},
     {"name": "draft-block", **_DRAFT, **_SAMPLED, "verification": "block"},
+    {"name": "draft-sure", **_DRAFT, **_SAMPLED, "verification": "block", **_SURE},
     {"name": "medusa", **_MEDUSA},
     {"name": "medusa-sampled", "method": "medusa", **_MEDUSA, **_SAMPLED, "verification": "block"},
     {"name": "mlp", "method": "mlp_speculator", **_MLP},
     {"name": "mlp-sampled", "method": "mlp_speculator", **_MLP, **_SAMPLED},
     {"name": "eagle", **_EAGLE},
     {"name": "eagle-sampled", **_EAGLE, **_SAMPLED},
+    {"name": "eagle-sure", **_EAGLE, **_SAMPLED, **_SURE},
     {"name": "eagle3", "model": str(model_path("eagle3"))},
     {"name": "cascade", "members": ["ngram", "draft-sampled"]},
     {"name": "prediction"},
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
-FEW = ("ngram", "draft-block", "medusa-sampled", "eagle-sampled", "prediction")
+FEW = ("ngram", "draft-sure", "medusa-sampled", "eagle-sampled", "prediction")
 """One of each kind: a lookup, a model of its own, a head, a head with a KV cache, what the client
-sent; of the sampled ones some with the block rule. Policies draft with the others too."""
+sent; of the sampled ones some with the block rule, and one with a confidence gate. Policies draft
+with the others too."""
 
 FOR_CONSTRAINTS: list[dict[str, Any]] = [
     {"name": "grammar"},
@@ -178,6 +182,14 @@ async def test_generations_have_the_targets_distribution(crowd: Live, tree: Tree
     """
     conditions = itertools.cycle(CONDITIONS.values())
     await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in FEW))
+
+
+def test_the_gate_of_the_draft_model_ends_some_drafts(tree: Tree) -> None:
+    draft = Tree(_DRAFT["model"])
+    everything = Sampling(top_k=0)
+    first = tree.next((), CONDITIONS["top-k"])
+    sure = [max(draft.next((token,), everything).values()) for token in first]
+    assert min(sure) < _SURE["min_confidence"] < max(sure)
 
 
 @pytest.mark.prove

@@ -122,7 +122,7 @@ def test_missing_tokens_are_never_drafted(engine: RecordedEngine, prompts: list[
     assert emitted & MISSING, "the target does not avoid them"
     count, total = accepted(run, some, "partial")
     assert total > 6 * LENGTH / 2
-    assert count > total // 10
+    assert count > 50
 
 
 @pytest.mark.asyncio(loop_scope="session")

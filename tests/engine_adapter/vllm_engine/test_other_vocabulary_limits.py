@@ -18,7 +18,12 @@ from tests.engine_adapter.vllm_engine.support.live import Live, Prompt
 from tests.engine_adapter.vllm_engine.support.other_vocabulary import with_other_ids
 from tests.engine_adapter.vllm_engine.test_demo_figures import answers, tokens_per_step
 from tests.engine_adapter.vllm_engine.test_draft_limits import LEAST, OPTIONS, jobs, of, share
-from tests.engine_adapter.vllm_engine.test_engine_distribution import CONDITIONS, Tree, check
+from tests.engine_adapter.vllm_engine.test_engine_distribution import (
+    CONDITIONS,
+    SAMPLES,
+    Tree,
+    check,
+)
 from tests.engine_adapter.vllm_engine.test_other_vocabulary import MISSING
 
 pytestmark = [
@@ -28,7 +33,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-SAMPLES = 3_000
 SAMPLED = {"draft_sampling": "probabilistic", "num_speculative_tokens": 3}
 MAPPED = {"method": "draft_model", "use_heterogeneous_vocab": True}
 
@@ -107,9 +111,9 @@ async def test_a_seed_gives_the_text_of_plain_decoding(
 
 
 async def test_generations_have_the_targets_distribution(mapping: Live) -> None:
-    """3,000 generations with each proposer, each under another condition.
+    """1,500 generations with each proposer, twice, each time under another condition.
 
-    Power: that of the test of the same name in `test_engine_distribution`, with twice its samples.
+    Power: that of the test of the same name in `test_engine_distribution`.
     """
     tree, conditions = Tree(), itertools.cycle(CONDITIONS.values())
     names = ("partial", "partial-sampled", "partial-block", "same-sampled")

@@ -18,7 +18,6 @@ from engine_adapter.proposers.vocabulary_map import (
     load_tokenizer,
     map_vocabularies,
 )
-from engine_adapter.vllm_engine.worker.refusal import log
 
 
 class MappedVocabulary:
@@ -75,5 +74,4 @@ def map_draft_vocabulary(
     )
     draft_size = draft.get_vocab_size()
     mapped = map_vocabularies(*tokenizers, target.get_vocab_size(), draft_size)
-    log.info("proposer %s: %s", spec.name, mapped)
     return MappedVocabulary(mapped, draft_size, device)

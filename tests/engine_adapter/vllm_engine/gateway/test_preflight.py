@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_adapter.config import EngineConfig
@@ -200,10 +201,14 @@ def test_a_draft_model_with_another_tokenizer_is_refused(
 def test_an_option_allows_another_tokenizer(make_model: MakeModel, words: Sequence[str]) -> None:
     other = make_model("draft", words=words)
     fields = draft(other, use_heterogeneous_vocab=True)
-    preflight.check_models(config(make_model("target"), [fields]))
+    with capture_logs() as lines:
+        preflight.check_models(config(make_model("target"), [fields]))
+    (line,) = lines
+    assert (line["event"], line["proposer"]) == ("vocabulary_mapped", "small")
+    assert line["detail"].startswith(f"{len({*words} & {*WORDS}) + 1} tokens map: ")
 
 
-def test_an_other_tokenizer_of_which_too_little_maps_is_refused(make_model: MakeModel) -> None:
+def test_another_tokenizer_of_which_too_little_maps_is_refused(make_model: MakeModel) -> None:
     other = make_model("draft", words=[f"word{i}" for i in range(20)])
     target = make_model("target", words=[f"other{i}" for i in range(20)])
     fields = draft(other, use_heterogeneous_vocab=True)

@@ -68,6 +68,7 @@ class World:
         kernel_size: tokens per kernel block of the first KV cache group; it divides `block_size`.
         other_groups: tokens per block of further groups; every draft model has layers in each.
         draft_contexts: proposer -> its context length, where it is less than the target's.
+        ranks: the number of tensor-parallel ranks; this is one of them.
         vocabularies: draft model -> its vocabulary, where it has another one than the target.
     """
 
@@ -84,6 +85,7 @@ class World:
         chunk: int = 1000,
         budget: int = 1000,
         draft_contexts: Mapping[str, int] | None = None,
+        ranks: int = 1,
         vocabularies: Mapping[str, VocabularyMap] | None = None,
         seed: int = 0,
     ) -> None:
@@ -98,7 +100,7 @@ class World:
         self.block_sizes = (block_size, *other_groups)
         self.kernel_sizes = (kernel_size, *other_groups)
         self.max_model_len, self.budget = max_model_len, budget
-        self.draft_contexts = draft_contexts or {}
+        self.draft_contexts, self.ranks = draft_contexts or {}, ranks
         self.vocabularies = vocabularies or {}
         self.rng = np.random.default_rng(seed)
         pool = BlockPool(num_blocks, self.block_sizes)
@@ -115,7 +117,9 @@ class World:
             world=self,
             device=torch.device("cpu"),
             max_model_len=self.max_model_len,
+            parallel_config=SimpleNamespace(tensor_parallel_size=self.ranks),
             input_batch=None,
+            requests={},
             sampler=None,
         )
         config = SpecgateConfig(parse_specs(proposers))
@@ -292,6 +296,9 @@ class World:
         every = [self.requests[name] for name in names]
         self.batch = self.runner.input_batch = SimpleNamespace(
             sampling_metadata=idle_metadata(),
+            generators={},
+            top_k_cpu=np.full(len(names), VOCAB, np.int32),
+            top_p_cpu=np.ones(len(names), np.float32),
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
             num_tokens_no_spec=np.array([len(r.tokens) for r in every], np.int32),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine_adapter.proposers.draft_options import min_confidence
 from engine_adapter.proposers.vocabulary_map import NO_TOKEN, VocabularyMap
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
@@ -24,6 +25,9 @@ VOCAB = 29
 PADDED_VOCAB = 32
 TWIN_SEED = 1
 """The toy draft model that mostly agrees with the target."""
+
+UNSURE = 4
+"""A toy model is sure of every token but the multiples of this."""
 
 MASK_TOKEN = 3
 """The token of a mask in a block of a toy DFlash head."""
@@ -91,6 +95,7 @@ class ToyForward(ABC):
         seed, *layers = spec.model.split("/")[1:]
         self.seed = int(seed)
         self.layers = tuple(map(int, layers[0].split(","))) if layers else ()
+        self.is_gated = min_confidence(spec) > 0
         self.world: Any = runner.world
         self.stores = [
             np.full((self.world.num_blocks * size, 2), -1.0) for size in self.world.block_sizes
@@ -98,9 +103,15 @@ class ToyForward(ABC):
         self.fed: list[tuple[str, int, int]] = []
         self.passes = 0
 
+    def drafts(self, tokens: Sequence[int], k: int) -> list[int]:
+        """Its drafts in a run without switches, the reference: up to where its gate closes."""
+        every = self.continuation(tokens, k)
+        sure = [token % UNSURE > 0 for token in every]
+        return every[: sure.index(False)] if self.is_gated and not all(sure) else every
+
     @abstractmethod
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
-        """Its drafts in a run without switches: the reference for all drafts."""
+        """The k tokens that follow, as it predicts them."""
 
     @abstractmethod
     def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
@@ -274,7 +285,9 @@ class ToyLoaded:
         return joined.sum(dim=-1, keepdim=True)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """One-hot, with padding beyond the vocabulary that must not be chosen."""
-        logits = torch.nn.functional.one_hot(hidden[:, 0].long(), PADDED_VOCAB).float()
+        """One token's; flat if the model is unsure. The padding must not be chosen."""
+        tokens = hidden[:, 0].long()
+        logits = torch.nn.functional.one_hot(tokens, PADDED_VOCAB).float()
+        logits *= torch.where(tokens % UNSURE > 0, 50.0, 1.0)[:, None]
         logits[:, VOCAB:] = 5.0
         return logits

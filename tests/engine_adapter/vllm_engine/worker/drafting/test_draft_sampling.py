@@ -83,7 +83,7 @@ def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
 # -- what is stored --------------------------------------------------------------------------
 
 
-def proposer(name: str, **options: str) -> ProposerSpec:
+def proposer(name: str, **options: Any) -> ProposerSpec:
     return parse_spec({"name": name, "method": "draft_model", "model": "m"} | options)
 
 
@@ -97,6 +97,8 @@ class Runner:
     """The used fields of vLLM's runner: three rows, of which one is seeded and one greedy."""
 
     sampler = None
+    device = torch.device("cpu")
+    parallel_config = SimpleNamespace(tensor_parallel_size=1)
 
     def __init__(self) -> None:
         self.input_batch = SimpleNamespace(
@@ -208,12 +210,64 @@ def test_a_head_in_the_targets_checkpoint_draws_its_drafts_as_others_do() -> Non
         ({"draft_sampling": "often"}, "draft_sampling must be 'greedy' or 'probabilistic'"),
         ({"verification": "tree"}, "verification must be 'token' or 'block', got 'tree'"),
         ({"verification": "block"}, 'it needs draft_sampling "probabilistic"'),
+        ({"min_confidence": 1}, "min_confidence must be a number of at least 0 and below 1, got 1"),
+        ({"min_confidence": -0.1}, "min_confidence must be a number of at least 0 and below 1"),
+        ({"min_confidence": "0.5"}, "min_confidence must be a number of at least 0 and below 1"),
+        ({"min_confidence": True}, "min_confidence must be a number of at least 0 and below 1"),
+        ({"min_confidence": float("nan")}, "min_confidence must be a number of at least 0"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineConfigError, match=message):
         proposer("d", **options)
 
 
 def test_drafts_of_a_proposer_with_the_block_rule_are_marked() -> None:
     assert filled(new_store(Runner()), "block").pop_for_verification([3, 3, 3])[0].block
+
+
+# -- the confidence gate ---------------------------------------------------------------------
+
+SURE = proposer("sure", draft_sampling="probabilistic", min_confidence=0.5)
+
+
+@pytest.mark.needs_vllm
+def test_a_gate_follows_the_logits_and_not_the_temperature_or_the_token_that_is_drawn() -> None:
+    from vllm.v1.sample.sampler import Sampler
+
+    runner: Any = Runner()
+    runner.sampler = Sampler()
+    store = new_store(runner)
+    store.add_proposer(SURE)
+    known = batch([0, 1, 2])
+    sure = torch.tensor([0.6, 0.4, *[0.0] * (V - 2)]).log()
+    drawn_tokens = set()
+    for _ in range(40):
+        drawn = store.with_sampler("sure", known)
+        token = int(drawn.draw(sure.expand(3, V), 0)[0][0])
+        assert store.cut(drawn, Drafts([[token]] * 3)).tokens == [[token]] * 3
+        drawn_tokens.add(token)
+    assert drawn_tokens == {0, 1}
+    runner.input_batch.temperature_cpu[:] = [0.01, 0.01, 0.0]
+    drawn = store.with_sampler("sure", known)
+    drawn.draw(torch.zeros(3, V), 0)  # one of eight tokens, all as likely
+    assert store.cut(drawn, Drafts([[1], [2], [3]])).tokens == [[], [], []]
+
+
+def test_a_greedy_proposer_with_a_gate_needs_no_distributions() -> None:
+    store = new_store(Runner())
+    store.add_proposer(proposer("sure", min_confidence=0.5))
+    drawn = store.with_sampler("sure", batch([0, 1, 2]))
+    tokens, probabilities = drawn.draw(torch.tensor([[0, 9.0, 0], [0, 0.1, 0], [9.0, 0, 0]]), 0)
+    assert (tokens.tolist(), probabilities) == ([1, 1, 0], None)
+    assert store.cut(drawn, Drafts([[1], [1], [0]])).tokens == [[1], [], [0]]
+    assert not drawn.is_done
+    drawn.draw(torch.zeros(3, 4), 1)
+    assert drawn.is_done
+
+
+def test_a_proposer_that_is_loaded_again_without_a_gate_has_none() -> None:
+    store = new_store(Runner())
+    store.add_proposer(proposer("sure", min_confidence=0.5))
+    store.add_proposer(proposer("sure"))
+    assert store.with_sampler("sure", batch([2])).sampling is None
