@@ -12,6 +12,8 @@ _RUNNER_HOOKS = (
     "initialize_metadata_builders",
     "_check_and_update_cudagraph_mode",
     "_update_states",
+    "_may_reorder_batch",
+    "_build_attention_metadata",
     "_calc_spec_decode_metadata",
     "_sample",
     "_get_spec_decode_draft_probs",
@@ -54,8 +56,9 @@ HOOKS: dict[str, tuple[str, ...]] = {
 
 _RUNNER_ATTRIBUTES = (
     "vllm_config",
+    "model_config",
     "compilation_config",
-    "device",
+    *("device", "dtype"),
     "drafter",
     "sampler",
     "rejection_sampler",
@@ -191,6 +194,12 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor": (
         *("min_toks", "logits_slice", "restore_logits_slice"),
     ),
+    # The patches of recurrent layers.
+    "causal_conv1d": ("causal_conv1d_update_cpu",),
+    "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
+    "gdn_attention": ("_spec_forward", "_unpacked_conv_weight"),
+    "mamba_mixer2": ("causal_conv1d_update",),
+    "short_conv": ("causal_conv1d_update", "ShortConv"),
     "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
         *("_normalize_context_k", "_k_norm_weights", "_rms_norm_eps"),
     ),
@@ -205,6 +214,8 @@ internal.
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
     "admission.patch_constraint_check": "AsyncLLM.input_processor.structured_outputs_config",
+    "convolutions.patch_convolutions": "causal_conv1d_update of mamba_mixer2 and short_conv, "
+    "ShortConv.forward_native, gdn_attention._spec_forward",
     "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
