@@ -90,7 +90,7 @@ NAMES = {
     "custom_ops": "vllm._custom_ops:",
     "gdn_attention": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:",
     "mamba_mixer2": "vllm.model_executor.layers.mamba.mamba_mixer2:",
-    "short_conv": "vllm.model_executor.layers.mamba.short_conv:",
+    "ssu_dispatch": "vllm.model_executor.layers.mamba.ops.ssu_dispatch:",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
     "LogitsProcessors": "vllm.v1.sample.logits_processor",

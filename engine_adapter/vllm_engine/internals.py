@@ -198,8 +198,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "causal_conv1d": ("causal_conv1d_update_cpu",),
     "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
     "gdn_attention": ("_spec_forward", "_unpacked_conv_weight"),
-    "mamba_mixer2": ("causal_conv1d_update",),
-    "short_conv": ("causal_conv1d_update", "ShortConv"),
+    "mamba_mixer2": ("causal_conv1d_update", "selective_state_update"),
+    "ssu_dispatch": ("selective_state_update",),
     "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
         *("_normalize_context_k", "_k_norm_weights", "_rms_norm_eps"),
     ),
@@ -214,8 +214,6 @@ internal.
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
     "admission.patch_constraint_check": "AsyncLLM.input_processor.structured_outputs_config",
-    "convolutions.patch_convolutions": "causal_conv1d_update of mamba_mixer2 and short_conv, "
-    "ShortConv.forward_native, gdn_attention._spec_forward",
     "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
@@ -226,6 +224,8 @@ PATCHES = {
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
     "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",
     "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
+    "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
+    "mamba_mixer2, gdn_attention._spec_forward",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
 }

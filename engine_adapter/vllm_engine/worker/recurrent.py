@@ -15,7 +15,7 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.refusal import refuse
 
-FOLLOWING = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
+FOLLOWING = ("GDN_ATTN", "MAMBA2")
 """vLLM's names of the kinds of layers whose state follows rejected drafts."""
 
 

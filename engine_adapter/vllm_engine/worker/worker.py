@@ -8,7 +8,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
-from engine_adapter.vllm_engine.patches.convolutions import patch_convolutions
+from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
 from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
@@ -32,7 +32,7 @@ class WorkerHooks:
             if self.vllm_config.lora_config:
                 patch_lora_masking()
             if self.vllm_config.model_config.has_inner_state:
-                patch_convolutions()
+                patch_recurrent_layers()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 

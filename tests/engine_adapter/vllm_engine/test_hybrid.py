@@ -100,7 +100,9 @@ async def case(
     target = random_hybrid(folder / "target", request.param)
     dtype = "bfloat16" if request.param == GATED_DELTA else "float32"
     options = COMMON | {"dtype": dtype, "max_num_batched_tokens": 200, "max_num_seqs": 8}
-    specs = parse_specs([*proposers_for(target, folder), {"name": "prediction"}])
+    specs = parse_specs(
+        [*proposers_for(target, folder), {"name": "prediction", "num_speculative_tokens": 5}]
+    )
     config = EngineConfig(target, "hybrid", specs, 5, options | {"num_gpu_blocks_override": 60})
     engine = RecordedEngine(config)
     llm = start_stock(target, **COMMON | {"dtype": dtype, "enable_prefix_caching": False})

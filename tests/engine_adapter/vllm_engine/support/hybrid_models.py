@@ -28,14 +28,6 @@ HYBRIDS: Mapping[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
     },
-    "lfm2": {
-        "layer_types": ["conv", "full_attention"] * 2,
-        "block_auto_adjust_ff_dim": False,
-        "conv_dim": 128,
-        "block_dim": 128,
-        "tie_word_embeddings": False,
-    },
-    "bamba": _MAMBA | {"attn_layer_indices": [1, 3]},
     "falcon_h1": _MAMBA | {"mamba_d_ssm": 256},
     "granitemoehybrid": _MAMBA
     | {
@@ -54,4 +46,5 @@ GATED_DELTA = "qwen3_next"
 
 def random_hybrid(folder: Path, model_type: str, seed: int = 0) -> str:
     """A random model of an architecture with the demo's tokenizer."""
-    return write_random_model(folder, model_type, {"num_hidden_layers": 4} | HYBRIDS[model_type], seed)
+    fields = {"num_hidden_layers": 4} | HYBRIDS[model_type]
+    return write_random_model(folder, model_type, fields, seed, scale=1.0)

@@ -65,7 +65,7 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
         "attention_chunk_size": CHUNK,
         "no_rope_layer_interval": 2,
         "intermediate_size_mlp": 192,
-        "num_local_experts": 4,
+        "interleave_moe_layer_step": 3,  # so no layer has experts
         "use_qk_norm": False,
     },
     "gpt_oss": {
@@ -85,11 +85,15 @@ def random_model(folder: Path, model_type: str, seed: int = 0) -> str:
 
 
 def write_random_model(
-    folder: Path, model_type: str, fields: Mapping[str, Any], seed: int = 0
+    folder: Path,
+    model_type: str,
+    fields: Mapping[str, Any],
+    seed: int = 0,
+    scale: float = 2.0,
 ) -> str:
     """A random model of these fields with the demo's tokenizer.
 
-    Its weights vary so much that its texts do not repeat one token.
+    Its weights vary so much that its texts do not repeat one token; `scale` says how much.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -99,7 +103,7 @@ def write_random_model(
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(
-                weight, std=0.05 if "embed" in name else 2 * weight.shape[-1] ** -0.5
+                weight, std=0.05 if "embed" in name else scale * weight.shape[-1] ** -0.5
             )
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

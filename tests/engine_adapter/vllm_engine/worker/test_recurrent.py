@@ -94,7 +94,7 @@ def test_layers_whose_state_follows_drafts_are_accepted(kind: str) -> None:
 
 
 @pytest.mark.needs_vllm
-@pytest.mark.parametrize("kind", ["MAMBA1", "LINEAR"])
+@pytest.mark.parametrize("kind", ["MAMBA1", "LINEAR", "SHORT_CONV"])
 def test_other_layers_are_refused_by_name(kind: str) -> None:
     fault = fault_of([layer("MAMBA2"), layer(kind)], torch.float32)
     assert fault is not None

@@ -1,10 +1,11 @@
-"""Convolutions of recurrent layers on a CPU: their state follows accepted drafts only.
+"""Recurrent layers on a CPU: their states follow accepted drafts only.
 
-A state is the last inputs of the convolution. After a step that read drafts it must begin at the
-last one that was accepted. In vLLM the layers of Mamba 2 and the short convolutions ignore how many
-were; those of gated delta networks take a row with fewer drafts than the most that a row can have
-for one with all of them. The rule here is that of vLLM's kernel for GPUs
-(`_causal_conv1d_update_kernel` in `model_executor/layers/mamba/ops/causal_conv1d.py`).
+After a step that read drafts, a layer must go on from the state after the last accepted one. In
+vLLM's code for CPUs, the convolution of Mamba 2 ignores how many were accepted, its recurrence
+takes one state for a row where there is one for each token, and the convolution of a gated delta
+network takes a row with fewer drafts than a row can have for one with all of them. The rules here
+are those of vLLM's kernels for GPUs (`_causal_conv1d_update_kernel` and
+`_selective_scan_update_kernel` in `model_executor/layers/mamba/ops`).
 """
 
 from typing import Any
@@ -15,12 +16,10 @@ from torch.nn import functional
 from engine_adapter.vllm_engine import compat
 
 
-def patch_convolutions() -> None:
-    """Replaces the convolutions of the steps that verify drafts, in every kind of layer."""
-    for module in (compat.mamba_mixer2, compat.short_conv):
-        module.causal_conv1d_update = update_convolution
-    # The method for CPUs has no rows with drafts; that for GPUs calls the module's functions.
-    compat.short_conv.ShortConv.forward_native = compat.short_conv.ShortConv.forward_cuda
+def patch_recurrent_layers() -> None:
+    """Replaces what vLLM's layers call in steps that verify drafts."""
+    compat.mamba_mixer2.causal_conv1d_update = update_convolution
+    compat.mamba_mixer2.selective_state_update = update_states
     compat.gdn_attention._spec_forward = verify_gated_delta
 
 
@@ -80,6 +79,59 @@ def update_convolution(
     if activation:
         out = functional.silu(out)
     return out[row, column].to(x.dtype)
+
+
+def update_states(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    *,
+    state_batch_indices: torch.Tensor,
+    out: torch.Tensor,
+    num_accepted_tokens: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    **options: Any,
+) -> None:
+    """The recurrence of Mamba 2 over R rows' newest token and its drafts, with vLLM's parameters.
+
+    The state after a row's t-th token is left in its t-th slot. vLLM's kernel for CPUs takes only
+    one slot for each row, so it is called for one token of each row at a time.
+
+    Args:
+        state: [slots, heads, head size, state size]; is updated.
+        x, dt: [T, heads, head size], row by row.
+        A, D, dt_bias: of the layer.
+        B, C: [T, groups, state size].
+        state_batch_indices: int [R, n], each row's slots.
+        out: [T, ...], for the outputs.
+        num_accepted_tokens, cu_seqlens: `num_accepted_tokens` and `query_start_loc` of
+            `update_convolution`.
+    """
+    update = compat.ssu_dispatch.selective_state_update
+    options.pop("dst_state_batch_indices", None)
+    if num_accepted_tokens is None or cu_seqlens is None:
+        slots = state_batch_indices
+        options |= {"state_batch_indices": slots, "dst_state_batch_indices": slots}
+        update(state, x, dt, A, B, C, D, dt_bias, out=out, **options)
+        return
+    slots = state_batch_indices.long()
+    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff()
+    begin = slots.gather(1, num_accepted_tokens.long()[:, None] - 1)[:, 0]
+    for depth in range(int(lengths.max())):
+        rows = torch.nonzero(lengths > depth)[:, 0]
+        at, own = starts[rows] + depth, slots[rows, depth]
+        state[own] = state[begin[rows]]
+        made = out.new_empty(len(rows), *out.shape[1:])
+        one = own[:, None].to(torch.int32)
+        options |= {"state_batch_indices": one, "dst_state_batch_indices": one}
+        update(state, x[at], dt[at], A, B[at], C[at], D, dt_bias, out=made, **options)
+        out[at] = made
+        begin = slots[:, depth]
 
 
 def verify_gated_delta(
