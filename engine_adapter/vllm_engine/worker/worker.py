@@ -8,10 +8,10 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
-from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
 from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
+from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, trim_memory
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner

@@ -22,10 +22,6 @@ from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.heads import medusa
 from tests.engine_adapter.vllm_engine.conftest import COMMON
-from tests.engine_adapter.vllm_engine.support.committing import (
-    commit_a_token_too_far,
-    commit_what_was_accepted,
-)
 from tests.engine_adapter.vllm_engine.support.hybrid_models import (
     GATED_DELTA,
     HYBRIDS,
