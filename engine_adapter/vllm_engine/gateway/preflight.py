@@ -19,18 +19,13 @@ from engine_adapter.proposers.vocabulary_map import (
 )
 from engine_adapter.vllm_engine import compat
 
-<<<<<<< HEAD
+log = structlog.get_logger(__name__)
+
 LAYER_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 """The kinds of layers, as configurations name them, that a draft model can have."""
 
 RECURRENT_KINDS = {"linear_attention", "conv", "hybrid", "moe"}
 """Kinds of layers that only a target can have; the engine knows more of them when it is loaded."""
-=======
-log = structlog.get_logger(__name__)
-
-LAYER_KINDS = {"full_attention", "sliding_attention"}
-"""The kinds of layers, as configurations name them, whose KV follows switches and rejections."""
->>>>>>> main
 
 
 def check_libraries() -> str:
@@ -97,14 +92,9 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
         if not get_method(spec.method).capabilities.tokenizer or spec.model is None:
             continue
         try:
-<<<<<<< HEAD
-            _check_layers(_load_config("model", spec.model, config), LAYER_KINDS)
-            draft_vocabulary = _vocabulary("model", spec.model, config)
-=======
             draft_config = _load_config("model", spec.model, config)
-            _check_layers(draft_config)
+            _check_layers(draft_config, LAYER_KINDS)
             draft = _tokenizer("model", spec.model, config)
->>>>>>> main
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
         if target is None:
