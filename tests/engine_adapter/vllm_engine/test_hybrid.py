@@ -22,6 +22,10 @@ from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.heads import medusa
 from tests.engine_adapter.vllm_engine.conftest import COMMON
+from tests.engine_adapter.vllm_engine.support.committing import (
+    commit_a_token_too_far,
+    commit_what_was_accepted,
+)
 from tests.engine_adapter.vllm_engine.support.hybrid_models import (
     GATED_DELTA,
     HYBRIDS,
@@ -41,6 +45,10 @@ pytestmark = [
 ]
 
 LENGTH = 60
+SOME = (0, 3, 8, 9, 10, 12, 16, 17, 20, 16)
+"""Which prompts; two are equal, and most are read in several chunks."""
+CAUGHT = 2.0
+"""A mistake of a state makes some token this much less likely than the likeliest."""
 PREDICTION = SpecMethod("prediction", 5)
 METHODS = [
     *(SpecMethod("prediction", k) for k in (1, 3, 5)),
@@ -140,8 +148,40 @@ async def largest_gap(case: Case, prompts: Sequence[Prompt], got: RecordedRun) -
 
 async def test_texts_are_exact_under_every_proposer(case: Case, prompts: list[Prompt]) -> None:
     rng = random.Random(1)
-    some = [prompts[i] for i in (0, 3, 8, 9, 10, 12, 16, 17, 20, 16)]
+    some = [prompts[i] for i in SOME]
     texts = await case.stock.greedy(some, LENGTH)
+    preemptions = 0
     for _ in range(3):
         got = case.engine.run(requests_of(some, texts, rng, pinned=True))
         assert await largest_gap(case, some, got) < case.tie
+        preemptions += got.preemptions
+    assert preemptions > 0
+
+
+async def test_texts_are_exact_under_switches(case: Case, prompts: list[Prompt]) -> None:
+    rng = random.Random(2)
+    some = [prompts[i] for i in SOME]
+    texts = await case.stock.greedy(some, LENGTH)
+    switches = {step: rng.choice(METHODS) for step in range(0, 600, 2)}
+    got = case.engine.run(requests_of(some, texts, rng, pinned=False), switches)
+    assert await largest_gap(case, some, got) < case.tie
+    assert {name for drafts in got.drafts for name, _ in drafts.values()} > {"draft", "eagle"}
+
+
+async def test_a_state_committed_one_token_too_far_is_caught(
+    case: Case, prompts: list[Prompt]
+) -> None:
+    rng = random.Random(3)
+    some = [prompts[i] for i in SOME]
+    texts = await case.stock.greedy(some, LENGTH)
+    requests = [
+        RecordedRequest(prompt, LENGTH, PREDICTION, prediction=with_mistakes(text, rng))
+        for prompt, text in zip(some, texts, strict=True)
+    ]
+    assert await largest_gap(case, some, case.engine.run(requests)) < case.tie
+    case.engine.call(commit_a_token_too_far)
+    try:
+        got = case.engine.run(requests)
+    finally:
+        case.engine.call(commit_what_was_accepted)
+    assert await largest_gap(case, some, got) > CAUGHT
