@@ -281,7 +281,9 @@ class RunnerHooks:
 def cpu_runner() -> type:
     """The runner class for CPU; created here so that no process imports the other device's."""
 
-    class SpecgateCPUModelRunner(RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.CPUModelRunner):
+    class SpecgateCPUModelRunner(
+        RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.CPUModelRunner
+    ):
         """vLLM's CPU runner with Specgate's hooks."""
 
     return SpecgateCPUModelRunner
@@ -290,7 +292,9 @@ def cpu_runner() -> type:
 def gpu_runner() -> type:
     """The runner class for GPU."""
 
-    class SpecgateGPUModelRunner(RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.GPUModelRunner):
+    class SpecgateGPUModelRunner(
+        RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.GPUModelRunner
+    ):
         """vLLM's V1 GPU runner with Specgate's hooks."""
 
     return SpecgateGPUModelRunner
