@@ -1,5 +1,7 @@
 """A draft model with another vocabulary drafts as its model does, in the target's tokens."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -92,11 +94,12 @@ def test_only_the_option_maps(module: Any, on: bool) -> None:
 
 
 @pytest.mark.parametrize(("how", "pressure"), kinds_of_worlds({"twin": 50, "stranger": 96}))
+@pytest.mark.parametrize("make_map", [permuted, partial])
 def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
-    make: Any, how: dict[str, Any], pressure: bool
+    make: Any, make_map: Callable[[int], VocabularyMap], how: dict[str, Any], pressure: bool
 ) -> None:
     """Every step checks each draft, and what the model reads, against a run without switches."""
-    vocabularies = {"twin": partial(1), "stranger": permuted(2)}
+    vocabularies = {"twin": make_map(1), "stranger": make_map(2)}
     world = make(**how, vocabularies=vocabularies)
     counts = world.run_random([TWIN, STRANGER, SpecMethod("ngram", 4), PLAIN], 100)
     assert counts["drafted"] > 200
@@ -108,10 +111,8 @@ def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
 def test_control_a_map_that_is_off_by_one_changes_the_drafts(make: Any, part: str) -> None:
     whole = permuted(1)
-    rolled = {
-        name: np.roll(getattr(whole, name), int(name == part)) for name in ("inputs", "outputs")
-    }
-    shifted = VocabularyMap(rolled["inputs"], rolled["outputs"], VOCAB, VOCAB)
+    moved: dict[str, Any] = {part: np.roll(getattr(whole, part), 1)}
+    shifted = replace(whole, **moved)
     world = make(vocabularies={"twin": shifted})
     world.vocabularies = {"twin": whole}
     world.add("r", [3, 4, 5, 6, 7, 8], TWIN)
