@@ -11,6 +11,7 @@ _RUNNER_HOOKS = (
     "initialize_kv_cache",
     "initialize_metadata_builders",
     "_check_and_update_cudagraph_mode",
+    *("_dummy_run", "_dummy_sampler_run"),
     "_update_states",
     "_may_reorder_batch",
     "_build_attention_metadata",
@@ -25,7 +26,10 @@ _RUNNER_HOOKS = (
     "sample_tokens",
 )
 
-_DRAFT_HOOKS = ("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend")
+_DRAFT_HOOKS = (
+    *("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend"),
+    *("dummy_run", "_get_slot_mapping"),
+)
 _HEAD_HOOKS = (*_DRAFT_HOOKS, "_maybe_share_embeddings", "_maybe_share_lm_head")
 
 HOOKS: dict[str, tuple[str, ...]] = {
@@ -68,6 +72,7 @@ _RUNNER_ATTRIBUTES = (
     "requests",
     *("input_ids", "query_start_loc"),
     "discard_request_mask",
+    *("uniform_decode_query_len", "cudagraph_dispatcher"),
     "_draft_token_ids",
     *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
     *("_dummy_run", "get_model", "max_model_len"),

@@ -36,6 +36,7 @@ from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
+from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
 
 @dataclass(slots=True)
@@ -280,7 +281,9 @@ class RunnerHooks:
 def cpu_runner() -> type:
     """The runner class for CPU; created here so that no process imports the other device's."""
 
-    class SpecgateCPUModelRunner(RecurrentStateHooks, RunnerHooks, compat.CPUModelRunner):
+    class SpecgateCPUModelRunner(
+        RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.CPUModelRunner
+    ):
         """vLLM's CPU runner with Specgate's hooks."""
 
     return SpecgateCPUModelRunner
@@ -289,7 +292,9 @@ def cpu_runner() -> type:
 def gpu_runner() -> type:
     """The runner class for GPU."""
 
-    class SpecgateGPUModelRunner(RecurrentStateHooks, RunnerHooks, compat.GPUModelRunner):
+    class SpecgateGPUModelRunner(
+        RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.GPUModelRunner
+    ):
         """vLLM's V1 GPU runner with Specgate's hooks."""
 
     return SpecgateGPUModelRunner

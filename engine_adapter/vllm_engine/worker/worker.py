@@ -50,6 +50,7 @@ class WorkerHooks:
 
     def specgate_try_proposers(self) -> dict[str, str]:
         """Lets every proposer draft once; the reason for each that cannot: see `Trial`."""
+        self.model_runner.warms_up_drafts = False  # a dummy run of a trial is of the target
         self._trial = Trial(self.model_runner, self.model_runner.drafter.host)
         return self._trial.faults()
 
