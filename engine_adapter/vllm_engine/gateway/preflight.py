@@ -5,11 +5,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway.proven_models import is_proven
+
+log = structlog.get_logger(__name__)
 
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 """The kinds of layers, as configurations name them, whose KV follows switches and rejections."""
@@ -47,6 +52,8 @@ def check_libraries() -> str:
 def check_models(config: EngineConfig) -> None:
     """Checks the target and every proposer with weights; reads configurations and headers only.
 
+    Logs a warning for a model whose architecture is not in the table of docs/models.md.
+
     Raises:
         EngineConfigError: a folder is missing, a model has layers that are not proven, a draft
             model has another tokenizer, or a head's weights do not fit the target.
@@ -56,6 +63,7 @@ def check_models(config: EngineConfig) -> None:
     _check_layers(target)
     text = target.get_text_config()
     _check_latent_attention(text)
+    _warn_unless_proven(config.model, target)
     sizes = TargetSizes(
         text.hidden_size,
         text.vocab_size,
@@ -78,7 +86,9 @@ def _check_tokenizers(config: EngineConfig) -> None:
         if not get_method(spec.method).capabilities.tokenizer or spec.model is None:
             continue
         try:
-            _check_layers(_load_config("model", spec.model, config))
+            draft = _load_config("model", spec.model, config)
+            _check_layers(draft)
+            _warn_unless_proven(spec.model, draft)
             draft_vocabulary = _vocabulary("model", spec.model, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
@@ -139,6 +149,18 @@ def _unproven(model: str) -> EngineConfigError:
         f"{model} has layers that are neither full nor sliding-window attention; what they keep is "
         "not proven to follow switches and rejected drafts: choose another model",
     )
+
+
+def _warn_unless_proven(model: str, model_config: Any) -> None:
+    names = model_config.architectures
+    if not is_proven(names):
+        log.warning(
+            "architecture_not_proven",
+            model=model,
+            architecture=", ".join(names or ()) or model_config.model_type,
+            meaning="it is not in the table of docs/models.md: no test has compared its texts "
+            "under every proposer with stock vLLM's",
+        )
 
 
 def _check_latent_attention(text: Any) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_adapter.config import EngineConfig
@@ -176,6 +177,40 @@ def test_a_model_whose_layers_are_all_attention_is_accepted(
 ) -> None:
     folder = make_model("target", LLAMA | fields)
     preflight.check_models(config(folder, [draft(folder)]))
+
+
+def warnings(make_model: MakeModel, target: str | None, small: str | None) -> list[Any]:
+    """The warnings for a target and a draft model of the named architectures."""
+
+    def folder(name: str, architecture: str | None) -> str:
+        named = {} if architecture is None else {"architectures": [architecture]}
+        return make_model(name, LLAMA | named)
+
+    with capture_logs() as lines:
+        preflight.check_models(config(folder("target", target), [draft(folder("draft", small))]))
+    return [line for line in lines if line["event"] == "architecture_not_proven"]
+
+
+def test_an_architecture_outside_the_table_starts_with_a_warning(make_model: MakeModel) -> None:
+    (line,) = warnings(make_model, "NewForCausalLM", "LlamaForCausalLM")
+    assert line["log_level"] == "warning"
+    assert line["architecture"] == "NewForCausalLM"
+    assert line["model"].endswith("/target")
+    assert "docs/models.md" in line["meaning"]
+
+
+def test_a_draft_model_outside_the_table_has_a_warning_of_its_own(make_model: MakeModel) -> None:
+    (line,) = warnings(make_model, "LlamaForCausalLM", "NewForCausalLM")
+    assert line["model"].endswith("/draft")
+
+
+def test_a_configuration_without_architectures_is_named_by_its_type(make_model: MakeModel) -> None:
+    (line,) = warnings(make_model, "LlamaForCausalLM", None)
+    assert line["architecture"] == "llama"
+
+
+def test_an_architecture_of_the_table_has_no_warning(make_model: MakeModel) -> None:
+    assert not warnings(make_model, "LlamaForCausalLM", "LlamaForCausalLM")
 
 
 def test_a_draft_model_with_the_targets_tokenizer_is_accepted(make_model: MakeModel) -> None:

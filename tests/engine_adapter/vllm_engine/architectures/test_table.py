@@ -1,0 +1,69 @@
+"""The table of docs/models.md, the catalog and the list in the server are the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.vllm_engine.gateway import preflight
+from engine_adapter.vllm_engine.gateway.proven_models import PROVEN
+from tests.engine_adapter.vllm_engine.architectures import results
+from tests.engine_adapter.vllm_engine.architectures.catalog import REFUSED, SERVED, Architecture
+from tests.engine_adapter.vllm_engine.architectures.results import CHECKS, Result
+from tests.engine_adapter.vllm_engine.architectures.table import PAGE, PROPOSERS, render, written
+
+
+def test_every_architecture_of_the_catalog_has_a_result() -> None:
+    assert sorted(results.load()) == sorted(one.name for one in SERVED)
+    assert len(SERVED) >= 50
+
+
+def test_every_result_is_proven_with_all_its_proposers() -> None:
+    found = results.load()
+    for one in SERVED:
+        assert found[one.name].proven, one.name
+        without = {"eagle"} if one.no_eagle else set()
+        assert set(found[one.name].cells) == set(PROPOSERS) - without, one.name
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    assert written(PAGE.read_text(), results.load()) == PAGE.read_text()
+
+
+def test_the_server_knows_the_architectures_of_the_table() -> None:
+    assert {result.architecture for result in results.load().values()} == PROVEN
+
+
+@pytest.mark.parametrize("fault", ["differs", "missing"])
+def test_the_table_names_a_check_that_fails(fault: str) -> None:
+    found = dict(results.load())
+    name = SERVED[0].name
+    first = results.load()[name]
+    if fault == "differs":
+        first.cells["self"]["switch"].add(False)
+    else:
+        del first.cells["self"]["switch"]
+    found[name] = first
+    assert not first.proven
+    assert "fails: switch" in render(found)
+    assert "fails" not in render(results.load())
+
+
+def test_a_result_with_a_wrong_draft_is_not_proven() -> None:
+    result = Result("LlamaForCausalLM", "full")
+    for check in CHECKS:
+        result.cell("self", check).add(True)
+    assert result.proven
+    result.own_wrong = 1
+    assert not result.proven
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize("one", REFUSED, ids=[one.name for one in REFUSED])
+def test_what_the_table_calls_refused_is_refused(one: Architecture, tmp_path: Path) -> None:
+    fields = {"model_type": one.model_type, **one.config}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(EngineConfigError):
+        preflight.check_models(EngineConfig(str(tmp_path), "m", ()))
