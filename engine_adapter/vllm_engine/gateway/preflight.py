@@ -1,6 +1,5 @@
 """Checks before anything is loaded. Each failure names the setting and the remedy."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -111,6 +110,7 @@ def _target_vocabulary(config: EngineConfig) -> dict[str, int]:
 def _load_config(
     setting: str, model: str, config: EngineConfig, revision: str | None = None
 ) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
@@ -121,8 +121,8 @@ def _load_config(
             revision=revision or "main",
             trust_remote_code=bool(config.arguments.get("trust_remote_code")),
         )
-    # RuntimeError: the user named behind "~" does not exist.
-    except (OSError, RuntimeError, ValueError, json.JSONDecodeError) as error:
+    # RuntimeError: the user named behind "~" does not exist. StrictDataclassError: a field's value.
+    except (OSError, RuntimeError, ValueError, StrictDataclassError) as error:
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 

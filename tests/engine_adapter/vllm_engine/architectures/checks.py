@@ -22,7 +22,7 @@ from tests.engine_adapter.vllm_engine.support.recorded import (
 )
 from tests.engine_adapter.vllm_engine.support.stock_texts import Prompt, StockText
 
-K, LENGTH, BLOCK = 4, 48, 32
+K, LENGTH, SHORT, BLOCK = 4, 48, 24, 32
 OF_A_MODEL = ("self", "sibling", "medusa", "eagle")
 """Proposers whose drafts depend on the text alone, so they can be compared with another run's."""
 
@@ -105,13 +105,13 @@ class Checks:
     def sampled(self, prompts: Sequence[Prompt]) -> None:
         """A text under a seed is that of plain decoding."""
         requests = [
-            RecordedRequest(prompt, LENGTH, method, options={"temperature": 0.8, "seed": i})
+            RecordedRequest(prompt, SHORT, method, options={"temperature": 0.8, "seed": i})
             for method in (PLAIN, *self._methods)
             for i, prompt in enumerate(prompts)
         ]
         outputs = self._engine.run(requests).outputs
         plain = outputs[: len(prompts)]
-        greedy = [self._texts[prompt].tokens[:LENGTH] for prompt in prompts]
+        greedy = [self._texts[prompt].tokens[:SHORT] for prompt in prompts]
         assert all(text != other for text, other in zip(plain, greedy, strict=True))
         for i in range(len(prompts), len(requests)):
             cell = self._result.cell(requests[i].method.proposer, "sampled")
@@ -138,7 +138,7 @@ class Checks:
         """The prompt is in the prefix cache when the proposers first draft for it."""
         self._engine.reset_prefix_cache()
         self._engine.run([RecordedRequest(prompt, 1, PLAIN)])
-        requests = [RecordedRequest(prompt, LENGTH, method) for method in self._methods]
+        requests = [RecordedRequest(prompt, SHORT, method) for method in self._methods]
         got = self._engine.run(requests)
         assert min(got.cached) >= BLOCK
         self._result.cached += sum(got.cached)
@@ -147,7 +147,7 @@ class Checks:
     def preemption(self, method: SpecMethod, prompts: Sequence[Prompt]) -> None:
         """Three requests of one proposer, with the KV of two."""
         self._engine.reset_prefix_cache()
-        requests = [RecordedRequest(prompt, LENGTH, method) for prompt in prompts]
+        requests = [RecordedRequest(prompt, SHORT, method) for prompt in prompts]
         got = self._engine.run(requests, blocks=FEW_BLOCKS)
         assert got.preemptions > 0
         self._result.preemptions += 1

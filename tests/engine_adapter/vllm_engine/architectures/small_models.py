@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from demo import model_path
-from tests.engine_adapter.vllm_engine.architectures.catalog import Architecture
+from tests.engine_adapter.vllm_engine.architectures.catalog import BASE, Architecture
 
 LOUD = range(64, 128)
 """The tokens of prompts, and of nearly all of a model's text.
@@ -53,7 +53,7 @@ def write_model(architecture: Architecture, folder: Path, noise: float = 0.0) ->
 
 def head_config(architecture: Architecture) -> dict[str, Any]:
     """The `config.json` of a Llama layer in the target's width, for a head."""
-    sizes = architecture.config
+    sizes = {**BASE, **architecture.config}
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
     return {
         **{name: sizes[name] for name in same},

@@ -99,7 +99,17 @@ def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in str(error)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "nonesuch"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"model_type": "nonesuch"}',
+        '{"model_type": "llama", "hidden_size": "wide"}',
+        '{"model_type": "llama", "layer_types": ["nonesuch"]}',
+    ],
+)
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     error = refusal(preflight.check_models, config(str(tmp_path)))
