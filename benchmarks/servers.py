@@ -57,7 +57,7 @@ def vllm_arguments() -> dict[str, Any]:
     return {name: int(value) if value.isdigit() else value for name, value in named.items()}
 
 
-OWN_OPTIONS = frozenset({"draft_sampling", "verification", "members"})
+OWN_OPTIONS = frozenset({"draft_sampling", "verification", "min_confidence", "members"})
 """Proposer options that vLLM does not have."""
 
 

@@ -7,7 +7,8 @@ the answer.
 import os
 from pathlib import Path
 
-from engine_adapter.errors import EngineConfigError, shown
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.text import clip
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -26,18 +27,18 @@ def adapter_folder(name: str, path: str) -> str:
         path: a folder, or a hub id.
 
     Raises:
-        EngineConfigError: there is no adapter.
+        EngineConfigError: `path` does not lead to an adapter.
     """
     folder = Path(path)
     try:
         if path.startswith(_PATH_STARTS) or folder.exists():
             folder = folder.expanduser()
             if not (folder / CONFIG_FILE).is_file():
-                raise _unusable(name, f"{shown(path)} is not a folder with a file {CONFIG_FILE}")
+                raise _unusable(name, f"{clip(path)} is not a folder with a file {CONFIG_FILE}")
             return os.path.abspath(folder)
     # A name that is too long, a folder that must not be read, "~" before a name that no user has.
     except (OSError, RuntimeError) as error:
-        raise _unusable(name, f"{shown(path)}: {error}") from error
+        raise _unusable(name, f"{clip(path)}: {error}") from error
     return _downloaded(name, path)
 
 
@@ -48,11 +49,11 @@ def _downloaded(name: str, hub_id: str) -> str:
         folder = snapshot_download(hub_id, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE])
     except Exception as error:  # of the hub's library and of its HTTP client, which have no base
         reason = f"{type(error).__name__}: {error}"
-        message = f"{shown(hub_id)} cannot be read from the hub or its cache: {reason}"
+        message = f"{clip(hub_id)} cannot be read from the hub or its cache: {reason}"
         raise _unusable(name, message) from error
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         if not (Path(folder) / file).is_file():
-            raise _unusable(name, f"{shown(hub_id)} has no {file}")
+            raise _unusable(name, f"{clip(hub_id)} has no {file}")
     return folder
 
 

@@ -13,15 +13,6 @@ EngineError
 CONSTRAINT_TOO_COMPLEX = "constraint_too_complex"
 """The code of an `InvalidRequest` whose constraint takes too much time or memory."""
 
-SHOWN_CHARS = 100
-"""The most characters of a value that a message repeats."""
-
-
-def shown(value: object) -> str:
-    """A value as a message repeats it: its repr, cut."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
-
 
 class EngineError(Exception):
     """Base of the exceptions that an engine raises on purpose."""

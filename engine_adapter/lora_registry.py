@@ -48,7 +48,7 @@ class LoraRegistry:
 
         Raises:
             LoraRefused: it cannot be loaded in the current state.
-            EngineConfigError: there is no adapter at `path`.
+            EngineConfigError: `path` does not lead to an adapter.
         """
         self._check(name)
         self._loading.add(name)

@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+ANY_OBJECT = '{"type": "object"}'
+"""The JSON schema of any object."""
+
 UNENFORCED = frozenset(
     {
         "$dynamicRef",

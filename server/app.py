@@ -66,7 +66,11 @@ class _Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DIRECT_SEND] = send
-        await super().__call__(scope, receive, send)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # `send` holds the scope: without the cycle, the request is freed at its end.
+            del scope[DIRECT_SEND]
 
 
 def create_app(

@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
+from engine_adapter.text import cut
 from server.schema.known_fields import fields_at
-from server.text import cut, did_you_mean
+from server.text import did_you_mean
 
 MAX_BODY_LEVELS = 500
 """Levels of objects and lists in a body that are always read; Python's parser stops below 1000."""

@@ -36,16 +36,17 @@ from engine_adapter.errors import (
     LoraRefused,
     ProposerRefused,
 )
+from engine_adapter.text import cut
 from server.body_faults import fault_of, unreadable
 from server.http.exchange import exchange_of
 from server.http.headers import RETRY_AFTER
 from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
-from server.text import MAX_MESSAGE, cut, replace_surrogates
+from server.text import MAX_MESSAGE, replace_surrogates
 
 RETRY_AFTER_LOADING_S = 5
 """Retry-After while the engine loads for the first time: the remaining time is unknown."""
 
-MAX_REASON = 500
+MAX_CHECKPOINT_REASON = 500
 """The most characters of a library's reason why a checkpoint cannot be used."""
 
 log = structlog.get_logger(__name__)
@@ -158,7 +159,7 @@ def to_api_error(error: BaseException) -> ApiError:
             status = 404 if error.code == "adapter_not_found" else 409
             return ApiError(status, str(error), param="lora_name", code=error.code)
         case EngineConfigError():
-            return InvalidField(error.field, cut(error.message, MAX_REASON), error.code)
+            return InvalidField(error.field, cut(error.message, MAX_CHECKPOINT_REASON), error.code)
         case EngineNotReady():
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():

@@ -14,9 +14,10 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from engine_adapter.text import cut
 from server.errors import InvalidField
 from server.schema.json_values import is_larger
-from server.text import cut, is_unicode
+from server.text import is_unicode
 
 LONG_TEXT_CHARS = 8_192
 """Longer text is tokenized in a thread, because it would delay every stream by milliseconds."""

@@ -3,9 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-MAX_ECHO = 200
-"""The most characters of a request's own text that an error message repeats."""
-
 MAX_MESSAGE = 2000
 """The most characters of an error message."""
 
@@ -25,16 +22,6 @@ def is_unicode(text: str) -> bool:
 def replace_surrogates(text: str) -> str:
     """The text with a question mark instead of each lone surrogate."""
     return text.encode("utf-8", "replace").decode()
-
-
-def cut(text: str, limit: int = MAX_ECHO) -> str:
-    """The text, cut to `limit` characters; an ellipsis ends a text that was cut."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def clip(value: object) -> str:
-    """`value` as a message repeats it: its repr, cut to `MAX_ECHO` characters."""
-    return cut(repr(value))
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -39,6 +39,7 @@ class GatewayPlan:
         rounds: turns of each side.
         seconds: of a turn at half load; 0 leaves it out.
         step_ms: between the events of a stream at half load.
+        rate: streams per second at half load; `None` finds it.
         streams: at once in the last part; 0 leaves it out.
         folder: for logs and recordings.
     """
@@ -49,6 +50,7 @@ class GatewayPlan:
     rounds: int
     seconds: float
     step_ms: float
+    rate: float | None
     streams: int
     folder: Path
 
@@ -80,7 +82,7 @@ async def measure(plan: GatewayPlan, print_line: PrintLine) -> GatewayResults:
         stream_us = next(
             statistics.median(cost.stream_us) for cost in results.costs if cost.side == SPECGATE
         )
-        results.rate, results.half_load = await _half_load(plan, 0.5e6 / stream_us)
+        results.rate, results.half_load = await _half_load(plan, plan.rate or 0.5e6 / stream_us)
     if plan.streams:
         print_line(f"{plan.streams} streams at once")
         results.many = await _many(plan)
@@ -151,7 +153,7 @@ async def _half_load(plan: GatewayPlan, rate: float) -> tuple[float, list[Latenc
 
     async with running_sides(_setup(plan, answer, plan.step_ms)) as sides:
         specgate = [side for side in sides if side.name == SPECGATE]
-        for _ in range(_TRIALS):
+        for _ in range(0 if plan.rate else _TRIALS):
             (tried,) = await _at_times(specgate, plan.step_ms, answer, [arrivals()])
             rate *= min(1.0, 0.5 / tried.busy)
         turns = [arrivals() for _ in range(plan.rounds)]

@@ -138,7 +138,7 @@ def workload(name: str, split: Split) -> Workload:
 
     Raises:
         ValueError: the file cannot be used, or the split leaves no prompts.
-        OSError: there is no such file.
+        OSError: the file cannot be read.
     """
 
     def pool(kind: str) -> list[Prompt]:

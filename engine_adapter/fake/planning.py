@@ -183,11 +183,10 @@ class StepPlanning:
 def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> ProposerTraits:
     """A proposer as policies see it; `others` has its members."""
     every = needs(spec, others)
-    has_model = every.model or every.draft_kv
     return ProposerTraits(
         spec.name,
         spec.num_speculative_tokens,
-        lookup=not (has_model or every.hidden_states or every.members or every.prediction),
+        lookup=not (every.runs_model or every.hidden_states or every.members or every.prediction),
         keeps_kv=every.draft_kv,
         selectable=not (every.members or every.prediction),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine_adapter.errors import InvalidRequest
 from engine_adapter.fake.tokens import draw
+from engine_adapter.text import cut
 
 _UNSUPPORTED = ("pattern", "not", "if", "contains", "allOf", "oneOf", "multipleOf", "prefixItems")
 _MAX_DEPTH = 32
@@ -23,7 +24,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), int),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
 }
-"""Keyword -> the type of its value. Nobody has checked a schema before it comes here."""
+"""Keyword -> the type of its value. Schemas come here unchecked."""
 
 _WORDS = ("alpha", "bravo", 'a "quoted" word', "délta", "{echo}", "[fox]\n", "")
 _FORMATS = {
@@ -157,4 +158,4 @@ class _Writer:
         return node
 
     def _refusal(self, what: str) -> InvalidRequest:
-        return InvalidRequest(self._param, f"the fake engine does not support {what[:200]}")
+        return InvalidRequest(self._param, f"the fake engine does not support {cut(what)}")

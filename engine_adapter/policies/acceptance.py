@@ -4,9 +4,11 @@ Two things are counted of each proposer. `lengths`: how long the drafts are that
 finds a long draft where it is sure, so the length tells how good the draft is. `hazards`: how often
 the target accepts position i of a draft of length n, after all before it; statistics calls the
 chance of the contrary a hazard. Means of accepted lengths would depend on the k that was asked for,
-these figures do not. A proposer with a model always drafts what it is asked for, so all its drafts
-have the longest length. Every count decays with the steps in which it changes, so old traffic is
-forgotten.
+these figures do not. A proposer with a model drafts what it is asked for, so all its drafts have
+the longest length. If it may end a draft early, where it is not sure, `ends` counts how often it
+does so at a position that it was asked for, after all before it were accepted. A position that is
+not drafted is no rejection: the hazards count drafted positions only. Every count decays with the
+steps in which it changes, so old traffic is forgotten.
 
 What is not known yet is taken from what is near: a length's hazards from all lengths', a class's
 from all classes', and a position's from the position before it.
@@ -83,6 +85,8 @@ class AcceptanceModel:
         self._found = np.zeros((num_proposers, classes, max_k + 1))
         self._verified = np.zeros((num_proposers, classes, max_k + 1, max_k))
         self._accepted = np.zeros_like(self._verified)
+        # How often a model ended a draft before each position, after all before it were accepted.
+        self._ends = np.zeros((num_proposers, classes, max_k))
         self.drafts = np.zeros((num_proposers, classes))
         self._stale_steps = 0
         # Of each slot and proposer: drafts by length, and accepted tokens, seen and predicted.
@@ -92,13 +96,13 @@ class AcceptanceModel:
 
     @property
     def _counts(self) -> tuple[Floats, ...]:
-        return self._found, self._verified, self._accepted, self.drafts
+        return self._found, self._verified, self._accepted, self._ends, self.drafts
 
     def grow(self, num_proposers: int, num_slots: int) -> None:
         """Makes room for more proposers, or for more live requests."""
         more = num_proposers - len(self.drafts)
         if more > 0:
-            self._found, self._verified, self._accepted, self.drafts = (
+            self._found, self._verified, self._accepted, self._ends, self.drafts = (
                 np.concatenate((one, np.zeros((more, *one.shape[1:])))) for one in self._counts
             )
             self._refresh()
@@ -124,7 +128,15 @@ class AcceptanceModel:
     # -- observing -----------------------------------------------------------------------------
 
     def observe(
-        self, slot: Ints, proposer: Ints, kind: Ints, length: Ints, verified: Ints, accepted: Ints
+        self,
+        slot: Ints,
+        proposer: Ints,
+        kind: Ints,
+        length: Ints,
+        verified: Ints,
+        accepted: Ints,
+        *,
+        ended: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Takes N drafts that the target has read, or whose tokens it has written by itself.
 
@@ -133,6 +145,8 @@ class AcceptanceModel:
             proposer, kind: proposers by index, and classes of request, [N].
             length: tokens that were found, [N]; 0 where there was no draft.
             verified, accepted: tokens of each that were compared, and that agreed, [N].
+            ended: whether all agreed, and the proposer drafted no more although it was asked for
+                more, [N]; `None` if none did.
         """
         # A row is compared with its class as it is now, also while nothing plans with it.
         self._freshen()
@@ -153,9 +167,12 @@ class AcceptanceModel:
         self._found *= decay[:, :, None]
         self._verified *= decay[:, :, None, None]
         self._accepted *= decay[:, :, None, None]
+        self._ends *= decay[:, :, None]
         np.add.at(self._found, (proposer, kind, length), 1.0)
         np.add.at(self._verified, (proposer, kind, length), tried)
         np.add.at(self._accepted, (proposer, kind, length), hit)
+        if ended is not None and ended.any():
+            np.add.at(self._ends, (proposer[ended], kind[ended], verified[ended]), 1.0)
         self._stale_steps += 1
 
     def _freshen(self) -> None:
@@ -186,6 +203,15 @@ class AcceptanceModel:
         )
         self._hazard = _share(self._accepted, self._verified, of_length[:, None])
 
+        ends, drafted = (
+            self._ends.sum(axis=1, keepdims=True),
+            by_class[1].sum(axis=1, keepdims=True),
+        )
+        usual = _share(drafted, drafted + ends, np.ones(1))
+        self._reach = np.multiply.accumulate(
+            _share(by_class[1], by_class[1] + self._ends, usual), axis=2
+        )
+
     # -- looking ahead -------------------------------------------------------------------------
 
     def chances(self, slots: Ints, kinds: Ints, cases: Cases) -> Floats:
@@ -204,6 +230,15 @@ class AcceptanceModel:
         factor = (hits[:, :, 0] + HITS_WEIGHT) / (hits[:, :, 1] + HITS_WEIGHT)
         hazard = self._hazard[cases.proposer, kinds[:, None], cases.length] * factor[:, :, None]
         return np.multiply.accumulate(np.clip(hazard, _LOW, _HIGH), axis=2)
+
+    def reach(self, kinds: Ints, cases: Cases) -> Floats:
+        """The chance that each case is drafted up to each position, as far as asked: [B, Q, K].
+
+        It is 1 for a proposer that ends no draft early.
+        """
+        self._freshen()
+        reach: Floats = self._reach[cases.proposer, kinds[:, None]]
+        return reach
 
     def mean_rate(self, proposer: int, kind: int, k: int) -> float:
         """The share of accepted tokens among the k drafted, as the hazards predict it."""

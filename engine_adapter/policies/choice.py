@@ -61,8 +61,10 @@ class Chooser:
         self._of = outlook.cases.proposer
         self._starts = np.searchsorted(self._of, np.arange(len(times)))
         over = outlook.survival - self._token_prices()[self._of, None]
-        self._gains = np.maximum(over, 0.0).sum(axis=2)
+        reached = outlook.reach * (over > 0)
+        self._gains = (over * reached).sum(axis=2)
         self._lengths = np.maximum.reduceat((over > 0).sum(axis=2), self._starts, axis=1)
+        self._tokens = np.maximum.reduceat(reached.sum(axis=2), self._starts, axis=1)
 
     def plain(self) -> Choice:
         """Plain decoding of every row."""
@@ -209,13 +211,12 @@ class Chooser:
 
     def _with_lengths(self, first: Ints, second: Ints, gate: Floats) -> Choice:
         """The lengths that maximize the rate; see the head of the module."""
-        survival = self._outlook.survival
+        survival, reach = self._outlook.survival, self._outlook.reach
         weights, missed = self._weights(first, second, self._kept(first, gate))
         # The likeliest positions come first: all with a chance above a threshold.
         at = weights > 0
-        chances = survival[at]
-        repeated = np.repeat(weights[at], chances.shape[1])
-        chances = chances.ravel()
+        chances = survival[at].ravel()
+        repeated = (weights[at][:, None] * reach[at]).ravel()
         bins = (chances * THRESHOLDS).astype(np.intp)
         drafted = np.bincount(bins, repeated, THRESHOLDS)[:0:-1].cumsum()
         gained = np.bincount(bins, repeated * chances, THRESHOLDS)[:0:-1].cumsum()
@@ -234,8 +235,9 @@ class Chooser:
         kept = self._kept(first, gate) & (counts > 0)
         weights, missed = self._weights(first, second, kept)
         positions = np.arange(self._outlook.survival.shape[2]) < counts[:, :, None]
-        drafted = float((weights * counts).sum())
-        gained = float((weights[:, :, None] * self._outlook.survival * positions).sum())
+        reached = weights[:, :, None] * self._outlook.reach * positions
+        drafted = float(reached.sum())
+        gained = float((reached * self._outlook.survival).sum())
         seconds = float(self._target_seconds(np.array([drafted]))[0])
         first_k = np.where(kept, counts, 0).max(axis=1, initial=0)
         second_k = np.where(self._of == second[:, None], counts, 0).max(axis=1, initial=0)
@@ -288,9 +290,8 @@ class Chooser:
             rows = mine | later
             expected = float(mine.sum() + missed[later].sum())
             needed = 1.0 if mine.any() else 1 - float((1 - missed[later]).prod())
-            lengths = self._lengths[rows, j]
-            total += needed * (call + per_pass * int(lengths.max()))
-            total += expected * (per_row + per_token * float(lengths.mean()))
+            total += needed * (call + per_pass * int(self._lengths[rows, j].max()))
+            total += expected * (per_row + per_token * float(self._tokens[rows, j].mean()))
             if per_catchup:
                 total += per_catchup * float(self._catchup[rows, j].sum())
         return total

@@ -29,8 +29,10 @@ class Outlook:
         cases: the drafts that can come, Q of them, ordered by proposer; `cases.proposer` counts
             among the J. Each length of a lookup's draft is a case; a model has one case.
         chance: the chance of each case, if its proposer is asked, [B, Q].
-        survival: the chance that the target accepts each case up to each position, [B, Q, K]; 0
-            beyond the length and beyond a row's or a proposer's limit.
+        survival: the chance that the target accepts each case up to each position, if it is
+            drafted so far, [B, Q, K]; 0 beyond the length and beyond a row's or a proposer's limit.
+        reach: the chance that it is drafted so far, if it is asked for, [B, Q, K]. Below 1 for a
+            model that may end its drafts early; a lookup's cases have their lengths.
         lag: tokens that each has not read of each row, [B, J].
         remaining: the tokens that can still be drafted for each row until it ends, [B].
     """
@@ -39,6 +41,7 @@ class Outlook:
     cases: Cases
     chance: Floats
     survival: Floats
+    reach: Floats
     lag: Floats
     remaining: Ints
 
@@ -175,17 +178,18 @@ class Evidence:
             traits = None if proposer is None else self._traits[proposer]
             if slot is None or proposer is None or traits is None:
                 continue
-            length = fate.found
+            length, ended = fate.found, False
             if not traits.lookup:
+                ended = traits.ends_early and fate.accepted == length < fate.asked
                 length = self._max_k if length else 0
             elif fate.asked < traits.num_speculative_tokens:
                 continue
-            drafts.append((slot, proposer, length, fate.verified, fate.accepted))
+            drafts.append((slot, proposer, length, fate.verified, fate.accepted, ended))
         if not drafts:
             return
-        slot_, proposer_, length_, verified_, accepted_ = np.array(drafts, np.intp).T
-        kind = self.requests.kinds[slot_]
-        self.acceptance.observe(slot_, proposer_, kind, length_, verified_, accepted_)
+        slot_, proposer_, length_, verified_, accepted_, ended_ = np.array(drafts, np.intp).T
+        kind, ends = self.requests.kinds[slot_], (ended_ > 0) & (length_ > 0)
+        self.acceptance.observe(slot_, proposer_, kind, length_, verified_, accepted_, ended=ends)
         for proposer in set(proposer_.tolist()):
             self._last_seen[proposer] = self.steps
             if proposer not in self._proven:
@@ -227,14 +231,15 @@ class Evidence:
         survival = self.acceptance.survivals(slots, kinds, known)
         survival *= np.arange(self._max_k) < np.minimum(limit[:, None], length)[:, :, None]
         chance = self.acceptance.chances(slots, kinds, known)
+        reach = self.acceptance.reach(kinds, known)
         remaining = np.array([row.draft_budget for row in rows], np.intp)
-        return Outlook(index, cases, chance, survival, lag, remaining)
+        return Outlook(index, cases, chance, survival, reach, lag, remaining)
 
     def _cases(self, proposers: Sequence[int]) -> tuple[Cases, Ints]:
         """The cases of these proposers, and the tokens of each, [Q].
 
-        A model's draft has the length that it is asked for, and counts as the longest; see
-        `acceptance`.
+        A model's draft has the length that it is asked for, or ends early, and counts as the
+        longest; see `acceptance`.
         """
         cases: list[tuple[int, int]] = []
         lengths: list[int] = []

@@ -11,6 +11,7 @@ class ProposerTraits:
         lookup: it drafts on the CPU without a model, so that it may draft beside another
             proposer and draft in the shadow.
         keeps_kv: it must catch up on tokens that it has not read.
+        ends_early: it may draft fewer tokens than it is asked for, where it is not sure of them.
         selectable: policies choose it. They do not choose a cascade, because they choose its
             members, nor a proposer that needs a prediction.
     """
@@ -19,6 +20,7 @@ class ProposerTraits:
     num_speculative_tokens: int
     lookup: bool = False
     keeps_kv: bool = False
+    ends_early: bool = False
     selectable: bool = True
 
 

@@ -44,6 +44,14 @@ class DraftSampler(Protocol):
         """
         ...
 
+    def is_open(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
+        """Which of N rows draft further after the draws so far, bool [N].
+
+        A row that does not may be left out of the next draws: they are dropped. `None` if all draft
+        further, or if the answer would cost a wait for the device.
+        """
+        ...
+
     def select(self, index: npt.NDArray[np.intp]) -> "DraftSampler":
         """The sampler for the rows at `index`, [N]."""
         ...
@@ -106,6 +114,12 @@ class DraftBatch:
         if self.sampling is None:
             return logits.argmax(-1), None
         return self.sampling.draw(logits, np.arange(len(self.rows)), depth)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no row drafts further, so that the rest of the draws can be left out."""
+        opened = None if self.sampling is None else self.sampling.is_open(np.arange(len(self.rows)))
+        return opened is not None and not opened.any()
 
     def truncate(
         self, tokens: Sequence[list[int]], probabilities: Sequence[Any] | None = None

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine_adapter.errors import shown
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -19,6 +18,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
+from engine_adapter.text import clip
 
 
 class CascadeProposer:
@@ -51,9 +51,9 @@ class CascadeProposer:
 def _validate(spec: ProposerSpec) -> None:
     members = spec.options["members"]
     if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
-        raise OptionError("members", f"must be a list of proposers' names, got {shown(members)}")
+        raise OptionError("members", f"must be a list of proposers' names, got {clip(members)}")
     if len(members) < 2 or len(set(members)) < len(members):
-        message = f"must be at least two different proposers, got {shown(members)}"
+        message = f"must be at least two different proposers, got {clip(members)}"
         raise OptionError("members", message)
 
 

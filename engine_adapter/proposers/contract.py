@@ -52,7 +52,8 @@ class Capabilities:
 
     Attributes:
         model: it has its own weights, so `model` is required.
-        tokenizer: its weights include a tokenizer, which must be the target's.
+        tokenizer: its weights include a tokenizer, which must be the target's unless an option
+            allows another.
         draft_kv: it has its own KV cache, reserved when the engine starts. Only a method without
             it can be loaded while the engine serves. Its weights are its own, or part of the
             target's checkpoint.
@@ -70,6 +71,11 @@ class Capabilities:
     members: bool = False
     prediction: bool = False
     constraint: bool = False
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether it drafts with a model, so that each draft is drawn from logits."""
+        return self.model or self.draft_kv
 
     def __or__(self, other: "Capabilities") -> "Capabilities":
         """The requirements of both."""

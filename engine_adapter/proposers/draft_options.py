@@ -1,12 +1,19 @@
-"""The options of methods that can sample their drafts instead of taking the most likely token."""
+"""The options of methods that draft with a model: how tokens are drawn, and where a draft ends."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.errors import shown
 from engine_adapter.proposers.contract import OptionError, ProposerSpec
+from engine_adapter.text import clip
 
-OPTIONS: Mapping[str, Any] = {"draft_sampling": "greedy", "verification": "token"}
+MIN_CONFIDENCE = "min_confidence"
+"""The option for the confidence of a path below which a draft ends; 0 never ends one."""
+
+OPTIONS: Mapping[str, Any] = {
+    "draft_sampling": "greedy",
+    "verification": "token",
+    MIN_CONFIDENCE: 0.0,
+}
 """The options, with their defaults."""
 
 _VALUES = {"draft_sampling": ("greedy", "probabilistic"), "verification": ("token", "block")}
@@ -17,13 +24,22 @@ def samples(spec: ProposerSpec) -> bool:
     return bool(spec.options.get("draft_sampling") == "probabilistic")
 
 
+def min_confidence(spec: ProposerSpec) -> float:
+    """The threshold of the proposer's confidence gate; 0 if it has none."""
+    return float(spec.options.get(MIN_CONFIDENCE, 0.0))
+
+
 def validate(spec: ProposerSpec) -> None:
-    """Raises `OptionError` for an unknown value, or block verification of greedy drafts."""
+    """Raises `OptionError` for an invalid value, or block verification of greedy drafts."""
     for option, values in _VALUES.items():
         if spec.options[option] not in values:
             known = " or ".join(map(repr, values))
-            raise OptionError(option, f"must be {known}, got {shown(spec.options[option])}")
+            raise OptionError(option, f"must be {known}, got {clip(spec.options[option])}")
     if spec.options["verification"] == "block" and not samples(spec):
         raise OptionError(
             "verification", '"block" is for sampled drafts: it needs draft_sampling "probabilistic"'
         )
+    threshold = spec.options[MIN_CONFIDENCE]
+    if type(threshold) not in (int, float) or not 0 <= threshold < 1:
+        message = f"must be a number of at least 0 and below 1, got {clip(threshold)}"
+        raise OptionError(MIN_CONFIDENCE, message)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_adapter.errors import SHOWN_CHARS, EngineConfigError, shown
+from engine_adapter.errors import EngineConfigError
 from engine_adapter.names import NAME
 from engine_adapter.proposers import (
     cascade,
@@ -25,6 +25,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
+from engine_adapter.text import clip, cut
 
 METHODS: tuple[ProposerMethod, ...] = (
     ngram.METHOD,
@@ -72,7 +73,7 @@ def read_name(fields: Mapping[str, Any]) -> str:
     if name is None:
         raise _error("name", "is required", _MISSING)
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise _error("name", f"must match {NAME.pattern}, got {shown(name)}")
+        raise _error("name", f"must match {NAME.pattern}, got {clip(name)}")
     return name
 
 
@@ -92,7 +93,7 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
         raise _error("name", f"{name!r} is reserved ({', '.join(sorted(RESERVED_NAMES))})")
     method_name = fields.get("method", name)
     if not isinstance(method_name, str) or method_name not in _BY_NAME:
-        raise _error("method", f"{shown(method_name)} is unknown; there are {', '.join(_BY_NAME)}")
+        raise _error("method", f"{clip(method_name)} is unknown; there are {', '.join(_BY_NAME)}")
     chosen = get_method(method_name)
     if name == prediction.METHOD.name and chosen is not prediction.METHOD:
         raise _error("name", f"{name!r} may only be a proposer of the method {name}")
@@ -100,7 +101,7 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
     default = chosen.default_k or _largest_k(options["members"], others)
     k = fields.get("num_speculative_tokens", default)
     if type(k) is not int or k < 1:
-        raise _error("num_speculative_tokens", f"must be an integer of at least 1, got {shown(k)}")
+        raise _error("num_speculative_tokens", f"must be an integer of at least 1, got {clip(k)}")
     spec = ProposerSpec(name, method_name, k, _model(chosen, fields), options)
     try:
         chosen.validate(spec)
@@ -149,14 +150,14 @@ def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
     for name in spec.options["members"]:
         if name not in known:
             there_are = ", ".join(known) or "none"
-            message = f"{shown(name)} is not a proposer that can be a member; there are {there_are}"
+            message = f"{clip(name)} is not a proposer that can be a member; there are {there_are}"
             raise _error("members", message)
 
 
 def _model(chosen: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
     if chosen.capabilities.model and not (isinstance(model, str) and model):
-        message = f"{chosen.name} needs the path or id of its weights, got {shown(model)}"
+        message = f"{chosen.name} needs the path or id of its weights, got {clip(model)}"
         raise _error("model", message, _MISSING if model is None else None)
     if not chosen.capabilities.model and model is not None:
         raise _error("model", f"{chosen.name} has no weights of its own; leave it out")
@@ -173,4 +174,4 @@ def _options(chosen: ProposerMethod, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _error(field: str, message: str, code: str | None = None) -> EngineConfigError:
-    return EngineConfigError("proposer", f"{field[:SHOWN_CHARS]}: {message}", field, code)
+    return EngineConfigError("proposer", f"{cut(field)}: {message}", field, code)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.errors import shown
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -18,6 +17,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
+from engine_adapter.text import clip
 
 _EMPTY = np.empty(0, np.int32)
 
@@ -75,7 +75,7 @@ def check_lengths(spec: ProposerSpec, minimum: str, maximum: str) -> None:
     low, high = spec.options[minimum], spec.options[maximum]
     for option, value in ((minimum, low), (maximum, high)):
         if type(value) is not int or value < 1:
-            raise OptionError(option, f"must be an integer of at least 1, got {shown(value)}")
+            raise OptionError(option, f"must be an integer of at least 1, got {clip(value)}")
     if low > high:
         raise OptionError(minimum, f"({low}) must not exceed {maximum} ({high})")
 

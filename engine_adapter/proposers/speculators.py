@@ -39,7 +39,7 @@ def read_speculator(model: str) -> Speculator | None:
         model: a folder or a hub id.
 
     Raises:
-        CheckpointError: there is no readable `config.json`, or it does not say what is needed.
+        CheckpointError: `config.json` is missing, cannot be read, or lacks a field.
     """
     checkpoint = Checkpoint(model)
     config = checkpoint.config

@@ -9,7 +9,6 @@ Inference (package `arctic-inference`), which keeps the outputs of ended request
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine_adapter.errors import shown
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -18,6 +17,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
+from engine_adapter.text import clip
 
 if TYPE_CHECKING:
     from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -82,7 +82,7 @@ def _validate(spec: ProposerSpec) -> None:
     def check(name: str, kinds: tuple[type, ...], low: float, high: float) -> None:
         value = spec.options[name]
         if type(value) not in kinds or not low <= value <= high:
-            raise OptionError(name, f"must be a number in [{low}, {high}], got {shown(value)}")
+            raise OptionError(name, f"must be a number in [{low}, {high}], got {clip(value)}")
 
     check("suffix_decoding_max_tree_depth", (int,), 1, 4096)
     check("suffix_decoding_max_cached_requests", (int,), 0, 2**31 - 1)

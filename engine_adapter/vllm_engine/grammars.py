@@ -10,6 +10,7 @@ from collections import OrderedDict
 from functools import cache
 from typing import Any
 
+from engine_adapter.schema_keywords import ANY_OBJECT
 from engine_adapter.types import ConstraintKind
 
 _FORMATS = {
@@ -70,7 +71,7 @@ def serialized(
 
     if kind in _FORMATS:
         return str(llguidance.grammar_from(_FORMATS[kind], value))  # type: ignore[arg-type]
-    schema: Any = value if kind is ConstraintKind.JSON_SCHEMA else '{"type": "object"}'
+    schema: Any = value if kind is ConstraintKind.JSON_SCHEMA else ANY_OBJECT
     if named_properties and kind is ConstraintKind.JSON_SCHEMA:
         schema = json.loads(schema)
         _close(schema)

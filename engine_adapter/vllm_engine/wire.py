@@ -18,6 +18,7 @@ from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKin
 from engine_adapter.policies.contract import DraftFate
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_options import min_confidence
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 
@@ -74,12 +75,12 @@ def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Propo
     """A proposer as policies see it; `others` has its members."""
     own = get_method(spec.method).capabilities
     every = needs(spec, others)
-    has_model = every.model or every.draft_kv
     return ProposerTraits(
         spec.name,
         spec.num_speculative_tokens,
-        lookup=not (has_model or every.hidden_states or every.members or every.prediction),
+        lookup=not (every.runs_model or every.hidden_states or every.members or every.prediction),
         keeps_kv=every.draft_kv,
+        ends_early=min_confidence(spec) > 0,
         selectable=not (own.members or own.prediction),
     )
 
@@ -124,6 +125,7 @@ class DraftReport:
         found: request id -> tokens of its draft before the plan cut it.
         dropped: requests whose first draft the plan dropped.
         fates: drafts whose fate the step decided without verification: shadows and dropped ones.
+        constraint_times: request id -> CPU seconds of its constraint's matcher, and its calls.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -135,6 +137,7 @@ class DraftReport:
     found: dict[str, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     fates: list[DraftFate] = field(default_factory=list)
+    constraint_times: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def add_work(
         self, name: str, seconds: float, k: npt.NDArray[np.int64], tokens: int, catchup: int

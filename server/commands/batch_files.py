@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine_adapter.text import clip
+
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """The routes that a request of a batch can use."""
 
@@ -95,7 +97,7 @@ def count_input(path: Path) -> int:
         if first != item.line:
             raise BatchError(
                 f"{path}: the lines {first} and {item.line} have the same custom_id, "
-                f"{item.custom_id[:100]!r}; nothing was run"
+                f"{clip(item.custom_id)}; nothing was run"
             )
     return count
 

@@ -3,20 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from server.control.slots import Demand, Place, SlotLimits, Slots
 from server.errors import ApiError
 from server.limit_errors import QueueFull
+from server.settings.limit_settings import LimitSettings
 from server.telemetry.admission_metrics import AdmissionMetrics
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """How many requests the queue takes, and how many prompt tokens they have together."""
-
-    queued_requests: int
-    queued_prompt_tokens: int
 
 
 class Admission:
@@ -32,12 +24,12 @@ class Admission:
     def __init__(
         self,
         slots: SlotLimits,
-        limits: AdmissionLimits,
+        settings: LimitSettings,
         metrics: AdmissionMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = Slots(slots, clock)
-        self._limits = limits
+        self._settings = settings
         self._metrics = metrics
         self._num_checked = 0
         self._checked_prompt_tokens = 0
@@ -87,7 +79,8 @@ class Admission:
     def _no_room(self, demand: Demand) -> str | None:
         """Why the queue cannot take the request, for its client."""
         queued, tokens = self.num_queued, self.queued_prompt_tokens
-        most, most_tokens = self._limits.queued_requests, self._limits.queued_prompt_tokens
+        most = self._settings.max_queued_requests
+        most_tokens = self._settings.max_queued_prompt_tokens
         if not most:
             return "the request cannot begin now, and this server has no queue"
         if queued >= most:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 import structlog
 
 from engine_adapter.errors import LoraRefused, ProposerRefused
+from engine_adapter.text import cut
 from server.control.allowed_models import ModelNotAllowed
 from server.control.records import (
     LoraRecord,
@@ -25,7 +26,7 @@ from server.control.records import (
     log_fields,
 )
 from server.control.types import Caller, LoadOutcome
-from server.text import cut, replace_surrogates
+from server.text import replace_surrogates
 
 REMEMBERED = 100
 """How many records of switches, of proposers and of policies are kept in memory."""

@@ -9,7 +9,7 @@ from server.limit_errors import ConcurrencyLimit, RateLimit
 from server.telemetry.admission_metrics import AdmissionMetrics
 
 
-class _Key:
+class _KeyCounts:
     """One API key: its unfinished requests, and the rate of new ones."""
 
     def __init__(self, rate: RequestRate | None) -> None:
@@ -38,7 +38,7 @@ class KeyLimits:
         self._per_minute = per_minute
         self._metrics = metrics
         self._clock = clock
-        self._keys: dict[str | None, _Key] = {}
+        self._keys: dict[str | None, _KeyCounts] = {}
 
     @contextmanager
     def request(self, name: str | None) -> Iterator[None]:
@@ -65,10 +65,10 @@ class KeyLimits:
         finally:
             key.requests -= 1
 
-    def _key(self, name: str | None) -> _Key:
+    def _key(self, name: str | None) -> _KeyCounts:
         key = self._keys.get(name)
         if key is None:
             per_minute = self._per_minute
             rate = None if per_minute is None else RequestRate(per_minute, self._clock)
-            key = self._keys[name] = _Key(rate)
+            key = self._keys[name] = _KeyCounts(rate)
         return key

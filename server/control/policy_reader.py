@@ -6,8 +6,8 @@ from typing import Any
 from engine_adapter.policies.catalog import read_policy
 from engine_adapter.policies.names import AUTO, POLICY_NAMES, policy_name
 from engine_adapter.policies.parameters import PolicyError
+from engine_adapter.text import clip, cut
 from server.control.method_names import LoadedProposers
-from server.text import clip, cut
 
 
 def read_policies(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from engine_adapter.text import cut
 from server.control.method_names import MethodRequest
-from server.text import cut
 
 MAX_RULES = 100
 MAX_PATTERN_CHARS = 256

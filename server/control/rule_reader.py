@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from engine_adapter.names import NAME
+from engine_adapter.text import clip, cut
 from engine_adapter.types import NONE
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.routing import MAX_PATTERN_CHARS, MAX_RULES, Match, Range, Rule
 from server.control.selection import resolve
-from server.text import clip, cut
 
 MAX_HEADERS = 16
 

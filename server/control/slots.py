@@ -147,7 +147,7 @@ class Place:
         self._all.free(self.demand.key, slots)
 
 
-class _Key:
+class _KeyQueue:
     """The requests of one API key that wait.
 
     Attributes:
@@ -201,7 +201,7 @@ class Slots:
         self.queued_prompt_tokens = 0
         self.queue_rate = QueueRate(clock)
         self.is_open = True
-        self._keys: defaultdict[str | None, _Key] = defaultdict(_Key)
+        self._keys: defaultdict[str | None, _KeyQueue] = defaultdict(_KeyQueue)
         self._arrivals = 0
         self._waiting = 0
         # Somebody waits for more slots than are free; nobody may overtake it for ever.

@@ -118,7 +118,7 @@ class AuthMiddleware:
         elif len(self._keyring.keys):
             reason = "the server has other keys, so others may reach it"
         elif (indirectness := indirect(scope)) is not None:
-            reason = f"this request is none: {indirectness}"
+            reason = f"this request is not direct: {indirectness}"
         else:
             return None
         message = (

@@ -95,6 +95,9 @@ class Connection(HttpToolsProtocol):
         self._connections.lost(self)
         self._leave()
         super().connection_lost(exc)
+        # They refer back to it: so all are freed at once, not by the collector.
+        self.cycle = self._running = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         """Parses what has arrived."""

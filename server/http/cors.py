@@ -12,11 +12,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine_adapter.text import clip
 from server.errors import ApiError, error_response
 from server.http.auth import ADMIN_PATHS
 from server.http.headers import RESPONSE_HEADERS
 from server.settings.origins import EVERY_ORIGIN
-from server.text import clip
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from server.text import cut
+from engine_adapter.text import cut
 
 _DIRECT_HEADERS = frozenset(
     {
@@ -30,8 +30,6 @@ _DIRECT_PREFIXES = ("accept-", "if-", "sec-", "x-b3-", "x-datadog-", "x-stainles
 Proxies add others: there are dozens of names for the address of their client, and any new one
 must count too.
 """
-
-_SHOWN_CHARS = 100
 
 
 def is_loopback(host: str) -> bool:
@@ -64,7 +62,7 @@ def indirect(scope: Scope) -> str | None:
     if "origin" in headers and not _is_loopback_url(headers["origin"]):
         return "a page of another origin sends it"
     if (name := proxy_header(headers)) is not None:
-        return f"its header {cut(name, _SHOWN_CHARS)} may be a proxy's"
+        return f"its header {cut(name)} may be a proxy's"
     # Today's clients speak HTTP/1.1; nginx speaks 1.0 to what is behind it unless told otherwise.
     if scope.get("http_version") == "1.0":
         return "it is HTTP/1.0, which proxies speak"

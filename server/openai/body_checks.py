@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from engine_adapter.text import cut
 from server.errors import InvalidField
 from server.rendering import Renderer
 from server.schema.base import Body, refused_when_strict
 from server.schema.generation_body import GenerationBody
 from server.settings import Settings
-from server.text import cut
 
 MAX_LIST_CHARS = 1024
 """The maximum length of a header that lists fields or keywords."""

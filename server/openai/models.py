@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from engine_adapter.text import clip
 from engine_adapter.types import LoraAdapter
 from server.errors import NotFound
 from server.state import Runtime
-from server.text import clip
 
 
 def list_models(runtime: Runtime) -> dict[str, Any]:

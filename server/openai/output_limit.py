@@ -1,9 +1,9 @@
 """How many tokens a request may generate: its own limit, the server's default and its ceiling."""
 
+from engine_adapter.text import clip
 from server.errors import InvalidField
 from server.openai.prompts import check_max_tokens
 from server.state import Runtime
-from server.text import clip
 
 
 def output_limit(

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from engine_adapter.text import clip
 from engine_adapter.types import EngineInfo
 from server.errors import InvalidField
 from server.rendering import Renderer
@@ -11,7 +12,6 @@ from server.schema.generation_body import GenerationBody, Prediction
 from server.schema.json_values import surrogate_path
 from server.schema.messages import Message
 from server.state import Runtime
-from server.text import clip
 
 MOST_CHARS = 1_000_000
 """The most characters of a text that may be longer than the context, if that holds no more."""

@@ -1,5 +1,6 @@
 """`/metrics`: the registry, in Prometheus' text format or as OpenMetrics."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -16,11 +17,12 @@ router = APIRouter(tags=["Server"])
 
 
 async def with_engine(state: AnyState) -> AppState:
-    """The state, after the gauges of the engine were set.
+    """The state, after the gauges of the engine and of the tasks were set.
 
-    A coroutine, because the engine is read on its own thread only.
+    A coroutine, because the engine and the tasks are read on their own thread only.
     """
     state.metrics.set_engine(up=state.engine_up, given_up=state.engine_given_up)
+    state.metrics.connections.tasks.set(len(asyncio.all_tasks()))
     return state
 
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine_adapter.text import clip
 from server.errors import InvalidField
-from server.text import clip, did_you_mean, is_unicode
+from server.text import did_you_mean, is_unicode
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     # Sampling methods that are not implemented.

@@ -53,6 +53,12 @@ MAX_SCHEMA_VALUES = 50_000
 MAX_NESTING = 64
 """Levels of objects and lists in a JSON schema: vLLM's limit."""
 
+MAX_TOOL_NESTING = 50
+"""Levels of objects and lists in a tool's schema; the schema of a call adds some."""
+
+MAX_INPUT_ITEMS = 4096
+"""Items of a response's input; each becomes a message or a part of one."""
+
 
 def too_many(what: str, most: int, given: int | None = None) -> str:
     """The predicate of a message about a field that has too many of something.

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from engine_adapter.text import clip
 from engine_adapter.types import StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Body, Strict, check_unicode
@@ -27,7 +28,7 @@ from server.schema.structured import (
     from_structured_outputs,
     not_blank,
 )
-from server.text import clip, is_unicode
+from server.text import is_unicode
 
 MAX_CHOICES = 128
 """OpenAI's limit of `n`."""

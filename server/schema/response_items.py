@@ -5,17 +5,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.schema.bounds import MAX_PARTS
-from server.text import clip
+from engine_adapter.text import clip
+from server.schema.bounds import MAX_INPUT_ITEMS, MAX_PARTS
 
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 """The kinds of items that a request may have; an item without a type is a message."""
 
 PART_TYPES = ("input_text", "output_text", "refusal")
 """The kinds of parts that a message may have."""
-
-MAX_ITEMS = 4096
-"""The most items of an input; each becomes a message or a part of one."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -176,7 +173,9 @@ InputItem = Annotated[
 Input = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[
-        list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag("list")
+        list[InputItem],
+        Field(min_length=1, max_length=MAX_INPUT_ITEMS, fail_fast=True),
+        Tag("list"),
     ],
     Discriminator(form),
     TEXT_OR_LIST,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from engine_adapter.text import clip
 from server.errors import InvalidField
 from server.schema.base import Strict
 from server.schema.chat import ReasoningEffort, TemplateVariables
@@ -12,7 +13,6 @@ from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.response_items import Input
 from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat
 from server.schema.tools import MAX_TOOLS
-from server.text import clip
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits of `metadata`: pairs, and characters of a key and of a value."""

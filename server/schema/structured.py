@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from pydantic import AfterValidator, Field
 
 from engine_adapter.schema_keywords import MAX_ITEMS, num_items, relax
+from engine_adapter.text import clip, cut
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, check_unicode
@@ -26,7 +27,6 @@ from server.schema.bounds import (
     check_schema,
     too_many,
 )
-from server.text import clip, cut
 
 
 def not_blank(text: str) -> str:

@@ -6,23 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from engine_adapter.schema_keywords import ANY_OBJECT
+from engine_adapter.text import clip
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
-from server.schema.bounds import MAX_SCHEMA_CHARS, check_schema, too_many
+from server.schema.bounds import MAX_SCHEMA_CHARS, MAX_TOOL_NESTING, check_schema, too_many
 from server.schema.structured import schema_constraint
-from server.text import clip
 
 MAX_TOOLS = 128
 """OpenAI's limit."""
 
-MAX_NESTING = 50
-"""The most levels of objects and lists in a tool's schema; the schema of a call adds some."""
-
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """OpenAI's limits of a tool's name."""
-
-_ANY_OBJECT = '{"type": "object"}'
 
 _SCHEMA_MAPS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -102,7 +98,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
             kind = clip(parameters["type"])
             raise InvalidField(param, f"{param}: its type must be 'object', not {kind}.")
         if tool._arguments is None:
-            check_schema(parameters, param, MAX_NESTING)
+            check_schema(parameters, param, MAX_TOOL_NESTING)
         size += len(_constraint(i, tool).value)
         if size > MAX_SCHEMA_CHARS:
             reason = too_many("characters of JSON in the parameters of all tools", MAX_SCHEMA_CHARS)
@@ -159,7 +155,7 @@ def call_schemas(tools: Sequence[Tool]) -> dict[str, str]:
     It is that of a strict tool, and any object for another one. Tools must be checked.
     """
     return {
-        tool.function.name: _constraint(i, tool).value if tool.function.strict else _ANY_OBJECT
+        tool.function.name: _constraint(i, tool).value if tool.function.strict else ANY_OBJECT
         for i, tool in enumerate(tools)
     }
 

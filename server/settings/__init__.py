@@ -137,10 +137,10 @@ class Settings(
         self._check_output_limits()
         self._check_stop_times()
         if self.chat_template is not None and not Path(self.chat_template).is_file():
-            raise SettingError("chat_template", f"there is no file {self.chat_template!r}")
+            raise SettingError("chat_template", f"the file {self.chat_template!r} does not exist")
         for folder in self.allowed_local_path:
             if not Path(folder).is_dir():
-                raise SettingError("allowed_local_path", f"there is no folder {folder!r}")
+                raise SettingError("allowed_local_path", f"the folder {folder!r} does not exist")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise SettingError("ssl_keyfile", f"needs {flag('ssl_certfile')}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:

@@ -16,11 +16,11 @@ def check_model(setting: str, model: str, prefix: str = "") -> None:
     if path.exists() or "://" in model:
         return
     if not is_hub_id(model):
-        raise SettingError(setting, f"{prefix}there is no folder {model!r}")
+        raise SettingError(setting, f"{prefix}the folder {model!r} does not exist")
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether a model that is no folder can be an id of the hub."""
+    """Whether a model that is not a folder can be a hub id."""
     parent = Path(model).parent
     in_a_folder = parent != Path(".") and parent.is_dir()
     return not in_a_folder and _HUB_ID.fullmatch(model) is not None

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from engine_adapter.proposers.checkpoint import CheckpointError
+from engine_adapter.text import clip
 from server.settings import Settings, flag
 from server.settings.access_settings import KEY_SETTINGS, NEVER_EMPTY, AccessSettings
 from server.settings.engine_arguments import EngineArguments
@@ -41,7 +42,6 @@ _GROUPS: Mapping[str, type[BaseModel]] = {
 }
 """Groups of flags in the help, after the settings of `Settings` itself."""
 
-_SHOWN_CHARS = 100
 _SERVICE_LINK = (
     " (Kubernetes makes this variable for a service of this name; "
     "set enableServiceLinks: false in the pod)"
@@ -100,7 +100,7 @@ def _read_flags(argv: Sequence[str]) -> dict[str, Any]:
         if name == "--model":
             raise SettingsError("--model: give the model without a flag: specgate serve MODEL")
         known = [option for action in parser._actions for option in action.option_strings]
-        raise SettingsError(f"{name}: there is no such flag{did_you_mean(name, known)}")
+        raise SettingsError(f"{name}: unknown flag{did_you_mean(name, known)}")
     return vars(namespace)
 
 
@@ -195,8 +195,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if unknown:
         raise SettingsError(
             *(
-                f"{name} in {path}: there is no such setting"
-                f"{did_you_mean(name, Settings.model_fields)}"
+                f"{name} in {path}: unknown setting{did_you_mean(name, Settings.model_fields)}"
                 for name in unknown
             )
         )
@@ -231,7 +230,6 @@ def _reason(detail: ErrorDetails) -> str:
     message = detail["msg"]
     if detail["loc"][0] in KEY_SETTINGS:
         return message
-    value = repr(detail["input"])
-    shown = value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}…"
+    value = clip(detail["input"])
     hint = _SERVICE_LINK if value.startswith("'tcp://") else ""
-    return f"{message[0].lower()}{message[1:]}, got {shown}{hint}"
+    return f"{message[0].lower()}{message[1:]}, got {value}{hint}"

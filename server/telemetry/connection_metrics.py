@@ -1,4 +1,4 @@
-"""The metrics of connections.
+"""The metrics of connections, and of the tasks that serve them.
 
 Connections that the server closed, and why:
     sum by (reason) (rate(specgate_connections_closed_total[5m]))
@@ -8,6 +8,9 @@ Share of the limit of connections that is used:
     specgate_connections / specgate_connections_limit
 Descriptors that ran out:
     increase(specgate_descriptors_exhausted_total[5m]) > 0
+Tasks that stay when their requests have ended:
+    min_over_time(specgate_event_loop_tasks[1h])
+      - min_over_time(specgate_event_loop_tasks[1h] offset 1d) > 10
 """
 
 from enum import StrEnum
@@ -51,6 +54,7 @@ class ConnectionMetrics:
         self.exhausted = make.counter(
             "specgate_descriptors_exhausted", "Seconds in which no file descriptor was free"
         )
+        self.tasks = make.gauge("specgate_event_loop_tasks", "Tasks of the server's event loop")
         for reason in CloseReason:
             self._closed.labels(reason)
 

@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.types import Scope
 
+from engine_adapter.text import cut
 from server import __version__
 from server.telemetry.spans import ServerSpan
-from server.text import cut
 
 CLOSE_TIMEOUT_S = 2.0
 """How long a stop waits for the last spans to be sent, in seconds."""
@@ -35,7 +35,7 @@ REPORT_INTERVAL_S = 300.0
 FLUSH_THREAD = "traces-flush"
 """The name of the thread that sends the last spans."""
 
-MAX_REASON = 400
+MAX_EXPORT_REASON = 400
 """The most characters of such a reason: the cause is at the end of the exporter's message."""
 
 _LOGGER = logging.getLogger("opentelemetry")
@@ -105,4 +105,4 @@ class ExportReports(logging.Handler):
             if self._clock() < self._next_at:
                 return
             self._next_at = self._clock() + REPORT_INTERVAL_S
-        log.warning("traces_not_sent", reason=cut(reason, MAX_REASON))
+        log.warning("traces_not_sent", reason=cut(reason, MAX_EXPORT_REASON))

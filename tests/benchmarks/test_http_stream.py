@@ -9,14 +9,14 @@ from benchmarks import http_stream
 from benchmarks.http_stream import Endpoint
 from tests.benchmarks.load.scripted import STREAM_HEAD, part, plain, served
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 async def test_a_line_that_comes_in_several_chunks_is_one_event() -> None:
     async def answer(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + part(b'data: {"a"') + part(b": 1}\r\n\n: comment\n\ndata:"))
         await writer.drain()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
         writer.write(part(b"[DONE]\n\n") + part(b""))
 
     async with served(answer) as url:
@@ -85,7 +85,7 @@ async def test_a_server_that_hangs_is_left_after_the_time_limit() -> None:
         left.set()
 
     async with served(answer) as url:
-        reply = await Endpoint(url).post("/", b"{}", 0.2)
+        reply = await Endpoint(url).post("/", b"{}", 1.0)
         await asyncio.wait_for(left.wait(), LIMIT_S)
     assert reply.problem == "timeout"
     assert len(reply.events) == 1, "what came before is kept"

@@ -106,7 +106,7 @@ def test_the_page_waits_until_haproxy_has_seen_the_new_process(tmp_path: Path) -
         return bool(re.search(pattern, balancer.command("show stat"), re.MULTILINE))
 
     def wait(expected: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while status() != expected:
             assert time.monotonic() < deadline, f"{status()} is not {expected}"
             time.sleep(0.05)

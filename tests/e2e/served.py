@@ -46,6 +46,35 @@ def environment() -> dict[str, str]:
     return kept | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
 
 
+def _launch(log: Path, *flags: str) -> "subprocess.Popen[bytes]":
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "server.cli", "serve", *flags],
+            cwd=ROOT,
+            env=environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def listening_port(process: "subprocess.Popen[bytes]") -> int:
+    """The TCP port on which a process listens, once it does."""
+    seen, ports = psutil.Process(process.pid), set[int]()
+
+    def listens() -> bool:
+        assert process.poll() is None, "it ended"
+        ports.update(c.laddr.port for c in seen.net_connections() if c.status == "LISTEN")
+        return bool(ports)
+
+    wait_until(listens, START_S, "it listens")
+    (port,) = ports
+    return port
+
+
+def _address(process: "subprocess.Popen[bytes]") -> str:
+    return f"http://127.0.0.1:{listening_port(process)}"
+
+
 @dataclass(frozen=True)
 class Served:
     """A running server.
@@ -67,20 +96,18 @@ class Served:
         with socket.socket() as probe:
             taken = probe.connect_ex((host, int(port))) == 0
         assert not taken, f"something listens on {url} already: README's examples need that port"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "server.cli", "serve", *flags],
-                cwd=ROOT,
-                env=environment(),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        served = cls(url, process, log)
+        return cls._when_ready(lambda: url, _launch(log, *flags), log)
+
+    @classmethod
+    def _when_ready(
+        cls, address: Callable[[], str], process: "subprocess.Popen[bytes]", log: Path
+    ) -> "Served":
         try:
+            served = cls(address(), process, log)
             wait_until(served._ready, START_S, "the server is ready")
         except BaseException:
             process.kill()
-            print(served.tail())
+            print(log.read_text(errors="replace")[-4000:])
             raise
         return served
 
@@ -91,9 +118,8 @@ class Served:
     @classmethod
     def start_beside(cls, log: Path, *flags: str) -> "Served":
         """Starts another server on a free port, for tests that must not affect the others."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        return cls.start(f"http://127.0.0.1:{port}", log, "--port", str(port), *flags)
+        process = _launch(log, "--port", "0", *flags)
+        return cls._when_ready(lambda: _address(process), process, log)
 
     @property
     def engine(self) -> psutil.Process:
@@ -144,7 +170,7 @@ class Served:
         """The metrics as they are now."""
         return Samples(self.get("/metrics").text)
 
-    def wait_until_idle(self, seconds: float = 10) -> None:
+    def wait_until_idle(self, seconds: float = 60) -> None:
         """Waits until no sequence and no request is left; fails after `seconds`."""
         wait_until(self._idle, seconds, "the engine is idle")
 
@@ -155,7 +181,7 @@ class Served:
     def _ready(self) -> bool:
         assert self.process.poll() is None, f"the server ended:\n{self.tail()}"
         try:
-            return httpx.get(f"{self.url}/ready", trust_env=False).status_code == 200
+            return httpx.get(f"{self.url}/ready", trust_env=False, timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 

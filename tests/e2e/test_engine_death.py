@@ -56,8 +56,8 @@ def check_that_a_stop_ends_a_replacement(served: Served) -> None:
     processes = children(served)
     begun = time.monotonic()
     assert served.stop() == 0, served.tail()
-    assert time.monotonic() - begun < 15
-    psutil.wait_procs(processes, timeout=5)
+    assert time.monotonic() - begun < 30
+    psutil.wait_procs(processes, timeout=60)
     assert not [process for process in processes if process.is_running()]
     log = served.log.read_text(errors="replace")
     assert "Traceback" not in log, served.tail()
@@ -86,7 +86,7 @@ async def fault_under_load(
         await load.until(lambda: load.whole > CLIENTS // 2, 120, "responses come")
         begun = time.monotonic()
         served.engine.send_signal(number)
-        await load.until(lambda: load.refused > CLIENTS, 10 + HANG_S, "clients get errors")
+        await load.until(lambda: load.refused > CLIENTS, 60 + HANG_S, "clients get errors")
         cause = CAUSES[number]
         await asyncio.to_thread(check_the_server_during_the_outage, served, method, cause)
         whole = load.whole
@@ -112,7 +112,7 @@ async def fault_under_load(
 def check_the_server_during_the_outage(served: Served, method: str, cause: str) -> None:
     """Probes, admin routes and metrics of a server without an engine."""
     for path in ("/ready", "/health"):
-        response = httpx.get(f"{served.url}{path}", trust_env=False)
+        response = httpx.get(f"{served.url}{path}", trust_env=False, timeout=60)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
         assert cause in response.json()["error"]["message"]
         assert int(response.headers["retry-after"]) >= 1

@@ -108,6 +108,7 @@ async def test_counters_grow_by_the_counts_of_the_responses(served: Served) -> N
 
 
 def test_each_name_is_exported_once_and_no_ratio_is(served: Served) -> None:
+    served.wait_until_idle()
     scrape = served.scrape()
     assert len(scrape.families) == len(set(scrape.families))
     assert not [name for name in scrape.names if name.startswith("specgate") and "_rate" in name]

@@ -59,15 +59,17 @@ def served(tmp_path: Path, key_file: KeyFile) -> Iterator[Served]:
 
 @dataclass(frozen=True)
 class Size:
-    """What a server holds while nobody uses it, and how often its method was switched.
+    """What an idle server holds, and how often its method was switched.
 
     Attributes:
         rss: resident memory in bytes.
+        tasks: of its event loop, with those of the scrape that counts them.
     """
 
     rss: int
     descriptors: int
     threads: int
+    tasks: int
     switches: int
 
     @classmethod
@@ -83,6 +85,7 @@ class Size:
             process.memory_info().rss,
             process.num_fds(),
             process.num_threads(),
+            min(int(served.scrape()("specgate_event_loop_tasks")) for _ in range(10)),
             served.get("/v1/spec_method").json()["generation"],
         )
 
@@ -101,6 +104,7 @@ def table(soak: Soak, seconds: float, before: Size, after: Size) -> str:
         f"| RSS | {before.rss / mib:.1f} MiB | {after.rss / mib:.1f} MiB ({growth:+.2f} %) |",
         f"| file descriptors | {before.descriptors} | {after.descriptors} |",
         f"| threads | {before.threads} | {after.threads} |",
+        f"| tasks | {before.tasks} | {after.tasks} |",
         f"| switches | {before.switches:,} | {after.switches:,} |",
     ]
     return "\n".join(rows)
@@ -128,6 +132,7 @@ async def test_a_mixed_load_loses_nothing_and_nothing_grows(
     assert after.rss <= before.rss * GROWTH
     assert after.descriptors <= before.descriptors
     assert after.threads <= before.threads
+    assert after.tasks <= before.tasks
     scrape = served.scrape()
     outcomes = {name: count for name, count in scrape.by("outcome", SWITCHES).items() if count}
     assert outcomes == {"switched": after.switches}

@@ -29,12 +29,12 @@ async def stop_under_load(served: Served, texts: list[Plain], whole: int) -> tup
     processes = psutil.Process(served.process.pid).children(recursive=True)
     load = Load(texts, "stopping", "The server is stopping.")
     async with load.running(served):
-        await load.until(lambda: load.whole >= whole, 60, "responses come")
+        await load.until(lambda: load.whole >= whole, 120, "responses come")
         load.closed_at = begun = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(served.process.wait, STOP_S) == 0, served.tail()
         seconds = time.monotonic() - begun
-    gone, left = psutil.wait_procs(processes, timeout=5)
+    gone, left = psutil.wait_procs(processes, timeout=60)
     assert not left
     assert gone
     assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()

@@ -1,7 +1,7 @@
 """Switches of each mode under sixteen streams: no request is lost and no text is wrong."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -41,10 +41,17 @@ class Load:
 
     client: httpx.AsyncClient
     stopping: bool = False
+    results: list[list[Streamed]] = field(default_factory=lambda: [[] for _ in range(STREAMS)])
+
+    async def each_has(self, streams: int) -> None:
+        """Waits until every client has read this many streams."""
+        async with asyncio.timeout(120):
+            while min(map(len, self.results)) < streams:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     async def run(self, i: int) -> list[Streamed]:
         """The streams of one client."""
-        results = []
+        results = self.results[i]
         fields: dict[str, Any] = PINNED if i == STREAMS - 1 else {}
         while not self.stopping:
             results.append(await stream(self.client, chat(5 * i, **fields)))
@@ -96,7 +103,7 @@ async def test_drains_under_sixteen_streams(
         load = Load(client)
         running = [asyncio.create_task(load.run(i)) for i in range(STREAMS)]
         for i in range(drains):
-            await asyncio.sleep(0.3)
+            await load.each_has(i + 1)
             name = METHODS[i % len(METHODS)]
             body = {"speculative_model": name, "mode": "drain", "timeout_s": 60}
             response = await client.post("/v1/switch_spec_method", json=body)

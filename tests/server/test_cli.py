@@ -167,8 +167,12 @@ def test_sighup_while_its_libraries_load_does_not_end_it(served: Serve) -> None:
 
 
 def listening_port(pid: int) -> int:
-    """The one TCP port on which a process listens."""
-    (port,) = {c.laddr.port for c in psutil.Process(pid).net_connections() if c.status == "LISTEN"}
+    """The one TCP port on which a process listens, once it does."""
+    process, deadline = psutil.Process(pid), time.monotonic() + START_S
+    while not (ports := {c.laddr.port for c in process.net_connections() if c.status == "LISTEN"}):
+        assert time.monotonic() < deadline, "it does not listen"
+        time.sleep(0.02)
+    (port,) = ports
     return int(port)
 
 
@@ -176,7 +180,7 @@ def listening_port(pid: int) -> int:
 def test_running_requests_finish_before_it_stops(served: Serve) -> None:
     server = served("--engine-args", '{"fake_step_ms": 20, "fake_acceptance": 0}')
     body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
         lines = response.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
@@ -195,15 +199,15 @@ def test_what_does_not_finish_in_time_ends_with_an_error(served: Serve) -> None:
     body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
     stream = {**body, "stream": True}
     with ThreadPoolExecutor() as pool:
-        whole = pool.submit(httpx.post, url, json=body, timeout=30)
-        with httpx.stream("POST", url, json=stream, timeout=30) as response:
+        whole = pool.submit(httpx.post, url, json=body, timeout=120)
+        with httpx.stream("POST", url, json=stream, timeout=120) as response:
             begun = time.monotonic()
             lines = response.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
             *_, failure, done = [line for line in lines if line]
         refused = whole.result()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 100, "of 500 s"
     assert json.loads(failure.removeprefix("data: "))["error"]["code"] == "stopping"
     assert done == "data: [DONE]"
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
@@ -233,9 +237,9 @@ SERVE = ("serve", "--engine", "fake", "--port", "0")
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--prot", "1"], "--prot: there is no such flag; did you mean --port?"),
+        (["--prot", "1"], "--prot: unknown flag; did you mean --port?"),
         (["--max-model-len", "many"], "--max-model-len: input should be a valid integer"),
-        (["/no/such/model"], "MODEL: there is no folder '/no/such/model'"),
+        (["/no/such/model"], "MODEL: the folder '/no/such/model' does not exist"),
         (["--primary", "nobody"], "--primary: there is no proposer 'nobody'"),
         (["--insecure", "--host", "no..name"], "--host: cannot resolve 'no..name'"),
         (["--insecure", "--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),

@@ -12,9 +12,10 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
+from engine_adapter.text import MAX_ECHO, clip
 from server.body_faults import MAX_BODY_LEVELS
 from server.errors import ApiError, Unavailable, error_body, error_response, to_api_error
-from server.text import MAX_ECHO, clip, did_you_mean
+from server.text import did_you_mean
 from tests.server.gateway import Gateway
 
 MALFORMED = [

@@ -83,10 +83,9 @@ async def test_twenty_faults_under_load_lose_no_request_silently(
 
 
 async def test_a_hang_is_a_death_for_probes_switches_and_requests(start: StartGateway) -> None:
-    gateway = await start(engine_hang_timeout_s=0.3, engine_args={"fake_hang_after_steps": 3})
+    gateway = await start(engine_hang_timeout_s=1.5, engine_args={"fake_hang_after_steps": 3})
     reading = asyncio.create_task(gateway.complete(max_tokens=50, ignore_eos=True))
-    await eventually(lambda: gateway.engine.num_running == 1)
-    await asyncio.sleep(0.05)
+    await eventually(lambda: gateway.engine._stepper.hangs)
     assert (await gateway.client.get("/ready")).status_code == 200
     hanging = asyncio.create_task(
         gateway.post("/v1/switch_spec_method", {"proposer": "ngram", "mode": "immediate"})
@@ -94,9 +93,9 @@ async def test_a_hang_is_a_death_for_probes_switches_and_requests(start: StartGa
     await eventually(lambda: gateway.runtime.switcher.busy)
     second = await gateway.post("/v1/switch_spec_method", {"proposer": "suffix"})
     assert (second.status_code, second.json()["error"]["code"]) == (409, "switch_in_progress")
-    for response in (await asyncio.wait_for(hanging, 10), await asyncio.wait_for(reading, 10)):
+    for response in (await asyncio.wait_for(hanging, 60), await asyncio.wait_for(reading, 60)):
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
-        assert "did not answer for 0.3 s" in response.json()["error"]["message"]
+        assert "did not answer for 1.5 s" in response.json()["error"]["message"]
     assert not gateway.runtime.switcher.busy
     third = await gateway.post("/v1/switch_spec_method", {"proposer": "suffix"})
     assert (third.status_code, third.json()["error"]["code"]) == (503, "engine_dead")

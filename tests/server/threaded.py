@@ -71,7 +71,7 @@ class ThreadedServer:
     def stop(self) -> None:
         """Stops it as a signal does, and frees the port. Safe to call twice."""
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"
         self._listener.close()
 

@@ -76,6 +76,8 @@ class MlpSpeculator:
             tokens, q = batch.draw(functional.linear(state, step.head), depth)
             chain.append(tokens)
             probabilities.append(q)
+            if batch.is_done:
+                break
         sampled = probabilities[0] is not None
         return batch.truncate(
             torch.stack(chain, 1).tolist(), list(torch.stack(probabilities, 1)) if sampled else None

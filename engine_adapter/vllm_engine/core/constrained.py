@@ -2,13 +2,14 @@
 
 vLLM compiles the grammar of every sequence again, and lets a matcher that has failed end its text
 as if it were complete. Here equal grammars share one compilation, and a matcher that fails, or
-whose masks take too long, ends its request with the reason.
+whose masks take too long, ends its request with the reason. Workers have matchers of their own for
+drafts; a grammar for which these take too long is no longer asked about drafts.
 """
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,10 +49,10 @@ class Allowance:
         if not self.is_spent:
             self.left_s = min(MOST_S, self.left_s + CREDIT_S)
 
-    def spend(self, seconds: float) -> None:
-        """Counts a call of a matcher. What is spent stays spent."""
+    def spend(self, seconds: float, calls: int = 1) -> None:
+        """Counts calls of a matcher, which took `seconds` together. What is spent stays spent."""
         if not self.is_spent:
-            given_back = min(BURST_S, self.left_s + PER_CALL_S)
+            given_back = min(BURST_S, self.left_s + PER_CALL_S * calls)
             self.left_s = max(self.left_s, given_back) - seconds
 
 
@@ -67,7 +68,12 @@ class BoundedGrammar(compat.GuidanceGrammar):
     """
 
     def __init__(
-        self, pristine: Any, tokenizer: Any, vocab_size: int, allowance: Allowance
+        self,
+        pristine: Any,
+        tokenizer: Any,
+        vocab_size: int,
+        allowance: Allowance,
+        draft_allowance: Allowance,
     ) -> None:
         super().__init__(
             ll_matcher=pristine.deep_copy(), ll_tokenizer=tokenizer, vocab_size=vocab_size
@@ -75,6 +81,7 @@ class BoundedGrammar(compat.GuidanceGrammar):
         self.failure: str | None = None
         self._pristine = pristine
         self._allowance = allowance
+        self._draft_allowance = draft_allowance
         self._tokens: list[int] = []
         # The tokens after which no mask could be computed, and the reason.
         self._maskless: tuple[list[int], str] | None = None
@@ -116,6 +123,15 @@ class BoundedGrammar(compat.GuidanceGrammar):
     def num_tokens(self) -> int:
         """How many tokens of the sequence it has accepted."""
         return len(self._tokens)
+
+    @property
+    def guides_drafts(self) -> bool:
+        """Whether proposers may still ask the workers' matchers of this grammar."""
+        return not self._draft_allowance.is_spent
+
+    def spend_on_drafts(self, seconds: float, calls: int) -> None:
+        """Counts a step's calls of a worker's matcher. They never end a text, only the guiding."""
+        self._draft_allowance.spend(seconds, calls)
 
     def check_error(self) -> None:
         """Nothing: `failure` goes to the client instead of the log."""
@@ -165,6 +181,7 @@ class _Compiled:
     lock: threading.Lock = field(default_factory=threading.Lock)
     matcher: Any = None
     allowance: Allowance = field(default_factory=Allowance)
+    draft_allowance: Allowance = field(default_factory=Allowance)
 
 
 class GrammarCompiler:
@@ -190,9 +207,10 @@ class GrammarCompiler:
             if entry.matcher is None:
                 entry.matcher = _warmed(new_matcher(backend.ll_tokenizer, grammar))
                 remember(grammar, entry.matcher)
-            entry.allowance.begin()
+            for allowance in (allowances := (entry.allowance, entry.draft_allowance)):
+                allowance.begin()
             return BoundedGrammar(
-                entry.matcher, backend.ll_tokenizer, backend.vocab_size, entry.allowance
+                entry.matcher, backend.ll_tokenizer, backend.vocab_size, *allowances
             )
 
     def _entry(self, grammar: str) -> _Compiled:
@@ -229,8 +247,9 @@ def failure_of(request: Any) -> str | None:
 def constraint_starts(manager: Any, requests: Iterable[Any]) -> dict[str, int]:
     """Request id -> the position in its tokens at which its constraint begins.
 
-    A request without a constraint has no entry, nor has one that still reasons. The step in which
-    the reasoning ends is known to the next step.
+    A request without a constraint has no entry, nor has one that still reasons, nor one whose
+    constraint has taken too long at drafts. The step in which the reasoning ends is known to the
+    next step.
 
     Args:
         manager: vLLM's `StructuredOutputManager`.
@@ -242,6 +261,22 @@ def constraint_starts(manager: Any, requests: Iterable[Any]) -> dict[str, int]:
         constrained = request.structured_output_request
         if constrained is None or (after_reasoning and not constrained.reasoning_ended):
             continue
-        if isinstance(grammar := constrained.grammar, BoundedGrammar):
+        grammar = constrained.grammar
+        if isinstance(grammar, BoundedGrammar) and grammar.guides_drafts:
             starts[request.request_id] = request.num_tokens - grammar.num_tokens
     return starts
+
+
+def count_draft_times(requests: Mapping[str, Any], times: Mapping[str, tuple[float, int]]) -> None:
+    """Counts what the constraints of live requests took in a step of drafting.
+
+    EngineCore decides for all ranks, from the times of one: ranks must draft the same.
+
+    Args:
+        requests: vLLM's.
+        times: `DraftReport.constraint_times`.
+    """
+    for request_id, (seconds, calls) in times.items():
+        constrained = request_id in requests and requests[request_id].structured_output_request
+        if constrained and isinstance(constrained.grammar, BoundedGrammar):
+            constrained.grammar.spend_on_drafts(seconds, calls)

@@ -14,6 +14,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.constrained import (
     GrammarCompiler,
     constraint_starts,
+    count_draft_times,
     failure_of,
 )
 from engine_adapter.vllm_engine.core.row_table import RowTable
@@ -75,6 +76,8 @@ class SchedulerHooks:
             sum(map(len, drafts)),
         )
         self.row_table.start_count(step_kind(scheduler_output), drafting)
+        if drafting is not None:
+            count_draft_times(self.requests, drafting.constraint_times)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             self.row_table.attach_stats(client.outputs)
@@ -183,7 +186,7 @@ def budget_of_one(config: Any, budget: int, least: int) -> int:
     threshold: int = config.long_prefill_token_threshold
     if not threshold or config.long_prefill_token_threshold_adaptive:
         return budget
-    # Who arrives in a step waits for half of it on average, so it may be twice as long.
+    # A request that arrives in a step waits for half of it on average: it may be twice as long.
     return min(budget, max(2 * threshold, least))
 
 

@@ -6,12 +6,11 @@ from typing import Any
 
 from engine_adapter.config import EngineConfig
 from engine_adapter.parsing import CallConstraint, NoCallGrammar
+from engine_adapter.schema_keywords import ANY_OBJECT
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import structured_outputs_config
 from engine_adapter.vllm_engine.gateway.call_grammar import call_begins, call_grammar
-
-_ANY_OBJECT = '{"type": "object"}'
 
 
 class CallConstraints:
@@ -57,7 +56,7 @@ class CallConstraints:
         schema = None
         if answer is not None:
             is_any = answer.kind is ConstraintKind.JSON_OBJECT
-            schema = json.loads(_ANY_OBJECT if is_any else answer.value)
+            schema = json.loads(ANY_OBJECT if is_any else answer.value)
         try:
             begins = () if answer is None else call_begins(tag)
             text = call_grammar(
@@ -89,7 +88,7 @@ class CallConstraints:
         """A schema within a grammar, with what the server's configuration says of all schemas."""
         serialized = compat.serialize_guidance_grammar(
             compat.StructuredOutputOptions.JSON,
-            _ANY_OBJECT if schema is True else json.dumps(schema),
+            ANY_OBJECT if schema is True else json.dumps(schema),
             bool(self._config.get("disable_any_whitespace")),
             bool(self._config.get("disable_additional_properties")),
         )

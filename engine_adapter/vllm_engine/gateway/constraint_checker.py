@@ -20,6 +20,7 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
+from engine_adapter.text import cut
 from engine_adapter.types import StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_process import (
     CompileLimits,
@@ -28,7 +29,6 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     setup_frame,
 )
 from engine_adapter.vllm_engine.gateway.fair_turns import FairTurns
-from engine_adapter.vllm_engine.gateway.translation import truncate
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +114,7 @@ class ConstraintChecker:
         else:
             self._verdicts.move_to_end(key)
         if verdict.reason is not None:
-            message = f"{constraint.param}: {truncate(verdict.reason)}"
+            message = f"{constraint.param}: {cut(verdict.reason)}"
             raise InvalidRequest(constraint.param, message, verdict.code)
 
     async def stop(self) -> None:

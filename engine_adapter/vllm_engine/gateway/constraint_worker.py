@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:
-    """Why a constraint cannot be enforced. One for which there is no memory ends the process."""
+    """Why a constraint cannot be enforced. One that needs too much memory ends the process."""
     try:
         reason: str | None = compiler.fault(kind, value)
     except MemoryError:

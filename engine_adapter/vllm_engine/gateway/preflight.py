@@ -8,8 +8,13 @@ import structlog
 
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposers.contract import TargetSizes
+from engine_adapter.proposers.contract import OptionError, ProposerSpec, TargetSizes
 from engine_adapter.proposers.methods import get_method
+from engine_adapter.proposers.vocabulary_map import (
+    HETEROGENEOUS_VOCAB,
+    load_tokenizer,
+    map_vocabularies,
+)
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.proven_models import is_proven
 
@@ -55,7 +60,8 @@ def check_models(config: EngineConfig) -> None:
 
     Raises:
         EngineConfigError: a folder is missing, a model has layers that are not proven, a draft
-            model has another tokenizer, or a head's weights do not fit the target.
+            model has another tokenizer without an option that allows it, or one of which too
+            little maps, or a head's weights do not fit the target.
     """
     revision = config.arguments.get("revision")
     target = _load_config("model", config.model, config, revision)
@@ -71,7 +77,7 @@ def check_models(config: EngineConfig) -> None:
         config.model,
         revision,
     )
-    _check_tokenizers(config)
+    _check_tokenizers(config, text.vocab_size)
     for spec in config.proposers:
         try:
             get_method(spec.method).check(spec, sizes)
@@ -79,32 +85,43 @@ def check_models(config: EngineConfig) -> None:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
 
 
-def _check_tokenizers(config: EngineConfig) -> None:
-    vocabulary: dict[str, int] | None = None
+def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
+    target: Any = None
     for spec in config.proposers:
         if not get_method(spec.method).capabilities.tokenizer or spec.model is None:
             continue
         try:
-            draft = _load_config("model", spec.model, config)
-            _check_layers(draft)
-            _warn_unless_proven(spec.model, draft)
-            draft_vocabulary = _vocabulary("model", spec.model, config)
+            draft_config = _load_config("model", spec.model, config)
+            _check_layers(draft_config)
+            _warn_unless_proven(spec.model, draft_config)
+            draft = _tokenizer("model", spec.model, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
-        if vocabulary is None:
-            vocabulary = _target_vocabulary(config)
-        if draft_vocabulary != vocabulary:
+        if target is None:
+            target = _target_tokenizer(config)
+        if spec.options[HETEROGENEOUS_VOCAB]:
+            _check_mapping(spec, target, draft, target_size, draft_config.get_text_config())
+        elif draft.get_vocab() != target.get_vocab():
             raise EngineConfigError(
                 "proposer",
-                f"{spec.name}: the tokenizer of {spec.model} differs from the target's; a draft "
-                "model must have the same tokenizer",
+                f"{spec.name}: the tokenizer of {spec.model} differs from the target's; set "
+                f'"{HETEROGENEOUS_VOCAB}": true to draft the tokens that both have, or choose a '
+                "draft model with the same tokenizer",
             )
 
 
-def _target_vocabulary(config: EngineConfig) -> dict[str, int]:
+def _check_mapping(spec: ProposerSpec, target: Any, draft: Any, size: int, text: Any) -> None:
+    try:
+        mapped = map_vocabularies(target, draft, size, text.vocab_size)
+    except OptionError as error:
+        raise EngineConfigError("proposer", f"{spec.name}: {error}", error.option) from error
+    log.info("vocabulary_mapped", proposer=spec.name, detail=str(mapped))
+
+
+def _target_tokenizer(config: EngineConfig) -> Any:
     if tokenizer := config.arguments.get("tokenizer"):
-        return _vocabulary("tokenizer", tokenizer, config)
-    return _vocabulary("tokenizer", config.model, config, config.arguments.get("revision"))
+        return _tokenizer("tokenizer", tokenizer, config)
+    return _tokenizer("tokenizer", config.model, config, config.arguments.get("revision"))
 
 
 def _load_config(
@@ -115,7 +132,7 @@ def _load_config(
 
     try:
         if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
-            raise EngineConfigError(setting, f"there is no folder {model}")
+            raise EngineConfigError(setting, f"the folder {model} does not exist")
         return AutoConfig.from_pretrained(
             model,
             revision=revision or "main",
@@ -172,18 +189,9 @@ def _check_latent_attention(text: Any) -> None:
         )
 
 
-def _vocabulary(
-    setting: str, model: str, config: EngineConfig, revision: str | None = None
-) -> dict[str, int]:
-    from transformers import AutoTokenizer
-
+def _tokenizer(setting: str, model: str, config: EngineConfig, revision: str | None = None) -> Any:
+    trust = bool(config.arguments.get("trust_remote_code"))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            model,
-            revision=revision or "main",
-            trust_remote_code=bool(config.arguments.get("trust_remote_code")),
-        )
+        return load_tokenizer(model, revision, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         raise EngineConfigError(setting, f"{model}: {error}") from error
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    return vocabulary

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineDead, EngineError, InvalidRequest
+from engine_adapter.text import cut
 from engine_adapter.types import (
     Alternative,
     ConstraintKind,
@@ -17,8 +18,6 @@ from engine_adapter.types import (
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.grammars import BACKEND
 from engine_adapter.vllm_engine.wire import decode_failure, decode_request, to_extra_args
-
-_MAX_MESSAGE_CHARS = 200
 
 
 class ConstraintFailed(EngineError):
@@ -109,7 +108,8 @@ def to_invalid_request(error: BaseException, request: GenerationRequest) -> Inva
     """
     param = getattr(error, "parameter", None)
     # The text of a `VLLMValidationError` repeats the whole value; its first argument does not.
-    message = truncate(str(error.args[0] if error.args else error))
+    # vLLM repeats the request's own text in it.
+    message = cut(str(error.args[0] if error.args else error))
     constraint = request.sampling.structured_output
     if param is None and constraint is not None:
         return InvalidRequest(constraint.param, f"{constraint.param}: {message}")
@@ -120,14 +120,7 @@ def to_failed_constraint(error: ConstraintFailed, request: GenerationRequest) ->
     """The refusal of a request whose constraint has failed while its text was generated."""
     constraint = request.sampling.structured_output
     param = "structured_outputs" if constraint is None else constraint.param
-    return InvalidRequest(param, f"{param}: {truncate(str(error))}", CONSTRAINT_TOO_COMPLEX)
-
-
-def truncate(message: str) -> str:
-    """At most `_MAX_MESSAGE_CHARS` of a message: vLLM repeats the request's own text in it."""
-    if len(message) <= _MAX_MESSAGE_CHARS:
-        return message
-    return message[: _MAX_MESSAGE_CHARS - 1] + "…"
+    return InvalidRequest(param, f"{param}: {cut(str(error))}", CONSTRAINT_TOO_COMPLEX)
 
 
 def to_delta(output: Any) -> Delta:

@@ -3,11 +3,14 @@
 EngineCore's matchers are in another process and wait for the verified tokens, so every rank follows
 the rows that are drafted for with matchers of its own. Ranks read the same tokens with the same
 grammars, so they see the same. They decide only about drafts: EngineCore's mask decides about the
-text.
+text. What they take is counted, and EngineCore leaves out of `RowConstraints.starts` those that
+took too much.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,6 +48,8 @@ class RowConstraint:
         self._found_after = 0
         self._matcher = matcher
         self._eos = eos
+        self._seconds = 0.0
+        self._calls = 0
         self._read: list[int] = []
         self._num_committed = 0
         self._fits = True
@@ -58,6 +63,10 @@ class RowConstraint:
         """
         if not self._fits:
             return
+        with self._timed():
+            self._follow(tokens)
+
+    def _follow(self, tokens: npt.NDArray[np.int32]) -> None:
         fresh: list[int] = tokens[self._num_committed :].tolist()
         drafted = self._read[self._num_committed :]
         pairs = enumerate(zip(drafted, fresh, strict=False))
@@ -71,6 +80,10 @@ class RowConstraint:
         """See `Constraint.forced`. If the text must end after them, its end is forced too."""
         if not (self._forces and self._is_known) or self._matcher.is_stopped():
             return []
+        with self._timed():
+            return self._forced(count)
+
+    def _forced(self, count: int) -> list[int]:
         tokens = self._next_forced(count)
         if not tokens or len(tokens) == count:
             return tokens
@@ -90,14 +103,30 @@ class RowConstraint:
     def advance(self, token: int) -> None:
         """Reads a draft."""
         if self._is_known:
-            self._draft_fits = self._consume([token])
+            with self._timed():
+                self._draft_fits = self._consume([token])
 
     def mask(self) -> bytes | None:
         """One bit for each token of the vocabulary, 1 if it is allowed; `None` if all are."""
         if not self._is_known:
             return None
-        mask: bytes = self._matcher.compute_bitmask()
+        with self._timed():
+            mask: bytes = self._matcher.compute_bitmask()
         return None if self._matcher.is_error() else mask
+
+    def take_time(self) -> tuple[float, int]:
+        """CPU seconds of the matcher since the last call of this, and in how many calls."""
+        taken = self._seconds, self._calls
+        self._seconds, self._calls = 0.0, 0
+        return taken
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Around a call of the matcher."""
+        began = time.thread_time()
+        yield
+        self._seconds += time.thread_time() - began
+        self._calls += 1
 
     @property
     def _is_known(self) -> bool:
@@ -166,6 +195,11 @@ class RowConstraints:
                 row.follow(batch.context(i)[row.start :])
             found.append(row)
         return found
+
+    def take_times(self) -> dict[str, tuple[float, int]]:
+        """Request id -> `RowConstraint.take_time`, of those that were asked since the last call."""
+        times = {r: row.take_time() for r, row in self._rows.items() if row is not None}
+        return {request_id: time for request_id, time in times.items() if time[1]}
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops the constraints of requests that ended."""

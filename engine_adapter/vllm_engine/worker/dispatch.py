@@ -90,10 +90,7 @@ class ProposerDispatch:
     # -- following the batch -----------------------------------------------------------------
 
     def observe(self, scheduler_output: Any) -> None:
-        """Drops the state of ended requests, and reports changed KV blocks to the draft models.
-
-        Called first in a step.
-        """
+        """Called first in a step: drops the state of ended requests, and follows changed blocks."""
         self._quarantined = scheduler_output.specgate_quarantined
         self.host.constraints.starts = scheduler_output.specgate_constraints
         if ended := list(scheduler_output.finished_req_ids):
@@ -167,6 +164,7 @@ class ProposerDispatch:
         if plan.fallbacks:
             self._fall_back(plan.fallbacks, step, merged)
         self._draft_shadows(plan.shadows, step)
+        report.constraint_times = self.host.constraints.take_times()
         return [list(tokens) for tokens in merged.collect().tokens], report
 
     def _asked(self, plan: StepPlan) -> Mapping[str, SpecMethod]:
@@ -264,8 +262,7 @@ class ProposerDispatch:
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts for each row: none if it fails, or where the context ends."""
-        collected = DraftCollector(len(batch.rows))
-        index = np.arange(len(batch.rows))
+        collected, index = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
         remaining = self._context_length(name) - batch.num_tokens
         if (remaining < batch.k).any():
             index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
@@ -276,6 +273,7 @@ class ProposerDispatch:
                 batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
                 drafts = self.host.proposers[name].propose(batch)
                 drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
+                drafts = self.sampled_drafts.cut(batch, drafts)
             except torch.AcceleratorError:
                 raise
             except Exception as error:

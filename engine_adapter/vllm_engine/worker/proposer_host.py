@@ -101,7 +101,7 @@ class ProposerHost:
     def create(self, spec: ProposerSpec) -> Proposer:
         """Creates a proposer. For a method without draft KV, another thread may call it."""
         method = get_method(spec.method)
-        if method.capabilities.model or method.capabilities.constraint:
+        if method.capabilities.runs_model or method.capabilities.constraint:
             self.constraints.prepare()
         return method.create(spec, self)
 

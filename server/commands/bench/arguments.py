@@ -164,7 +164,9 @@ def _model(text: str) -> str:
     """The type of an argument: a model's folder, which must exist, or its id."""
     is_id = text.count("/") <= 1 and not text.startswith(("/", ".", "~"))
     if not is_id and not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {text}; name a folder or an id")
+        raise argparse.ArgumentTypeError(
+            f"the folder {text} does not exist; name a folder or an id"
+        )
     return text
 
 

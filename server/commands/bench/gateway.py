@@ -65,6 +65,12 @@ def _add_latency(parser: Parser) -> None:
         help="time between the events of a stream at half load (default: 5)",
     )
     parser.add_argument(
+        "--rate",
+        type=number(1, 1000),
+        metavar="R",
+        help="streams per second at half load, to compare versions (default: found by trials)",
+    )
+    parser.add_argument(
         "--streams",
         type=number(0, 4000, int),
         default=2000,
@@ -87,6 +93,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         rounds=options.rounds,
         seconds=options.seconds,
         step_ms=options.step_ms,
+        rate=options.rate,
         streams=options.streams,
         folder=options.out,
     )

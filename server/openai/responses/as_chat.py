@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine_adapter.text import clip
 from server.errors import InvalidField
 from server.openai.responses.conversation import Message
 from server.openai.responses.field_names import validation_error
@@ -20,7 +21,7 @@ from server.schema.responses import (
     ResponsesRequest,
 )
 from server.schema.structured import JsonObjectFormat
-from server.text import clip, is_unicode
+from server.text import is_unicode
 
 _SAMPLING = """
     temperature top_p top_k min_p min_tokens seed stop stop_token_ids ignore_eos

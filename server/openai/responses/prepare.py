@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from json import loads
 from typing import Any
 
+from engine_adapter.text import clip
 from engine_adapter.types import SamplingOptions
 from server.errors import ApiError, InvalidField
 from server.openai.chat import prepare_chat
@@ -17,7 +18,6 @@ from server.openai.responses.input_items import Item, input_items
 from server.openai.responses.store import BrokenChain, ResponseStore
 from server.schema.responses import ResponsesRequest
 from server.state import Runtime
-from server.text import clip
 
 TOO_LONG = "context_length_exceeded"
 """The code of the errors that `truncation` can prevent."""

@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from engine_adapter.text import clip
 from server.errors import InvalidField, NotFound
 from server.openai.responses.input_items import Item
 from server.openai.responses.prepare import retention
 from server.openai.responses.store import BrokenChain, ResponseStore, StoredResponse
 from server.schema.responses import LOGPROBS
-from server.text import clip
 
 
 def retrieve(store: ResponseStore, response_id: str, owner: str, include: Sequence[str]) -> bytes:

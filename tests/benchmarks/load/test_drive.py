@@ -24,7 +24,7 @@ def requests(count: int) -> list[PlannedRequest]:
 
 
 async def drive(
-    url: str, arrivals: Arrivals, count: int, seconds: float | None = None, limit_s: float = 5.0
+    url: str, arrivals: Arrivals, count: int, seconds: float | None = None, limit_s: float = 60.0
 ) -> Driver:
     driver = Driver(target(url), [requests(count)], seconds, limit_s)
     await driver.run(arrivals, seed=3)
@@ -37,22 +37,38 @@ async def test_a_closed_loop_keeps_its_concurrency() -> None:
         driver = await drive(url, ClosedLoop(3), 9)
     assert server.most == 3
     assert len(driver.samples()) == 9
-    assert 0.06 <= driver.seconds < 2.0
+    assert driver.seconds >= 0.06
+
+
+class AllAtOnce(Server):
+    """Answers when this many requests have come."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.all_came = asyncio.Event()
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(self.bodies) == self.count:
+            self.all_came.set()
+        await self.all_came.wait()
+        await super().answer(body, writer)
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
-    server = Server(0.4)
+    server = AllAtOnce(12)
     arrivals = OpenLoop(100.0)
     async with served(server) as url:
         driver = await drive(url, arrivals, 12)
-    assert server.most == 12
+    assert len(driver.samples()) == 12
     planned = arrivals.times_s(12, 3)
     for sample in driver.samples():
         assert sample.sent_s == pytest.approx(
             planned[sample.index] + sample.late_ms / 1e3, abs=1e-3
         )
+        assert sample.error is None
         assert sample.e2e_ms is not None
-        assert sample.e2e_ms > 390
+        assert sample.sent_s + sample.e2e_ms / 1e3 > planned[-1], "the last one came before"
 
 
 async def test_after_the_time_is_over_nothing_is_sent_and_all_end() -> None:
@@ -60,19 +76,31 @@ async def test_after_the_time_is_over_nothing_is_sent_and_all_end() -> None:
     async with served(server) as url:
         closed = await drive(url, ClosedLoop(2), 1000, seconds=0.25)
         opened = await drive(url, OpenLoop(40.0), 1000, seconds=0.25)
-    assert 4 <= len(closed.samples()) <= 6
-    assert max(s.sent_s for s in opened.samples()) < 0.3
+    # On a busy machine there are fewer.
+    assert 2 <= len(closed.samples()) <= 6
+    assert all(s.sent_s - s.late_ms / 1e3 < 0.25 for s in opened.samples())
+    assert len(opened.samples()) < 40
     assert server.in_flight == 0
 
 
 async def test_a_ramp_changes_the_concurrency() -> None:
     server = Server(0.03)
+    most_at_first: list[int] = []
+
+    class Growing(Ramp):
+        """One request at a time until the server has got five of them."""
+
+        def limit(self, elapsed_s: float) -> int:
+            if len(server.bodies) < 5:
+                most_at_first.append(server.most)
+                return self.low
+            return self.high
+
     async with served(server) as url:
-        driver = await drive(url, Ramp(1, 6, 0.9), 1000, seconds=0.9)
+        driver = await drive(url, Growing(1, 6, 1.0), 60)
+    assert len(driver.samples()) == 60
+    assert max(most_at_first) == 1
     assert server.most == 6
-    early = [s for s in driver.samples() if s.sent_s < 0.1]
-    middle = [s for s in driver.samples() if 0.4 <= s.sent_s < 0.5]
-    assert len(middle) > 2 * len(early)
 
 
 class Faulty(Server):
@@ -93,14 +121,14 @@ class Faulty(Server):
         if number == 7:
             writer.write(STREAM_HEAD + part(token))
             await writer.drain()
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(60)
         else:
             writer.write(answers.get(number, STREAM_HEAD + chunks(2)))
 
 
 async def test_every_failure_is_a_sample_with_its_kind() -> None:
     async with served(Faulty()) as url:
-        driver = await drive(url, ClosedLoop(4), 9, limit_s=0.5)
+        driver = await drive(url, ClosedLoop(4), 9, limit_s=2.0)
     samples = sorted(driver.samples(), key=lambda s: s.index)
     assert [s.error for s in samples] == [
         "429",

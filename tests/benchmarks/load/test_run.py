@@ -138,10 +138,10 @@ class Stopping(Server):
 async def test_a_server_that_stops_answering_ends_the_run(
     answers: int, passes: int, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_run, "LEAST_LIMIT_S", 0.2)
+    monkeypatch.setattr(load_run, "LEAST_LIMIT_S", 0.6)
     server = Stopping(answers)
     async with served(server) as url:
-        made = plan(url, ("a",), loads=[ClosedLoop(5)], requests=10, warm_up=2, time_limit_s=0.2)
+        made = plan(url, ("a",), loads=[ClosedLoop(5)], requests=10, warm_up=2, time_limit_s=0.6)
         run = LoadRun(made, Watcher())
         with pytest.raises(RuntimeError, match=r"--side a: http.* does not answer any more: time"):
             await run.run()
@@ -185,14 +185,17 @@ async def test_a_pass_limited_by_time_shifts_at_half_of_its_time(load: Arrivals)
     async with served(server) as url:
         run, _ = await measure(plan(url, repetitions=1, prime=False, seconds=0.6, **fields))
     for each in run.passes:
-        assert len(each.samples) > 10
+        assert len(each.samples) > 4
         for sample in each.samples:
             planned_s = sample.sent_s - sample.late_ms / 1e3
-            if abs(planned_s - 0.3) > 0.05:  # a busy machine sends a little later than it decides
-                assert (int(sample.prompt[1:]) >= 6) == (planned_s > 0.3)
+            is_late = int(sample.prompt[1:]) >= 6
+            # A closed loop decides before it sends: on a busy machine some time before.
+            if is_late or isinstance(load, OpenLoop):
+                assert (planned_s > 0.299) == is_late
+        assert {int(sample.prompt[1:]) >= 6 for sample in each.samples} == {False, True}
     first, second = ({s.index: s.prompt for s in each.samples} for each in run.passes)
     both = first.keys() & second.keys()
-    assert len(both) > 10
+    assert len(both) > 4
     assert all(first[index] == second[index] for index in both), "pairs have equal prompts"
 
 

@@ -152,7 +152,7 @@ async def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     async def answer(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)
 
-    async with served(answer) as url, asyncio.timeout(5):
+    async with served(answer) as url, asyncio.timeout(30):
         with pytest.raises(RuntimeError, match=r"/v1/models: timeout: no end after 0\.1 s$"):
             await prepare(Side("a", url), 0.2, ignore_eos=False)
         with pytest.raises(RuntimeError, match=r"/completions: timeout: no end after 0\.2 s$"):

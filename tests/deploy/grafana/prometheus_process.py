@@ -2,10 +2,8 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
+from tests.e2e.served import listening_port, wait_until
 
 SCRAPE_S = 1
 """Seconds between two scrapes: tests have no time for fifteen."""
@@ -50,7 +50,7 @@ class Prometheus:
 
     def label_values(self, label: str) -> list[str]:
         """The values of a label."""
-        response = httpx.get(f"{self.url}/api/v1/label/{label}/values", trust_env=False)
+        response = httpx.get(f"{self.url}/api/v1/label/{label}/values", trust_env=False, timeout=60)
         values: list[str] = response.json()["data"]
         return values
 
@@ -68,8 +68,6 @@ class Prometheus:
 def scraping(folder: Path, servers: Sequence[str]) -> Iterator[Prometheus]:
     """A Prometheus that scrapes these servers (`host:port`) while the block runs."""
     program = need_prometheus()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"},
         "scrape_configs": [{"job_name": JOB, "static_configs": [{"targets": list(servers)}]}],
@@ -81,31 +79,27 @@ def scraping(folder: Path, servers: Sequence[str]) -> Iterator[Prometheus]:
                 program,
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={address}",
+                "--web.listen-address=127.0.0.1:0",
             ],
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
-        _wait(f"http://{address}/-/ready", process)
-        yield Prometheus(f"http://{address}")
+        url = f"http://127.0.0.1:{listening_port(process)}"
+        wait_until(lambda: _is_ready(url, process), 60, "Prometheus is ready")
+        yield Prometheus(url)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
-def _wait(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        assert process.poll() is None, "Prometheus ended"
-        assert time.monotonic() < deadline, "Prometheus is not ready within 20 s"
-        try:
-            if httpx.get(url, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
+def _is_ready(url: str, process: "subprocess.Popen[bytes]") -> bool:
+    assert process.poll() is None, "Prometheus ended"
+    try:
+        return httpx.get(f"{url}/-/ready", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False

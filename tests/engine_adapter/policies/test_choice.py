@@ -17,13 +17,14 @@ TOLERANCE = 0.05
 
 LOOKUP = ProposerTraits("lookup", 3, lookup=True)
 MODEL = ProposerTraits("model", 2)
+GATED = ProposerTraits("model", 2, ends_early=True)
 PROPOSERS = (LOOKUP, MODEL)
 
 
-def evidence(seed: int, rows: int) -> tuple[Evidence, list[RowView]]:
+def evidence(seed: int, rows: int, model: ProposerTraits = MODEL) -> tuple[Evidence, list[RowView]]:
     """Two proposers with random qualities and costs, and rows that differ."""
     random = np.random.default_rng(seed)
-    known = Evidence(PROPOSERS, 3)
+    known = Evidence((LOOKUP, model), 3)
     views = [RowView(f"r{i}", SpecMethod("goodput", 3), 100, 50) for i in range(rows)]
     for view in views:
         known.admit(view.request_id, RequestClass.GREEDY)
@@ -35,8 +36,11 @@ def evidence(seed: int, rows: int) -> tuple[Evidence, list[RowView]]:
             for j, traits in enumerate(PROPOSERS):
                 k = traits.num_speculative_tokens
                 hits = random.random(k) < rates[i, j]
-                accepted = int(np.logical_and.accumulate(hits).sum())
-                seen.append(DraftFate(view.request_id, traits.name, k, k, k, accepted))
+                found = k
+                if model.ends_early and traits is MODEL:
+                    found = int(random.integers(0, k + 1))
+                accepted = int(np.logical_and.accumulate(hits[:found]).sum())
+                seen.append(DraftFate(view.request_id, traits.name, k, found, found, accepted))
         known.observe_drafts(seen)
         known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))])
         k = int(random.integers(1, 3))
@@ -57,8 +61,9 @@ def expected_rate(
             for case in np.flatnonzero(outlook.cases.proposer == j):
                 chance, length = outlook.chance[row, case], outlook.cases.length[case]
                 kept = min(k, length)
-                tokens += float(chance * outlook.survival[row, case, :kept].sum())
-                drafted += float(chance * kept)
+                reach = outlook.reach[row, case, :kept]
+                tokens += float(chance * (reach * outlook.survival[row, case, :kept]).sum())
+                drafted += float(chance * reach.sum())
     for j in (0, 1):
         ks = [k for at, k in plan if at == j and k]
         if ks:
@@ -68,11 +73,14 @@ def expected_rate(
     return tokens / seconds
 
 
+@pytest.mark.parametrize("model", [MODEL, GATED], ids=["plain", "gated"])
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_the_choice_is_near_the_best_of_all_proposers_and_lengths(rows: int) -> None:
+def test_the_choice_is_near_the_best_of_all_proposers_and_lengths(
+    rows: int, model: ProposerTraits
+) -> None:
     missed = []
     for seed in range(30):
-        known, views = evidence(seed, rows)
+        known, views = evidence(seed, rows, model)
         options = [(-1, 0), *((0, k) for k in (1, 2, 3)), *((1, k) for k in (1, 2))]
         best = max(expected_rate(known, views, plan) for plan in product(options, repeat=rows))
         rate, token = best, 0.3

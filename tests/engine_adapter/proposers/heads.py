@@ -179,11 +179,12 @@ class SecondBest:
 
     Attributes:
         samples: whether it states distributions, as if it had sampled.
+        ends: after so many draws no row drafts further; `None` if it does not say.
         calls: depth and rows of each call.
     """
 
-    def __init__(self, samples: bool = True) -> None:
-        self.samples = samples
+    def __init__(self, samples: bool = True, ends: int | None = None) -> None:
+        self.samples, self._ends = samples, ends
         self.calls: list[tuple[int, list[int]]] = []
 
     def draw(
@@ -192,6 +193,11 @@ class SecondBest:
         self.calls.append((depth, rows.tolist()))
         stated = logits.float().softmax(-1) if self.samples else None
         return logits.topk(2).indices[:, 1], stated
+
+    def is_open(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
+        if self._ends is None:
+            return None
+        return np.full(len(rows), len(self.calls) < self._ends)
 
     def select(self, index: npt.NDArray[np.intp]) -> "SecondBest":
         return self

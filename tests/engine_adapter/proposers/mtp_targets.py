@@ -128,6 +128,19 @@ def mimo(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
     return Heads({**BASE, **config, "num_nextn_predict_layers": layers}, draw.tensors)
 
 
+def agreeing_mimo(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
+    """The same with layers that add nothing: the MTP layer has the target's own logits."""
+    made = mimo(vocabulary=vocabulary, seed=seed)
+    tensors, layer = made.tensors, "model.mtp_layers.0"
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = torch.zeros_like(tensors[name])
+    tensors[f"{layer}.input_proj.weight"] = torch.eye(HIDDEN, 2 * HIDDEN).roll(HIDDEN, dims=1)
+    tensors[f"{layer}.token_layernorm.weight"] = torch.ones(HIDDEN)
+    tensors[f"{layer}.final_layernorm.weight"] = tensors["model.norm.weight"].clone()
+    return made
+
+
 def ernie(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
     """`baidu/ERNIE-4.5-21B-A3B-*`: layers of experts after a dense one, and a dense MTP layer."""
     draw = _Draw(seed)

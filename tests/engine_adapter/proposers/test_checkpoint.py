@@ -96,7 +96,7 @@ def refusal(model: str | Path) -> str:
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./no-such-folder", "~/no-such-folder"])
 def test_a_missing_folder_is_named(path: str) -> None:
-    assert refusal(path) == f"there is no folder {path}"
+    assert refusal(path) == f"the folder {path} does not exist"
 
 
 def test_a_missing_configuration_is_named(tmp_path: Path) -> None:

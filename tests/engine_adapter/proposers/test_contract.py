@@ -65,14 +65,20 @@ class Forces:
 
 
 class Host:
-    """Has `LastTokens` as draft model, head and member, and a target with random weights."""
+    """Has `LastTokens` as draft model, head and member, and a target with random weights.
+
+    Attributes:
+        num_models: the models and heads that it was asked for.
+    """
 
     target = TARGET
+    num_models = 0
 
     def member(self, name: str) -> LastTokens:
         return LastTokens()
 
     def draft_model(self, spec: ProposerSpec) -> LastTokens:
+        self.num_models += 1
         return LastTokens()
 
     draft_head = draft_model
@@ -134,6 +140,13 @@ def test_the_size_of_its_weights_is_known(method: ProposerMethod) -> None:
 
 def test_a_method_with_draft_kv_checks_the_weights_that_it_runs(method: ProposerMethod) -> None:
     assert method.check is not no_check or not method.capabilities.draft_kv
+
+
+def test_a_method_that_runs_a_model_says_so(method: ProposerMethod) -> None:
+    """Otherwise its drafts are drawn without regard to what their requests allow."""
+    host = Host()
+    method.create(spec_of(method), host)
+    assert method.capabilities.runs_model == bool(host.num_models or method.name in WEIGHTS)
 
 
 @pytest.mark.parametrize("k", [1, 2, 8, 100])

@@ -1,19 +1,17 @@
 """DFlash checkpoints: the published layout passes, others are refused with the field."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
+from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.proposers.methods import get_method, parse_spec
-from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.dflash_heads import MASK_TOKEN, dflash
 from tests.engine_adapter.proposers.heads import Heads
+from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
 
 TARGET = TargetSizes(hidden_size=32, vocab_size=96, num_layers=6)
 CONFIG: dict[str, Any] = {
@@ -109,29 +107,7 @@ def test_the_layers_that_it_reads_are_counted_from_zero() -> None:
     assert aux_layers({"dflash_config": {"mask_token_id": MASK_TOKEN}}) == ()
 
 
-class Head:
-    """Drafts the row's index."""
-
-    weights_bytes = 7
-
-    def propose(self, batch: DraftBatch) -> Drafts:
-        return Drafts([[i] * k for i, k in enumerate(batch.k.tolist())], catchup_tokens=3)
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing to drop: it has no state."""
-
-
-class Host:
-    """Gives block heads, and no other model."""
-
-    def block_head(self, spec: ProposerSpec) -> Head:
-        return Head()
-
-
 def test_drafts_lag_and_weights_are_those_of_the_hosts_head() -> None:
-    spec = parse_spec({"name": "dflash", "model": "a/b"})
-    proposer = get_method("dflash").create(spec, Host())  # type: ignore[arg-type]
-    assert proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1])) == Drafts(
-        [[0, 0], [1]], catchup_tokens=3
+    check_it_drafts_with_the_hosts_head(
+        parse_spec({"name": "dflash", "model": "a/b"}), "block_head"
     )
-    assert proposer.weights_bytes == 7

@@ -81,3 +81,23 @@ def test_any_other_tensor_parallel_size_is_refused(size: int, of_target: int) ->
 def test_a_tensor_parallel_size_must_be_a_positive_integer(size: object) -> None:
     with pytest.raises(EngineConfigError, match="draft_tensor_parallel_size must be an integer"):
         sized(size)
+
+
+# -- another tokenizer -----------------------------------------------------------------------
+
+
+def mapping(value: object) -> ProposerSpec:
+    fields = {"name": "small", "method": "draft_model", "model": "a/b"}
+    return parse_spec({**fields, "use_heterogeneous_vocab": value})
+
+
+def test_another_tokenizer_is_allowed_only_by_its_option() -> None:
+    assert SPEC.options["use_heterogeneous_vocab"] is False
+    assert mapping(True).options["use_heterogeneous_vocab"] is True
+
+
+@pytest.mark.parametrize("value", [1, "true", None, []])
+def test_the_option_is_true_or_false(value: object) -> None:
+    with pytest.raises(EngineConfigError, match="must be true or false") as caught:
+        mapping(value)
+    assert caught.value.field == "use_heterogeneous_vocab"

@@ -1,6 +1,6 @@
 """EAGLE and EAGLE-3 checkpoints: valid ones pass, others are refused with the field."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
+from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method, parse_spec
-from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
 from tests.engine_adapter.proposers.heads import Heads
+from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
 
 TARGET = TargetSizes(hidden_size=32, vocab_size=96, num_layers=6)
 CONFIG: dict[str, Any] = {
@@ -193,33 +192,10 @@ def test_another_kind_of_speculator_is_refused(tmp_path: Path) -> None:
 # -- drafting --------------------------------------------------------------------------------
 
 
-class Head:
-    """Drafts the row's index."""
-
-    weights_bytes = 7
-
-    def propose(self, batch: DraftBatch) -> Drafts:
-        return Drafts([[i] * k for i, k in enumerate(batch.k.tolist())], catchup_tokens=3)
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing to drop: it has no state."""
-
-
-class Host:
-    """Gives heads, and has no draft model."""
-
-    def draft_head(self, spec: ProposerSpec) -> Head:
-        return Head()
-
-
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_drafts_lag_and_weights_are_those_of_the_hosts_head(name: str) -> None:
     spec = parse_spec({"name": name, "model": "a/b"})
-    proposer = get_method(name).create(spec, Host())  # type: ignore[arg-type]
-    assert proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1])) == Drafts(
-        [[0, 0], [1]], catchup_tokens=3
-    )
-    assert proposer.weights_bytes == 7
+    check_it_drafts_with_the_hosts_head(spec, "draft_head")
 
 
 def test_a_model_is_required() -> None:

@@ -100,6 +100,14 @@ def test_the_tokens_that_the_sampler_draws_are_fed_to_the_next_step(tmp_path: Pa
     assert (plain.tokens, plain.probabilities) == (drafts.tokens, None)
 
 
+def test_no_step_is_computed_after_every_row_has_ended(tmp_path: Path) -> None:
+    target, heads, sampler = RandomTarget(), mlp_speculator(), SecondBest(ends=2)
+    given = replace(batch(ROWS, k=3, hidden_of=target.hidden_of), sampling=sampler)
+    drafts = load(heads, tmp_path, target).propose(given)
+    assert [len(row) for row in drafts.tokens] == [2] * len(ROWS)
+    assert len(sampler.calls) == 2
+
+
 def test_drafts_depend_on_the_newest_token(tmp_path: Path) -> None:
     target = RandomTarget()
     rows = {str(token): [1, 2, 3, token] for token in range(20)}

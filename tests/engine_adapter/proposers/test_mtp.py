@@ -1,6 +1,5 @@
 """MTP layers of a target: published layouts pass, targets without usable ones are refused."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,10 @@ import pytest
 import torch
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
+from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method, parse_spec
-from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.heads import Heads
+from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
 from tests.engine_adapter.proposers.mtp_targets import HIDDEN, TARGETS, glm4_moe, mimo
 
 
@@ -103,28 +101,5 @@ def test_a_model_is_refused() -> None:
         parse_spec({"name": "mtp", "model": "a/b"})
 
 
-class Head:
-    """Drafts the row's index."""
-
-    weights_bytes = 7
-
-    def propose(self, batch: DraftBatch) -> Drafts:
-        return Drafts([[i] * k for i, k in enumerate(batch.k.tolist())], catchup_tokens=3)
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing to drop: it has no state."""
-
-
-class Host:
-    """Gives heads, and has no draft model."""
-
-    def draft_head(self, spec: ProposerSpec) -> Head:
-        return Head()
-
-
 def test_drafts_lag_and_weights_are_those_of_the_hosts_head() -> None:
-    proposer = get_method("mtp").create(parse_spec({"name": "mtp"}), Host())  # type: ignore[arg-type]
-    assert proposer.propose(batch({"a": [1], "b": [2]}, k=[2, 1])) == Drafts(
-        [[0, 0], [1]], catchup_tokens=3
-    )
-    assert proposer.weights_bytes == 7
+    check_it_drafts_with_the_hosts_head(parse_spec({"name": "mtp"}), "draft_head")

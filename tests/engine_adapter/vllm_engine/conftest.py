@@ -65,10 +65,12 @@ CHOICES: dict[str, int] = {"none": 0} | {
 COMMON: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 32}
 
 
-async def start(proposers: Sequence[dict[str, Any]], **arguments: Any) -> Live:
-    """Starts an engine on the demo target."""
+async def start(
+    proposers: Sequence[dict[str, Any]], target: str = TARGET, **arguments: Any
+) -> Live:
+    """Starts an engine, by default on the demo target."""
     recorder, registry = Recorder(), CollectorRegistry()
-    config = EngineConfig(TARGET, "demo", parse_specs(proposers), None, COMMON | arguments)
+    config = EngineConfig(target, "demo", parse_specs(proposers), None, COMMON | arguments)
     engine = create_engine("vllm", config, registry, recorder)
     before = child_processes()
     await engine.start(lambda line: None)

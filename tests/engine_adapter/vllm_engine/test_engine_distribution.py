@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo import model_path
 from engine_adapter.types import (
@@ -28,14 +26,21 @@ from engine_adapter.types import (
     SpecMethod,
     StructuredOutput,
 )
-from engine_adapter.vllm_engine.grammars import serialized
-from tests.engine_adapter.vllm_engine.conftest import TARGET, planning_at_random, start
+from tests.engine_adapter.vllm_engine.conftest import planning_at_random, start
 from tests.engine_adapter.vllm_engine.support.exact import (
     ALPHA,
     Sampling,
     distribution,
     p_value,
     power,
+)
+from tests.engine_adapter.vllm_engine.support.generation_trees import (
+    LENGTH,
+    PATTERN,
+    ConstrainedTree,
+    Tree,
+    as_arrays,
+    cheated,
 )
 from tests.engine_adapter.vllm_engine.support.live import CHEAT, RANDOM, Live, Prompt, generate
 
@@ -44,8 +49,6 @@ on_the_engines_loop = pytest.mark.asyncio(loop_scope="session")
 
 SUPPORT = "tests.engine_adapter.vllm_engine.support"
 
-TEXT = "import os\nimport sys\nimport json\nimport re\nimport "
-LENGTH = 4
 SAMPLES = 1_500
 MANY = 6_000
 
@@ -54,6 +57,7 @@ LEAST_GAP = 1e-3
 
 _DRAFT = {"method": "draft_model", "model": str(model_path("draft"))}
 _SAMPLED = {"draft_sampling": "probabilistic", "num_speculative_tokens": 3}
+_SURE = {"min_confidence": 0.3}
 _EAGLE = {"method": "eagle", "model": str(model_path("eagle"))}
 _MEDUSA = {"model": str(model_path("medusa"))}
 _MLP = {"model": str(model_path("mlp-speculator"))}
@@ -63,28 +67,29 @@ PROPOSERS: list[dict[str, Any]] = [
     {"name": "draft", **_DRAFT},
     {"name": "draft-sampled", **_DRAFT, **_SAMPLED},
     {"name": "draft-block", **_DRAFT, **_SAMPLED, "verification": "block"},
+    {"name": "draft-sure", **_DRAFT, **_SAMPLED, "verification": "block", **_SURE},
     {"name": "medusa", **_MEDUSA},
     {"name": "medusa-sampled", "method": "medusa", **_MEDUSA, **_SAMPLED, "verification": "block"},
     {"name": "mlp", "method": "mlp_speculator", **_MLP},
     {"name": "mlp-sampled", "method": "mlp_speculator", **_MLP, **_SAMPLED},
     {"name": "eagle", **_EAGLE},
     {"name": "eagle-sampled", **_EAGLE, **_SAMPLED},
+    {"name": "eagle-sure", **_EAGLE, **_SAMPLED, **_SURE},
     {"name": "eagle3", "model": str(model_path("eagle3"))},
     {"name": "cascade", "members": ["ngram", "draft-sampled"]},
     {"name": "prediction"},
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
-FEW = ("ngram", "draft-block", "medusa-sampled", "eagle-sampled", "prediction")
+FEW = ("ngram", "draft-sure", "medusa-sampled", "eagle-sampled", "prediction")
 """One of each kind: a lookup, a model of its own, a head, a head with a KV cache, what the client
-sent; of the sampled ones some with the block rule. Policies draft with the others too."""
+sent; of the sampled ones some with the block rule, and one with a confidence gate. Policies draft
+with the others too."""
 
 FOR_CONSTRAINTS: list[dict[str, Any]] = [
     {"name": "grammar"},
     {"name": "forced-first", "method": "cascade", "members": ["grammar", "draft-sampled"]},
 ]
 CONSTRAINED = ("draft-sampled", "draft-block", "eagle-sampled", "mlp-sampled", "forced-first")
-PATTERN = "[a-z]{2} as [a-z]+"
-"""A regular expression: a choice among many tokens, forced text, and again a choice."""
 
 POLICIES: dict[str, dict[str, Any]] = {
     "goodput": {"min_gain": 0.0, "guard_limit": 1.0, "probe_share": 0.2},
@@ -112,64 +117,6 @@ CONDITIONS = {
 }
 
 
-class Tree:
-    """A model's probabilities of every possible generation after the prompt; the target's."""
-
-    def __init__(self, model: str = TARGET) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(TARGET)
-        self.prompt: Prompt = tuple(tokenizer.encode(TEXT))
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self._logits: dict[Prompt, Any] = {}
-
-    def joint(self, sampling: Sampling, later: Sampling | None = None) -> dict[Prompt, float]:
-        """Generation -> its probability. `later` replaces the sampling from the second token on."""
-        paths: dict[Prompt, float] = {(): 1.0}
-        for depth in range(LENGTH):
-            self._learn([path for path in paths if path not in self._logits])
-            paths = {
-                (*path, token): so_far * p
-                for path, so_far in paths.items()
-                for token, p in self.next(path, (depth and later) or sampling).items()
-            }
-        return paths
-
-    def next(self, path: Prompt, sampling: Sampling) -> dict[int, float]:
-        """The probability of each token that may follow `path`."""
-        self._learn([path] if path not in self._logits else [])
-        p = distribution(self._logits[path], sampling, self.prompt + path)
-        return {int(token): float(p[token]) for token in np.flatnonzero(p)}
-
-    def _learn(self, paths: list[Prompt]) -> None:
-        if paths:
-            tokens = torch.tensor([self.prompt + path for path in paths])
-            with torch.inference_mode():
-                every = self._model(tokens).logits[:, -1].double().numpy()
-            self._logits |= dict(zip(paths, every, strict=True))
-
-
-class ConstrainedTree(Tree):
-    """The same of generations that match `PATTERN`, with masks of a matcher of its own."""
-
-    def __init__(self) -> None:
-        import llguidance
-        import llguidance.hf
-
-        super().__init__()
-        tokenizer: Any = AutoTokenizer.from_pretrained(TARGET)
-        known = llguidance.hf.from_tokenizer(tokenizer, len(tokenizer))
-        grammar = serialized(ConstraintKind.REGEX, PATTERN, any_whitespace=False)
-        self._matcher = llguidance.LLMatcher(known, grammar)
-
-    def next(self, path: Prompt, sampling: Sampling) -> dict[int, float]:
-        self._learn([path] if path not in self._logits else [])
-        logits, matcher = self._logits[path], self._matcher.deep_copy()
-        assert matcher.consume_tokens(list(path))
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, bitorder="little", count=len(logits)).astype(bool)
-        p = distribution(np.where(allowed, logits, -1e9), sampling, self.prompt + path)
-        return {int(token): float(p[token]) for token in np.flatnonzero(p)}
-
-
 @pytest.fixture(scope="module")
 def tree() -> Tree:
     return Tree()
@@ -187,15 +134,6 @@ async def crowd() -> AsyncIterator[Live]:
         await started.engine.set_policy(name, parameters)
     yield started
     await started.engine.stop()
-
-
-def as_arrays(exact: dict[Prompt, float], seen: Counter[Prompt]) -> tuple[Any, Any]:
-    """Counts and probabilities of all generations that are possible or were seen."""
-    cells = sorted({*exact, *seen})
-    return (
-        np.array([seen[cell] for cell in cells]),
-        np.array([exact.get(cell, 0.0) for cell in cells]),
-    )
 
 
 async def generations(
@@ -244,6 +182,14 @@ async def test_generations_have_the_targets_distribution(crowd: Live, tree: Tree
     """
     conditions = itertools.cycle(CONDITIONS.values())
     await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in FEW))
+
+
+def test_the_gate_of_the_draft_model_ends_some_drafts(tree: Tree) -> None:
+    draft = Tree(_DRAFT["model"])
+    everything = Sampling(top_k=0)
+    first = tree.next((), CONDITIONS["top-k"])
+    sure = [max(draft.next((token,), everything).values()) for token in first]
+    assert min(sure) < _SURE["min_confidence"] < max(sure)
 
 
 @pytest.mark.prove
@@ -337,41 +283,6 @@ def test_the_stated_power_of_the_control(tree: Tree) -> None:
     expected = np.array(list(right.values()))
     alternative = np.array([wrong[cell] for cell in right])
     assert power(expected, alternative, SAMPLES) >= 0.99
-
-
-def cheated(target: Tree, draft: Tree, sampling: Sampling) -> dict[Prompt, float]:
-    """Generation -> its probability if each draft is cut before its first unlikely token.
-
-    The first token is never drafted. A step plans its drafts before it knows how many tokens it
-    emits: two drafts follow the first step, one the second.
-    """
-    joint: dict[Prompt, float] = {}
-
-    def walk(path: Prompt, chance: float, drafts: int, step: int) -> None:
-        if not chance:
-            return
-        if len(path) == LENGTH:
-            joint[path] = joint.get(path, 0.0) + chance
-            return
-        p = target.next(path, sampling)
-        after = max(LENGTH - 2 - step, 0)
-        plain = 1.0
-        if drafts:
-            q = draft.next(path, sampling)
-            likeliest = max(q, key=q.__getitem__)
-            verified = chance * q[likeliest]
-            accepted = min(1.0, p.get(likeliest, 0.0) / q[likeliest])
-            walk((*path, likeliest), verified * accepted, drafts - 1, step)
-            left = {token: max(p[token] - q.get(token, 0.0), 0.0) for token in p}
-            for token, weight in left.items():
-                rejected = verified * (1 - accepted) * weight
-                walk((*path, token), rejected and rejected / sum(left.values()), after, step + 1)
-            plain -= q[likeliest]
-        for token, weight in p.items():
-            walk((*path, token), chance * plain * weight, after, step + 1)
-
-    walk((), 1.0, 0, 0)
-    return joint
 
 
 def test_the_stated_power(tree: Tree) -> None:

@@ -61,7 +61,7 @@ async def test_a_prefix_hit_with_one_token_left_is_not_padded_with_drafts(
     prompt = max(prompts, key=len)[: 128 * 4 + 1]
     await generate(live, prompt, greedy(1), pinned("none", 0))
     running = asyncio.create_task(generate(live, prompts[0], greedy(60), pinned("none", 0)))
-    await asyncio.sleep(0.1)
+    await live.recorder.more(3)
     before = live.metric("vllm:spec_decode_num_drafts_total")
     hit = await generate(live, prompt, greedy(8), pinned(name, k))
     assert hit.num_cached_tokens == len(prompt) - 1

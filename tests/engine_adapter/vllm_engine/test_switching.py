@@ -14,6 +14,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     generate,
     greedy,
     pinned,
+    repeat_until_it_happens,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -29,44 +30,58 @@ def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asy
 async def test_after_a_switch_every_draft_of_the_target_itself_is_accepted(
     live: Live, stock: Stock, prompts: list[Prompt], before: str
 ) -> None:
-    method = await live.switch(before, CHOICES[before])
-    tasks = [follower(live, prompt, 200, method) for prompt in prompts[8:12]]
-    await live.recorder.more(12)
-    await live.switch("self", 5)
-    for prompt, task in zip(prompts[8:12], tasks, strict=True):
-        result = await task
-        await stock.check(prompt, result.tokens)
-        counts = result.counts("self")
-        assert counts.drafted > 0
-        assert counts.accepted == counts.drafted
+    async def switched(_: int) -> bool:
+        method = await live.switch(before, CHOICES[before])
+        tasks = [follower(live, prompt, 200, method) for prompt in prompts[8:12]]
+        await live.recorder.more(12)
+        await live.switch("self", 5)
+        drafted = []
+        for prompt, task in zip(prompts[8:12], tasks, strict=True):
+            result = await task
+            await stock.check(prompt, result.tokens)
+            counts = result.counts("self")
+            assert counts.accepted == counts.drafted
+            drafted.append(counts.drafted)
+        return all(drafted)
+
+    await repeat_until_it_happens(switched)
 
 
 async def test_lag_is_removed_once(live: Live, prompts: list[Prompt]) -> None:
-    prompt = prompts[2][::-1]  # no other test uses it: none of it is in the prefix cache
-    method = await live.switch("none")
-    task = follower(live, prompt, 120, method)
-    await live.recorder.more(20)
-    since = len(live.recorder.steps)
-    await live.switch("self", 5)
-    await task
-    caught = [s.catchup_tokens["self"] for s in live.recorder.steps[since:] if s.catchup_tokens]
-    assert len(caught) == 1
-    assert len(prompt) < caught[0] < len(prompt) + 120
+    async def switched(attempt: int) -> bool:
+        # No other test uses it: none of it is in the prefix cache.
+        prompt = prompts[2][attempt:][::-1]
+        method = await live.switch("none")
+        task = follower(live, prompt, 120, method)
+        await live.recorder.more(20)
+        since = len(live.recorder.steps)
+        await live.switch("self", 5)
+        result = await task
+        caught = [s.catchup_tokens["self"] for s in live.recorder.steps[since:] if s.catchup_tokens]
+        if not result.counts("self").drafted:
+            return False
+        assert len(caught) == 1
+        assert len(prompt) < caught[0] < len(prompt) + 120
+        return True
+
+    await repeat_until_it_happens(switched)
 
 
 async def test_new_requests_does_not_change_running_rows_and_immediate_does(
     live: Live, prompts: list[Prompt]
 ) -> None:
-    method = await live.switch("suffix", 8)
-    old = follower(live, prompts[9], 240, method)
-    await live.recorder.more(5)
-    method = await live.switch("self", 5, running=False)
-    new = follower(live, prompts[10], 40, method)
-    assert set((await new).spec.by_proposer) == {"self"}
-    assert not old.done()
-    await live.switch("draft", 4)
-    assert set((await old).spec.by_proposer) <= {"suffix", "draft"}
-    assert old.result().counts("draft").drafted > 0
+    async def switched(_: int) -> bool:
+        method = await live.switch("suffix", 8)
+        old = follower(live, prompts[9], 240, method)
+        await live.recorder.more(5)
+        method = await live.switch("self", 5, running=False)
+        new = follower(live, prompts[10], 40, method)
+        assert set((await new).spec.by_proposer) == {"self"}
+        await live.switch("draft", 4)
+        assert set((await old).spec.by_proposer) <= {"suffix", "draft"}
+        return old.result().counts("draft").drafted > 0
+
+    await repeat_until_it_happens(switched)
 
 
 async def test_a_pinned_request_is_not_switched(live: Live, prompts: list[Prompt]) -> None:

@@ -47,9 +47,15 @@ def test_policies_see_what_kind_each_proposer_is() -> None:
     assert by_name["suffix"].lookup
     small = by_name["small"]
     assert (small.lookup, small.keeps_kv, small.selectable) == (False, True, True)
+    assert not any(traits.ends_early for traits in config.traits)
     assert by_name["both"].keeps_kv
     assert not any(by_name[name].selectable for name in ("both", "prediction"))
     assert not any(by_name[name].lookup for name in ("both", "prediction"))
+
+
+def test_policies_see_which_proposer_may_end_its_drafts() -> None:
+    (traits,) = SpecgateConfig(parse_specs([SMALL | {"min_confidence": 0.5}])).traits
+    assert traits.ends_early
 
 
 def test_the_targets_own_mtp_layers_are_no_lookup() -> None:

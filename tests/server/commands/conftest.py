@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
             time.sleep(0.01)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
 
 
 @pytest.fixture(autouse=True)

@@ -219,7 +219,7 @@ def test_two_batches_cannot_write_the_same_file(
         ([], BAD_SETTING, "the two files come first"),
         (["--engine", "fake", "in", "out"], BAD_SETTING, "the two files come first"),
         (["in", "out", "--concurrency", "0"], BAD_SETTING, "--concurrency: must be at least 1"),
-        (["in", "out", "--nope"], BAD_SETTING, "--nope: there is no such flag"),
+        (["in", "out", "--nope"], BAD_SETTING, "--nope: unknown flag"),
         (["nowhere.jsonl", "out"], FAILED, "nowhere.jsonl: No such file"),
         (["in", "no/such/folder"], FAILED, "no/such/folder: No such file"),
         (["in", "in"], BAD_SETTING, "is the input"),

@@ -42,7 +42,7 @@ class Running:
         """Sends this process a signal."""
         os.kill(os.getpid(), number)
 
-    async def ended(self, seconds: float = 20) -> float:
+    async def ended(self, seconds: float = 60) -> float:
         """Waits for the end; returns how long it took."""
         begun = time.monotonic()
         await asyncio.wait_for(asyncio.shield(self.task), seconds)
@@ -105,7 +105,7 @@ async def running(**settings: Any) -> AsyncIterator[Running]:
             if not task.done():
                 server.stop(signal.SIGTERM)
                 server.stop(signal.SIGTERM)
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
 
 
 def completion(body: dict[str, Any]) -> bytes:
@@ -122,13 +122,13 @@ def completion(body: dict[str, Any]) -> bytes:
 
 async def end_of(reader: asyncio.StreamReader) -> str:
     """Everything that comes until the connection is closed."""
-    return (await asyncio.wait_for(reader.read(), 20)).decode()
+    return (await asyncio.wait_for(reader.read(), 60)).decode()
 
 
 async def test_it_is_not_ready_first_and_accepts_requests_until_the_port_closes(
     serve: Serve,
 ) -> None:
-    server = await serve(shutdown_delay_s=0.6, shutdown_timeout_s=20)
+    server = await serve(shutdown_delay_s=2.0, shutdown_timeout_s=20)
     with capture_logs() as lines:
         server.signal()
         await eventually(lambda: server.state.leaving)
@@ -152,7 +152,7 @@ async def test_running_requests_get_the_rest_of_the_time(serve: Serve) -> None:
     assert '"finish_reason":"length"' in text
     assert text.rstrip().endswith("data: [DONE]\n\r\n0") or "data: [DONE]" in text
     assert "error" not in text
-    assert await server.ended() < 10
+    assert await server.ended() < 60
 
 
 async def test_what_does_not_end_in_time_fails_as_stopping(serve: Serve) -> None:
@@ -168,7 +168,7 @@ async def test_what_does_not_end_in_time_fails_as_stopping(serve: Serve) -> None
     assert "data: [DONE]" in events
     assert answer.startswith("HTTP/1.1 503 ")
     assert '"code":"stopping"' in answer
-    assert await server.ended() < 10
+    assert await server.ended() < 60
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -182,27 +182,27 @@ async def test_a_second_signal_ends_the_wait_for_requests(serve: Serve, number: 
     text = await end_of(stream)
     assert '"code":"stopping"' in text
     assert "data: [DONE]" in text
-    assert await server.ended() < 10
+    assert await server.ended() < 60
 
 
 async def test_a_body_that_does_not_arrive_does_not_cost_the_whole_time(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "BODY_GRACE_S", 0.3)
+    monkeypatch.setattr(http_server, "BODY_GRACE_S", 2.0)
     server = await serve(shutdown_timeout_s=600, engine_args=SLOW)
     half, _ = await server.connect(completion(LONG)[:-20])
     late, writer = await server.connect(completion({**LONG, "max_tokens": 30})[:-20])
     head, _ = await server.connect(b"POST /v1/completions HTTP/1.1\r\nHost: he")
-    await eventually(lambda: len(server.state.reading) == 2, 10)
+    await eventually(lambda: len(server.state.reading) == 2)
     server.signal()
-    await eventually(lambda: not server.server.servers[0].is_serving(), 10)
+    await eventually(lambda: not server.server.servers[0].is_serving())
     writer.write(completion({**LONG, "max_tokens": 30})[-20:])
     assert await end_of(head) == ""
     refused, text = await end_of(half), await end_of(late)
     assert refused.startswith("HTTP/1.1 503 ")
     assert '"code":"stopping"' in refused
     assert '"finish_reason":"length"' in text
-    assert await server.ended() < 10
+    assert await server.ended() < 60
 
 
 async def test_an_unread_stream_is_cut_off_and_leaves_no_traceback(
@@ -217,7 +217,7 @@ async def test_an_unread_stream_is_cut_off_and_leaves_no_traceback(
     begun = time.monotonic()
     server.signal()
     await server.ended()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
     assert "Traceback" not in caplog.text
     del reader
 
@@ -239,7 +239,7 @@ async def test_a_closed_terminal_is_a_stop(serve: Serve) -> None:
         await eventually(lambda: bool(server.reloads))
         os.close(controller)
         server.signal(signal.SIGHUP)
-        assert await server.ended() < 10
+        assert await server.ended() < 60
         assert len(server.reloads) == 1
     finally:
         os.close(terminal)
@@ -250,11 +250,13 @@ async def test_stops_under_load_lose_no_request_silently(serve: Serve, stops: in
     seen = {"whole": 0, "stopping": 0, "not begun": 0}
     for _ in range(stops):
         server = await serve(shutdown_timeout_s=1, engine_args={"fake_step_ms": 5})
+        before = seen["whole"]
         clients = [asyncio.create_task(client(server, number, seen)) for number in range(12)]
-        await asyncio.sleep(0.3)
+        # The long answers have begun before the short ones end.
+        await eventually(lambda least=before + 12: seen["whole"] >= least)  # type: ignore[misc]
         server.signal()
         await server.ended()
-        await asyncio.wait_for(asyncio.gather(*clients), 10)
+        await asyncio.wait_for(asyncio.gather(*clients), 60)
     assert seen["whole"] >= stops
     assert seen["stopping"] >= stops
 

@@ -139,6 +139,6 @@ def test_a_wrong_key_file_is_named_with_its_line(tmp_path: Path) -> None:
 def test_an_allowed_folder_must_exist(tmp_path: Path) -> None:
     assert settings("--allowed-local-path", str(tmp_path)).loadable_folders()[0] == str(tmp_path)
     with pytest.raises(
-        SettingsError, match=r"^--allowed-local-path: there is no folder '/no/such'"
+        SettingsError, match=r"^--allowed-local-path: the folder '/no/such' does not exist"
     ):
         settings("--allowed-local-path", "/no/such")

@@ -18,12 +18,15 @@ class Display:
 
 
 def test_what_the_start_has_made_is_not_collected_again() -> None:
-    display = Display()
+    display, before = Display(), gc.get_threshold()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = ServerProcess(Settings(engine="fake"), listener, cast(Any, display), Audit(), 10)
         try:
             process._ready(cast(Any, None))
             assert gc.get_freeze_count() > 10_000
+            # A stream has some 300 objects: a hundred of them must not start a pass.
+            assert gc.get_threshold()[0] > 100 * 300
         finally:
             gc.unfreeze()
+            gc.set_threshold(*before)
         assert display.port == listener.getsockname()[1]

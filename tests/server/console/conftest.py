@@ -15,7 +15,7 @@ from tests.server.threaded import ThreadedServer
 
 ACCEPTANCE = {"ngram": 0.5, "suffix": 0.6, "draft": 0.8, "eagle3": 0.9}
 
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=60_000)
 
 StartServer = Callable[..., ThreadedServer]
 
@@ -53,7 +53,7 @@ def serve() -> Iterator[StartServer]:
 def page(browser: Browser) -> Iterator[Page]:
     """A new page; the test fails if a script fails or asks another host."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -103,13 +103,13 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
     def wait_for(self, answers: int) -> None:
         """Waits until this many more requests are answered."""
         wanted = len(self.statuses) + answers
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(self.statuses) < wanted:
             assert time.monotonic() < deadline, "the load is not answered"
             time.sleep(0.02)
@@ -117,7 +117,9 @@ class Load:
     def _run(self, number: int) -> None:
         methods = [{"proposer": name} for name in ACCEPTANCE]
         options = [*({"spec_decode": method} for method in methods), {}]
-        with httpx.Client(base_url=self._url, headers=self._headers, trust_env=False) as client:
+        with httpx.Client(
+            base_url=self._url, headers=self._headers, trust_env=False, timeout=60
+        ) as client:
             turn = number
             while not self._stop.is_set():
                 turn += 1

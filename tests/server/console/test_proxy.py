@@ -170,8 +170,8 @@ async def test_a_browser_that_leaves_ends_the_servers_stream(gateway: Gateway) -
         "asgi": {"version": "3.0", "spec_version": "2.3"},
     }
     exchange = asyncio.create_task(app(scope, receive, send))  # type: ignore[arg-type]
-    await asyncio.wait_for(came.wait(), 5)
+    await asyncio.wait_for(came.wait(), 60)
     assert not endless.closed
     leave.set()
-    await asyncio.wait_for(exchange, 5)
+    await asyncio.wait_for(exchange, 60)
     await eventually(lambda: endless.closed)

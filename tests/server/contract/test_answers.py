@@ -17,7 +17,7 @@ from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
 from tests.server.contract.bodies import CHAT, COMPLETION, RESPONSE, SUCCESS
 from tests.server.contract.contract import Contract, contract
-from tests.server.gateway import Gateway
+from tests.server.gateway import Gateway, eventually
 
 KEYS: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
 ADMIN = {"authorization": "Bearer admin"}
@@ -127,10 +127,10 @@ async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
 async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 20})
     running = asyncio.create_task(gateway.complete(max_tokens=1000))
-    await asyncio.sleep(0.1)
-    drain = {"proposer": "ngram", "mode": "drain", "timeout_s": 0.3}
+    await eventually(lambda: gateway.engine.num_running == 1)
+    drain = {"proposer": "ngram", "mode": "drain", "timeout_s": 1.0}
     draining = asyncio.create_task(send(gateway.client, "switch_spec_method", drain))
-    await asyncio.sleep(0.1)
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
     second = await send(gateway.client, "switch_spec_method", {"proposer": "suffix"})
     assert second.status_code == 409
     assert (await draining).status_code == 504

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.control.admission import Admission, AdmissionLimits
+from server.control.admission import Admission
 from server.control.slots import Demand, SlotLimits
 from server.limit_errors import QueueFull
+from server.settings.limit_settings import LimitSettings
 from server.telemetry.admission_metrics import AdmissionMetrics
 from server.telemetry.metric_maker import MetricMaker
 
@@ -28,10 +29,10 @@ class Harness:
     def __init__(self, **limits: Any) -> None:
         self.clock = Clock()
         self.registry = CollectorRegistry()
-        fields = {"queued_requests": 2, "queued_prompt_tokens": 100, **limits}
+        fields = {"max_queued_requests": 2, "max_queued_prompt_tokens": 100, **limits}
         self.admission = Admission(
             SlotLimits(1, 1, 512),
-            AdmissionLimits(**fields),
+            LimitSettings(**fields),
             AdmissionMetrics(MetricMaker(self.registry)),
             self.clock,
         )
@@ -84,7 +85,7 @@ async def test_a_queue_is_full_of_prompt_tokens_but_an_empty_one_takes_any_promp
 
 
 async def test_retry_after_is_the_time_in_which_the_queue_empties() -> None:
-    harness = Harness(queued_requests=10)
+    harness = Harness(max_queued_requests=10)
     admission = harness.admission
     with ExitStack() as stack:
         places = [stack.enter_context(admission.place(demand())) for _ in range(11)]
@@ -121,7 +122,7 @@ async def test_retry_after_does_not_count_the_time_without_a_queue() -> None:
 
 
 async def test_a_full_queue_at_the_beginning_of_a_burst_has_the_rate_of_the_burst_before() -> None:
-    harness = Harness(queued_requests=20)
+    harness = Harness(max_queued_requests=20)
     admission = harness.admission
     with ExitStack() as stack:
         places = [stack.enter_context(admission.place(demand())) for _ in range(21)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine_adapter.types import EngineInfo
-from server.control.admission_limits import admission_limits, slot_limits
+from server.control.admission_limits import slot_limits
 from server.control.slots import SlotLimits
 from server.settings import Settings
 
@@ -35,5 +35,5 @@ def test_slots_can_be_set_and_one_request_has_at_most_all() -> None:
 
 
 def test_the_queue_is_bounded_by_default() -> None:
-    limits = admission_limits(Settings(engine="fake"))
-    assert (limits.queued_requests, limits.queued_prompt_tokens) == (1024, 2**20)
+    settings = Settings(engine="fake")
+    assert (settings.max_queued_requests, settings.max_queued_prompt_tokens) == (1024, 2**20)

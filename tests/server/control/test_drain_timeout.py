@@ -67,7 +67,7 @@ async def test_requests_that_outlive_a_drain_can_be_aborted(
     response = await switch(gateway, "ngram", timeout_s=LIMIT_S, on_timeout="abort")
     assert (response.status_code, response.json()["in_flight"]) == (200, 0)
     assert response.json()["aborted"] == 3
-    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    await asyncio.wait_for(asyncio.gather(*tasks), 60)
     for exchange in ahead:
         assert exchange.status == (200 if stream else 503)
         error = last_error(exchange) if stream else json.loads(exchange.text)["error"]
@@ -102,14 +102,14 @@ class Unread(Exchange):
 async def test_a_request_that_does_not_even_end_when_it_is_aborted(
     start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.control.switcher.ABORT_S", 0.02)
+    monkeypatch.setattr("server.control.switcher.ABORT_S", 1.0)
     async with drain(start, timeout_s=LIMIT_S, on_timeout="abort") as running:
         with running.gateway.runtime.switcher.in_flight.track("draft"):
             # Its task is this one, which is not cancelled.
             for entry in running.gateway.runtime.switcher.in_flight._entries:
                 if entry.task is asyncio.current_task():
                     entry.task = None
-            response = await asyncio.wait_for(running.drain, 20)
+            response = await asyncio.wait_for(running.drain, 60)
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (504, "drain_timeout")
         assert error["message"] == (
@@ -133,7 +133,7 @@ async def test_an_unread_stream_does_not_stop_a_drain(start: StartGateway, max_t
     assert gateway.engine.num_running == 0
     assert len(gateway.runtime.switcher.in_flight) == 0
     unread.leave()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
 
 
 async def test_the_caller_can_still_leave_and_the_server_still_stop(start: StartGateway) -> None:
@@ -155,7 +155,7 @@ async def test_drains_succeed_under_steady_load(start: StartGateway, end: str) -
         while not stopping.is_set():
             stream = bool(number % 2)
             response = await gateway.complete(
-                f"x = {number}", max_tokens=200, ignore_eos=True, stream=stream
+                f"x = {number}", max_tokens=600, ignore_eos=True, stream=stream
             )
             if response.status_code == 503:
                 assert response.json()["error"]["code"] == "drain_aborted"
@@ -174,12 +174,12 @@ async def test_drains_succeed_under_steady_load(start: StartGateway, end: str) -
     await eventually(lambda: gateway.engine.num_running == 8, 20)
     gone, outcomes = 0, []
     for method in ("ngram", "suffix", "none", "draft", "ngram"):
-        response = await switch(gateway, method, timeout_s=0.05, on_timeout=end)
+        response = await switch(gateway, method, timeout_s=0.02, on_timeout=end)
         assert response.status_code == 200, response.text
         outcomes.append(response.json()["in_flight"])
         gone += response.json()["aborted"]
         await eventually(lambda: gateway.engine.num_running == 8, 20)
-    refused = await switch(gateway, "none", timeout_s=0.05)
+    refused = await switch(gateway, "none", timeout_s=0.02)
     assert refused.json()["error"]["code"] == "drain_timeout"
     stopping.set()
     await asyncio.gather(*clients)

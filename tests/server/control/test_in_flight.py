@@ -24,14 +24,14 @@ async def test_a_request_that_fails_is_no_longer_in_flight() -> None:
 
 async def test_emptied_returns_when_the_last_request_ends() -> None:
     requests = InFlight()
-    await asyncio.wait_for(requests.emptied(), 1)
+    await asyncio.wait_for(requests.emptied(), 60)
     with requests.track("a"):
         with requests.track("b"):
             waiting = asyncio.create_task(requests.emptied())
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_a_cancelled_wait_does_not_disturb_the_next_one() -> None:
@@ -42,4 +42,4 @@ async def test_a_cancelled_wait_does_not_disturb_the_next_one() -> None:
         waiting = asyncio.create_task(requests.emptied())
         await asyncio.sleep(0.01)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)

@@ -86,6 +86,7 @@ def test_a_refusal_leaves_nothing_behind() -> None:
                 pass
     with harness.request("a"):
         pass
+    assert harness.limited("concurrency_limit_exceeded") == 5
 
 
 def test_without_limits_every_request_is_taken() -> None:
@@ -93,3 +94,5 @@ def test_without_limits_every_request_is_taken() -> None:
     for _ in range(1000):
         with harness.request("a"), harness.request("a"):
             pass
+    for reason in ("concurrency_limit_exceeded", "rate_limit_exceeded"):
+        assert harness.limited(reason) == 0

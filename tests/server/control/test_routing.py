@@ -58,9 +58,9 @@ def test_a_long_header_matches_nothing() -> None:
 def test_a_pattern_with_many_stars_is_matched_in_bounded_time() -> None:
     match = Match(headers=(("x-app", "*a" * 127 + "b"),))
     request = replace(REQUEST, headers={"x-app": "a" * MAX_VALUE_CHARS})
-    began = time.perf_counter()
+    began = time.process_time()
     assert match.mismatch(request) is not None
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(

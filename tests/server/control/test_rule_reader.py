@@ -148,6 +148,6 @@ def test_an_error_does_not_repeat_a_key_written_in_the_place_of_its_name() -> No
 def test_the_most_rules_are_read_in_bounded_time() -> None:
     match = {"header": {f"x-{i}": "*" * 256 for i in range(MAX_HEADERS)}}
     rules = [{"name": f"r{i}", "match": match, "use": USE} for i in range(MAX_RULES)]
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(read_rules(rules, LOADED, KEYS)) == MAX_RULES
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1

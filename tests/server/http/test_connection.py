@@ -1,7 +1,21 @@
 """A connection's requests and its deadlines, on a made transport and at given times."""
 
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
 from server.http.connection import MAX_PIPELINED
-from tests.server.http.wire import GET, Bench, Streaming, answer, settle, slow
+from tests.server.http.wire import GET, Bench, Streaming, Wire, answer, settle, slow
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Without the garbage collector: only what nothing refers to is freed."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 async def test_a_request_is_answered_and_the_next_one_too() -> None:
@@ -89,3 +103,24 @@ async def test_a_client_that_leaves_ends_its_running_request_although_it_sent_an
     connection.connection_lost(None)
     await settle()
     assert app.left.is_set()
+
+
+async def test_a_connection_is_freed_at_its_end_without_the_collector(no_collector: None) -> None:
+    streaming = Streaming()
+    for app in (answer, streaming):
+        bench = Bench(app)
+        connection, wire = await bench.ask()
+        connection.data_received(GET)
+        await settle()
+        freed = weakref.ref(connection)
+        connection.connection_lost(None)
+        _forget(wire)
+        del connection
+        await settle()
+        assert freed() is None, app
+    assert streaming.left.is_set()
+
+
+def _forget(wire: Wire) -> None:
+    """What a transport does after `connection_lost`."""
+    wire.protocol = None

@@ -64,14 +64,17 @@ def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(server: ThreadedSe
     assert (line["reason"], line["path"]) == ("unsent", "/v1/completions")
 
 
-def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done(
-    server: ThreadedServer,
-) -> None:
-    in_flight = server.runtime.switcher.in_flight
-    body = {"prompt": "x", "max_tokens": 200, "stream": True, "ignore_eos": True}
-    with ask(server, "/v1/completions", body):
-        wait_until(lambda: len(in_flight) == 1)
-        wait_until(lambda: len(in_flight) == 0)
+def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done() -> None:
+    # A second in the engine, and not so large that it is aborted.
+    server = ThreadedServer(engine_args={"fake_step_ms": 5, "fake_acceptance": 0}).start()
+    try:
+        in_flight = server.runtime.switcher.in_flight
+        body = {"prompt": "x", "max_tokens": 200, "stream": True, "ignore_eos": True}
+        with ask(server, "/v1/completions", body):
+            wait_until(lambda: len(in_flight) == 1)
+            wait_until(lambda: len(in_flight) == 0)
+    finally:
+        server.stop()
 
 
 def test_a_whole_answer_that_nobody_reads_has_a_deadline(server: ThreadedServer) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 
+from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.types import Delta, GenerationRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
@@ -119,8 +120,17 @@ async def test_failure_after_keep_alive_is_an_error_event(start: StartGateway) -
     assert (json.loads(last)["error"]["code"], done) == ("engine_dead", "[DONE]")
 
 
-async def test_inference_waits_for_the_engine_with_503(start: StartGateway) -> None:
-    gateway = await start(wait=False, engine_args={"fake_start_s": 0.3})
+async def test_inference_waits_for_the_engine_with_503(
+    start: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, may_start = FakeEngine.start, asyncio.Event()
+
+    async def held(engine: FakeEngine, on_progress: Callable[[str], None]) -> None:
+        await may_start.wait()
+        await whole(engine, on_progress)
+
+    monkeypatch.setattr(FakeEngine, "start", held)
+    gateway = await start(wait=False)
     paths = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
     for path in paths:
         # Even for an invalid body: it cannot be checked yet.
@@ -131,5 +141,6 @@ async def test_inference_waits_for_the_engine_with_503(start: StartGateway) -> N
     assert (await gateway.client.get("/v1/models")).status_code == 503
     version = (await gateway.client.get("/version")).json()
     assert (version["engine"], version["engine_version"]) == ("fake", None)
+    may_start.set()
     await gateway.state.start_ended.wait()
     assert (await gateway.complete(max_tokens=1)).status_code == 200

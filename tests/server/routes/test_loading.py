@@ -127,9 +127,9 @@ async def test_an_unusable_checkpoint_leaves_no_traces(start: StartGateway) -> N
 
 
 async def test_a_loading_proposer_is_shown_and_cannot_be_selected(start: StartGateway) -> None:
-    gateway = await start(engine_args={"fake_load_s": 0.2})
+    gateway = await start(engine_args={"fake_load_s": 1.0})
     loading = asyncio.create_task(load(gateway, **LOOKUP))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: gateway.engine._proposer_registry.loading is not None)
     assert (await names(gateway))["lookup"] == "loading"
     refused = await gateway.complete(spec_decode={"proposer": "lookup"})
     assert refused.json()["error"]["code"] == "proposer_not_found"
@@ -144,10 +144,10 @@ async def test_a_loading_proposer_is_shown_and_cannot_be_selected(start: StartGa
 
 
 async def test_a_callers_disconnect_does_not_stop_a_load(start: StartGateway) -> None:
-    gateway = await start(engine_args={"fake_load_s": 0.1})
+    gateway = await start(engine_args={"fake_load_s": 0.5})
     exchange = gateway.exchange("/v1/load_proposer", LOOKUP)
     task = exchange.begin()
-    await asyncio.sleep(0.02)
+    await eventually(lambda: gateway.engine._proposer_registry.loading is not None)
     exchange.leave()
     task.cancel()
     await eventually(lambda: bool(gateway.state.audit.proposer_changes))

@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from tests.server.conftest import StartGateway
-from tests.server.gateway import Gateway
+from tests.server.gateway import Gateway, eventually
 
 Parse = Callable[[str], Iterable[Metric]]
 
@@ -70,6 +70,22 @@ async def test_a_failed_start_is_shown(start: StartGateway) -> None:
     gateway = await start(wait=False, engine_args={"fake_fail_start": "no memory"})
     await gateway.state.start_ended.wait()
     assert await engine_gauges(gateway) == (0, 1)
+
+
+async def test_the_tasks_of_a_request_are_counted_while_it_runs(start: StartGateway) -> None:
+    async def tasks() -> float:
+        await gateway.client.get("/metrics")
+        return gateway.sample("specgate_event_loop_tasks") or 0.0
+
+    gateway = await start(engine_args={"fake_hang_prompt": "hang"})
+    before = await tasks()
+    exchange = gateway.exchange("/v1/completions", {"prompt": "hang", "stream": True})
+    task = exchange.begin()
+    await eventually(lambda: gateway.engine.num_running == 1)
+    assert await tasks() > before
+    exchange.leave()
+    await task
+    assert await tasks() == before
 
 
 @pytest.mark.parametrize(("accept", "parse"), [("*/*", plain_text), (PROMETHEUS_3, openmetrics)])

@@ -136,7 +136,7 @@ def test_closing_a_stream_aborts_it(client: openai.OpenAI, served: ThreadedServe
     next(iter(stream))
     assert served.engine.num_running == 1
     stream.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while served.engine.num_running:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -148,7 +148,7 @@ def test_a_client_timeout_aborts_a_whole_response(served: ThreadedServer) -> Non
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not served.engine.num_running:
             assert time.monotonic() < deadline
             time.sleep(0.002)

@@ -159,10 +159,10 @@ async def test_leaving_a_stream_or_a_task_aborts_it(
     async with await client.completions.create(**long, stream=True) as stream:
         await anext(aiter(stream))
         assert served.engine.num_running == 1
-    await eventually(lambda: served.engine.num_running == 0, 5)
+    await eventually(lambda: served.engine.num_running == 0)
     task = asyncio.create_task(client.completions.create(**long))
-    await eventually(lambda: served.engine.num_running == 1, 5)
+    await eventually(lambda: served.engine.num_running == 1)
     task.cancel()
-    await eventually(lambda: served.engine.num_running == 0, 5)
+    await eventually(lambda: served.engine.num_running == 0)
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.schema.bounds import MAX_SCHEMA_CHARS
-from server.schema.tools import MAX_NESTING, MAX_TOOLS
+from server.schema.bounds import MAX_SCHEMA_CHARS, MAX_TOOL_NESTING
+from server.schema.tools import MAX_TOOLS
 from tests.server.gateway import Gateway
 from tests.server.tool_bodies import NAMED, TOOLS, named, tool
 
@@ -44,7 +44,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool("now", "{}")]}, "tools.0.function.parameters"),
     ({"tools": [tool("now", {"type": "string"})]}, "tools.0.function.parameters"),
     ({"tools": [tool("now", {"const": float("nan")})]}, "tools.0.function.parameters"),
-    ({"tools": [tool("now", nested(MAX_NESTING))]}, "tools.0.function.parameters"),
+    ({"tools": [tool("now", nested(MAX_TOOL_NESTING))]}, "tools.0.function.parameters"),
     (
         {"tools": [tool("now"), tool("a", {"description": "x" * MAX_SCHEMA_CHARS})]},
         "tools.1.function.parameters",

@@ -227,11 +227,11 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"api_key": ["a", ""]}, "must not be empty"),
         ({"served_model_name": "a,"}, "must not be empty"),
         ({"port": 65536}, "less than or equal to 65535"),
-        ({"model": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
-        ({"model": "./models/none"}, "there is no folder"),
+        ({"model": "/no/such/folder"}, "the folder '/no/such/folder' does not exist"),
+        ({"model": "./models/none"}, "the folder './models/none' does not exist"),
         ({"enable_auto_tool_choice": True}, "needs --tool-call-parser"),
         ({"engine_args": {"reasoning_parser": "x"}}, "--reasoning-parser"),
-        ({"chat_template": "/no/template"}, "there is no file '/no/template'"),
+        ({"chat_template": "/no/template"}, "the file '/no/template' does not exist"),
         ({"surprise": 1}, "Extra inputs"),
     ],
 )
@@ -241,7 +241,9 @@ def test_invalid_settings_are_refused(given: dict[str, Any], reason: str) -> Non
 
 def test_a_draft_models_folder_must_exist() -> None:
     spec = {"name": "d", "method": "draft_model", "model": "/no/draft"}
-    assert "d: model: there is no folder '/no/draft'" in refusal(model="org/m", proposer=[spec])
+    assert "d: model: the folder '/no/draft' does not exist" in refusal(
+        model="org/m", proposer=[spec]
+    )
 
 
 def test_a_model_folder_needs_a_configuration(tmp_path: Path) -> None:

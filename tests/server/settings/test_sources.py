@@ -118,7 +118,7 @@ def test_boolean_flags_have_a_negative() -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--prot", "1"], "--prot: there is no such flag; did you mean --port?"),
+        (["--prot", "1"], "--prot: unknown flag; did you mean --port?"),
         (["--port"], "--port: expected one argument"),
         (["--port", "x"], "--port: input should be a valid integer"),
         (["--port=70000"], "--port: input should be less than or equal to 65535, got '70000'"),
@@ -133,7 +133,7 @@ def test_boolean_flags_have_a_negative() -> None:
         (["--proposer", "{"], "--proposer: not valid JSON"),
         (["--proposer", '{"name": "none", "method": "ngram"}'], "--proposer: name: 'none' is res"),
         (["--engine-args", '{"worker_cls": "x"}'], "--engine-args: worker_cls is set by Specgate"),
-        (["/no/such/folder"], "MODEL: there is no folder '/no/such/folder'"),
+        (["/no/such/folder"], "MODEL: the folder '/no/such/folder' does not exist"),
         (["org/m", "other"], "unexpected argument 'other'"),
         (["--model", "org/m"], "--model: give the model without a flag"),
         (["--config", "/no/file.yaml"], "--config: cannot read /no/file.yaml"),
@@ -156,10 +156,10 @@ def test_the_error_of_a_kubernetes_variable_explains_it() -> None:
     ("text", "expected"),
     [
         ("port: http", "port in {file}: input should be a valid integer"),
-        ("prot: 1", "prot in {file}: there is no such setting; did you mean port?"),
+        ("prot: 1", "prot in {file}: unknown setting; did you mean port?"),
         ("- port", "--config: {file} must hold a mapping"),
         ("port: [", "--config: {file} is not valid YAML"),
-        ("config: other.yaml", "config in {file}: there is no such setting"),
+        ("config: other.yaml", "config in {file}: unknown setting"),
     ],
 )
 def test_an_error_in_the_file_names_the_file_and_the_setting(

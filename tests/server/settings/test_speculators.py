@@ -77,7 +77,7 @@ def test_a_head_without_a_usable_target_is_refused_as_the_model(head: str) -> No
         load_settings([head], {})
     config["speculators_config"]["verifier"]["name_or_path"] = "/nowhere/at/all"
     path.write_text(json.dumps(config))
-    with pytest.raises(SettingsError, match="there is no folder '/nowhere/at/all'"):
+    with pytest.raises(SettingsError, match="the folder '/nowhere/at/all' does not exist"):
         load_settings([head], {})
 
 

@@ -55,12 +55,12 @@ class OtlpReceiver:
     status: int = 200
     hangs: bool = False
 
-    async def one(self, seconds: float = 10.0) -> Span:
+    async def one(self, seconds: float = 60.0) -> Span:
         """The only span, when it has come."""
         (span,) = await self.wait(1, seconds)
         return span
 
-    async def wait(self, count: int, seconds: float = 10.0) -> list[Span]:
+    async def wait(self, count: int, seconds: float = 60.0) -> list[Span]:
         """The first `count` spans, when they have come; there must be no more."""
         await eventually(lambda: len(self.spans) >= count, seconds)
         assert len(self.spans) == count

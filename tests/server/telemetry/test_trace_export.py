@@ -64,10 +64,10 @@ async def test_an_endpoint_that_is_gone_costs_one_line(
     with capture_logs() as logs:
         for _ in range(20):
             assert (await gateway.chat(max_tokens=1)).status_code == 200
-        await eventually(lambda: "traces_not_sent" in [line["event"] for line in logs], 10)
+        await eventually(lambda: "traces_not_sent" in [line["event"] for line in logs])
         assert gateway.state.tracing is not None
         await gateway.state.tracing.close(0.1)
-        await eventually(_no_flush_runs, 10)
+        await eventually(_no_flush_runs)
     (line,) = (line for line in logs if line["event"] != "request")
     assert (line["event"], line["log_level"]) == ("traces_not_sent", "warning")
     assert "refused" in line["reason"]
@@ -80,8 +80,8 @@ async def test_a_collector_that_answers_an_error_costs_one_line(
     with capture_logs() as logs:
         for count in range(3):
             assert (await traced.chat(max_tokens=1)).status_code == 200
-            await eventually(partial(_more_than, receiver.paths, count), 10)
-        await eventually(lambda: "traces_not_sent" in [line["event"] for line in logs], 10)
+            await eventually(partial(_more_than, receiver.paths, count))
+        await eventually(lambda: "traces_not_sent" in [line["event"] for line in logs])
     assert [line["event"] for line in logs if line["event"] != "request"] == ["traces_not_sent"]
     assert set(receiver.paths) == {"/v1/traces"}
 
@@ -92,7 +92,7 @@ async def test_a_collector_that_hangs_does_not_hold_up_the_stop(
     receiver.hangs = True
     gateway = await start(otlp_traces_endpoint=receiver.url)
     await gateway.chat(max_tokens=1)
-    await eventually(lambda: len(receiver.paths) > 0, 10)
+    await eventually(lambda: len(receiver.paths) > 0)
     assert (await gateway.chat(max_tokens=1)).status_code == 200
     assert gateway.state.tracing is not None
     with capture_logs() as logs:

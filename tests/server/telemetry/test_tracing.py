@@ -163,12 +163,14 @@ async def test_a_refusal_outside_of_the_routes_has_its_code(
     receiver: OtlpReceiver, start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await start(otlp_traces_endpoint=receiver.url, max_body_bytes=100)
+    switching = asyncio.Event()
 
     async def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("broken")
 
     async def slow(*args: Any, **kwargs: Any) -> None:
-        await asyncio.sleep(60)
+        switching.set()
+        await asyncio.sleep(600)
 
     assert (await gateway.chat("x" * 100)).status_code == 413
     switch = {"speculative_model": "ngram"}
@@ -177,7 +179,7 @@ async def test_a_refusal_outside_of_the_routes_has_its_code(
     monkeypatch.setattr(gateway.runtime.switcher, "switch", slow)
     exchange = gateway.exchange("/v1/switch_spec_method", switch)
     task = exchange.begin()
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(switching.wait(), 60)
     task.cancel()
     await task
     assert exchange.status == 503

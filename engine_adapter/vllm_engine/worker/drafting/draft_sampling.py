@@ -19,10 +19,11 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_options import samples
+from engine_adapter.proposers.draft_options import min_confidence, samples
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
+from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
@@ -39,6 +40,7 @@ class RowSampler:
         seeds: each row's seed.
         num_tokens: int64 [R], the committed tokens before the drafts.
         limits: what the requests allow; `None` if they allow all.
+        gate: ends the rows' drafts where the model is not sure; `None` if nothing does.
     """
 
     sampler: Any
@@ -48,6 +50,7 @@ class RowSampler:
     seeds: Sequence[int | None]
     num_tokens: npt.NDArray[np.int64]
     limits: RowLimits | None = None
+    gate: ConfidenceGate | None = None
 
     @property
     def samples(self) -> bool:
@@ -68,7 +71,13 @@ class RowSampler:
             tokens = torch.where(hot, sampled, tokens)
         if self.limits is not None:
             self.limits.record(rows, tokens)
+        if self.gate is not None:
+            self.gate.add(rows, logits)
         return tokens, probabilities
+
+    def is_open(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
+        """See `DraftSampler.is_open`."""
+        return None if self.gate is None else self.gate.is_open(rows)
 
     def _sample(
         self,
@@ -109,6 +118,7 @@ class RowSampler:
             [self.seeds[i] for i in index],
             self.num_tokens[index],
             self.limits and self.limits.select(index),
+            self.gate and self.gate.select(index),
         )
 
     @property
@@ -142,6 +152,8 @@ class SampledDraftStore:
         self._draws: set[str] = set()
         # Proposer -> whether the block rule verifies its drafts; only proposers that sample.
         self._uses_block: dict[str, bool] = {}
+        # Proposer -> the threshold of its confidence gate; only proposers that have one.
+        self._thresholds: dict[str, float] = {}
         for spec in specs:
             self.add_proposer(spec)
         # Request id -> the number of committed tokens before the drafts, and the drafts.
@@ -151,13 +163,18 @@ class SampledDraftStore:
         """Adds a proposer that was loaded later, or again under the same name."""
         self._uses_block.pop(spec.name, None)
         self._draws.discard(spec.name)
-        if get_method(spec.method).capabilities.model:
+        self._thresholds.pop(spec.name, None)
+        if threshold := min_confidence(spec):
+            self._thresholds[spec.name] = threshold
+        if get_method(spec.method).capabilities.runs_model:
             self._draws.add(spec.name)
         if samples(spec):
             self._uses_block[spec.name] = spec.options["verification"] == "block"
 
     def with_sampler(self, name: str, batch: DraftBatch, *, greedy: bool = False) -> DraftBatch:
-        """The batch with a sampler, if a row samples its drafts or its request limits them.
+        """The batch with a sampler, if it changes the drafts of a row.
+
+        So a row samples them, its request limits them, or the proposer has a confidence gate.
 
         Args:
             greedy: no row samples.
@@ -176,7 +193,8 @@ class SampledDraftStore:
             self._constraints.of(batch),
             samples=bool(temperature.any()),
         )
-        if not (limits or temperature.any()):
+        gate = self._new_gate(name, len(rows))
+        if not (limits or temperature.any() or gate):
             return batch
         seeded = known.generators
         requests = self._runner.requests
@@ -186,9 +204,30 @@ class SampledDraftStore:
         ]
         top_k, top_p = known.top_k_cpu[rows], known.top_p_cpu[rows]
         sampling = RowSampler(
-            sampler, temperature, top_k, top_p, seeds, batch.num_tokens, limits or None
+            sampler, temperature, top_k, top_p, seeds, batch.num_tokens, limits or None, gate
         )
         return replace(batch, sampling=sampling)
+
+    def _new_gate(self, name: str, count: int) -> ConfidenceGate | None:
+        """A gate for `count` rows, if the proposer has one.
+
+        Where ranks share a draft model's passes, all must make the same ones. So no rank decides
+        by its own copy of the numbers to leave some out.
+        """
+        threshold = self._thresholds.get(name)
+        if threshold is None:
+            return None
+        runner = self._runner
+        alone = runner.parallel_config.tensor_parallel_size == 1
+        readable = alone and runner.device.type == "cpu"
+        return ConfidenceGate.new(threshold, count, runner.device, is_readable=readable)
+
+    @staticmethod
+    def cut(batch: DraftBatch, drafts: Drafts) -> Drafts:
+        """The drafts, each up to where its confidence gate closed."""
+        if not isinstance(batch.sampling, RowSampler) or batch.sampling.gate is None:
+            return drafts
+        return batch.sampling.gate.cut(drafts)
 
     def store(self, name: str, batch: DraftBatch, drafts: Drafts) -> None:
         """Stores the drafts of a proposer whose distributions verification needs."""

@@ -87,28 +87,25 @@ class PagedBlockHead(PagedHead):
         states, _ = self._forward(
             torch.from_numpy(tokens).to(self._device), replace(inputs, metadata=metadata)
         )
-        if batch.sampling is None:
-            return self._best(states, newest + 1, batch.k[rows])
-        return self._draw(batch, rows, states, newest + 1)
+        k = batch.k[rows]
+        stops = np.cumsum(k)
+        masks = np.arange(stops[-1]) + np.repeat(newest + 1 - (stops - k), k)
+        logits = self._logits(states[torch.from_numpy(masks).to(self._device)])
+        if batch.sampling is not None:
+            return self._draw(batch, rows, logits)
+        tokens = logits.argmax(dim=-1).cpu().numpy()
+        return Drafts([row.tolist() for row in np.split(tokens, stops[:-1])])
 
-    def _best(self, states: torch.Tensor, first: Ints, k: Ints) -> Drafts:
-        """The most likely tokens of the first k[i] masks of the i-th row.
+    def _draw(self, batch: DraftBatch, rows: Ints, logits: torch.Tensor) -> Drafts:
+        """The drafts that the batch's sampler draws.
 
         Args:
-            states: [T, H], of all blocks.
-            first: int64 [N], the index of each row's first mask.
-            k: int64 [N].
+            rows: [N], indices into the batch.
+            logits: [T, V], of the first k[i] masks of the i-th row, row by row.
         """
-        stops = np.cumsum(k)
-        index = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
-        tokens = self._logits(states[torch.from_numpy(index).to(self._device)]).argmax(dim=-1)
-        return Drafts([row.tolist() for row in np.split(tokens.cpu().numpy(), stops[:-1])])
-
-    def _draw(self, batch: DraftBatch, rows: Ints, states: torch.Tensor, first: Ints) -> Drafts:
-        """The drafts that the batch's sampler draws; arguments as of `_best`."""
         assert batch.sampling is not None
         k = batch.k[rows]
-        shape = len(rows), int(k.max())
+        shape, first = (len(rows), int(k.max())), np.cumsum(k) - k
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         q = torch.empty(*shape, self._vocab_size, device=self._device)
         drawn: torch.Tensor | None = None
@@ -116,8 +113,7 @@ class PagedBlockHead(PagedHead):
             drafting = np.flatnonzero(k > depth)
             masks = torch.from_numpy(first[drafting] + depth).to(self._device)
             index = torch.from_numpy(drafting).to(self._device)
-            logits = self._logits(states[masks])
-            tokens[index, depth], drawn = batch.sampling.draw(logits, rows[drafting], depth)
+            tokens[index, depth], drawn = batch.sampling.draw(logits[masks], rows[drafting], depth)
             if drawn is not None:
                 q[index, depth] = drawn
         return batch.select(rows).truncate(tokens.tolist(), None if drawn is None else list(q))

@@ -18,6 +18,7 @@ from torch.nn import functional
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.drafting.draft_passes import DraftPasses
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
@@ -25,6 +26,7 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
 )
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
+from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_draft_vocabulary
 from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedDraft
 
 ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
@@ -50,6 +52,8 @@ class PagedDraftModel:
         self._device = device
         self._max_num_tokens: int = self._loaded.max_num_tokens
         self._vocab_size: int = vllm_config.model_config.get_vocab_size()
+        models = vllm_config.model_config, self._loaded.draft_model_config
+        self._vocabulary = map_draft_vocabulary(spec, *models, device)
         # Request id -> its committed tokens when it was last drafted for, and the drafts.
         self._drafted: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
         self._kv = self._new_groups({}, 0)
@@ -182,7 +186,7 @@ class PagedDraftModel:
         return self._forward(torch.from_numpy(tokens).to(self._device), inputs)
 
     def _decode_drafts(self, batch: DraftBatch, stop: Ints, last: ForwardOutputs) -> Drafts:
-        """Drafts k tokens of each row from the outputs at its last position."""
+        """Drafts up to k tokens of each row, one for each pass that the row is in."""
         order = np.argsort(-batch.k, kind="stable")  # rows with more drafts come first
         counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
         drafts: list[list[int]] = [[] for _ in batch.rows]
@@ -192,27 +196,32 @@ class PagedDraftModel:
         output, recurrent = _gather(last, torch.from_numpy(order[: counts[0]]).to(self._device))
         shape = counts[0], len(counts)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        lengths = np.zeros(counts[0], np.int64)
         sampling, q = batch.sampling, torch.empty(0)
         samples = sampling is not None and sampling.samples
         if samples:
             q = torch.empty(*shape, self._vocab_size, device=self._device)
-        steps = self._input_builder().decode_steps(batch.rows[order], stop[order], counts[1:])
-        for depth, count in enumerate(counts):
+        passes = DraftPasses(self._input_builder(), batch, order, stop, counts)
+        for depth in range(len(counts)):
             if depth:
-                newest = tokens[:count, depth - 1]
-                output, recurrent = self._forward(newest, next(steps), recurrent[:count])
-            logits = self._logits(output)
+                kept, inputs = passes.next()
+                if inputs is None:
+                    break
+                newest = tokens[passes.at, depth - 1]
+                output, recurrent = self._forward(newest, inputs, recurrent[kept])
+            logits, at = self._logits(output), passes.at
+            lengths[at] = depth + 1
             if sampling is None:
-                tokens[:count, depth] = logits.argmax(dim=-1)
+                tokens[at, depth] = logits.argmax(dim=-1)
             else:
-                tokens[:count, depth], drawn_from = sampling.draw(logits, order[:count], depth)
+                tokens[at, depth], drawn_from = sampling.draw(logits, order[at], depth)
                 if samples:
-                    q[:count, depth] = drawn_from
-        for at, (i, row) in enumerate(zip(order, tokens.cpu().numpy(), strict=False)):
-            drafted = row[: batch.k[i]]
+                    q[at, depth] = drawn_from
+        for n, (i, row) in enumerate(zip(order, tokens.cpu().numpy(), strict=False)):
+            drafted = row[: lengths[n]]
             drafts[i] = drafted.tolist()
             if samples:
-                probabilities[i] = q[at, : len(drafted)]
+                probabilities[i] = q[n, : len(drafted)]
             self._record_drafted(batch, i, drafted)
         return Drafts(drafts, probabilities if samples else None)
 
@@ -233,7 +242,7 @@ class PagedDraftModel:
         loaded, total = self._loaded, len(inputs.position)
         by_layer = loaded.attention_metadata(inputs.metadata)
         mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
-        loaded.input_ids[:total] = tokens
+        loaded.input_ids[:total] = self._input_ids(tokens)
         loaded.positions[:total] = inputs.positions
         with compat.set_forward_context(
             by_layer,
@@ -247,6 +256,10 @@ class PagedDraftModel:
         if padded == total:
             return output, recurrent
         return output[:total], recurrent[:total]
+
+    def _input_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the model reads for the target's tokens, int [T]."""
+        return tokens if self._vocabulary is None else self._vocabulary.inputs(tokens)
 
     def _call_model(
         self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
@@ -263,6 +276,8 @@ class PagedDraftModel:
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the target's vocabulary for each hidden state, [N, V]."""
         logits: torch.Tensor = self._loaded.model.compute_logits(hidden)
+        if self._vocabulary is not None:
+            return self._vocabulary.logits(logits)
         logits = logits[:, : self._vocab_size]
         missing = self._vocab_size - logits.shape[1]
         return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits

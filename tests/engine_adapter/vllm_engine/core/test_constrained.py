@@ -8,7 +8,7 @@ import pytest
 
 from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
-from server.settings import Settings
+from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.server.hostile.forms import AMBIGUOUS
 
 pytestmark = pytest.mark.needs_vllm
@@ -18,18 +18,7 @@ CHOICE = '["yes", "no"]'
 
 @pytest.fixture(scope="module")
 def backend() -> Any:
-    """What compiling reads of vLLM's `GuidanceBackend`, on the demo's tokenizer."""
-    import llguidance.hf
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
-    return SimpleNamespace(
-        ll_tokenizer=llguidance.hf.from_tokenizer(tokenizer, len(tokenizer)),
-        vocab_size=len(tokenizer),
-        disable_any_whitespace=True,
-        disable_additional_properties=False,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-    )
+    return demo_backend()
 
 
 def compiled(backend: Any, option: str, spec: str, compiler: Any = None) -> Any:
@@ -305,3 +294,45 @@ def test_while_a_request_reasons_its_constraint_has_not_begun(backend: Any) -> N
         request = constrained(grammar, tokens=9, reasoning_ended=ended)
         assert starts([request], reasoner=object) == known
         assert starts([request], reasoner=object, in_reasoning=True) == {"9": 9}
+
+
+# -- the time that constraints take at drafts --------------------------------------------------
+
+
+def test_a_grammar_that_takes_too_long_at_drafts_guides_no_more_of_them(backend: Any) -> None:
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler, count_draft_times
+
+    compiler = GrammarCompiler()
+    one, equal = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
+    other = compiled(backend, "CHOICE", '["yes"]', compiler)
+    requests = [constrained(g, tokens=n) for n, g in enumerate((one, equal, other), start=7)]
+    by_id = {request.request_id: request for request in requests}
+    for _ in range(100):
+        count_draft_times(by_id, {"7": (0.008, 5), "9": (0.008, 5)})
+    assert starts(requests) == {"7": 7, "8": 8, "9": 9}, "these are quick"
+    count_draft_times(by_id, {"7": (0.3, 5), "8": (0.3, 5), "ended": (9.0, 1)})
+    assert starts(requests) == {"9": 9}
+    assert one.accept_tokens("r", backend.encode("yes")), "the text goes on"
+    assert one.failure is None
+
+
+def test_the_time_of_masks_is_not_that_of_drafts(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.core import constrained as module
+
+    compiler = module.GrammarCompiler()
+    slow, equal = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
+    slow.spend_on_drafts(10.0, 1)
+    fresh = compiled(backend, "CHOICE", CHOICE, compiler)
+    assert not fresh.guides_drafts
+    for grammar in (slow, equal, fresh):
+        grammar.fill_bitmask(mask(backend), 0)
+        assert grammar.failure is None
+
+
+def test_a_request_without_a_constraint_has_no_times_to_count() -> None:
+    from engine_adapter.vllm_engine.core.constrained import count_draft_times
+
+    plain = SimpleNamespace(request_id="p", structured_output_request=None)
+    count_draft_times({"p": plain, "c": constrained(object(), tokens=3)}, {"p": (1.0, 1)})

@@ -17,6 +17,7 @@ from engine_adapter.vllm_engine.wire import (
     decode_step,
     to_extra_args,
 )
+from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.engine_adapter.vllm_engine.support.row_steps import (
     CONTEXT,
     NGRAM,
@@ -155,6 +156,22 @@ def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
     assert stats is not None
     assert stats.by_proposer == report.verified
     assert ec == "ec"
+
+
+def test_what_constraints_take_at_drafts_is_counted(scheduler: Any) -> None:
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
+
+    compiler, options = GrammarCompiler(), StructuredOutputOptions
+    grammar = compiler.compile(demo_backend(), options.CHOICE, '["yes"]')
+    scheduler.add_request(arriving("r"))
+    scheduler.requests["r"].structured_output_request = SimpleNamespace(grammar=grammar)
+    run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, DraftReport())
+    assert grammar.guides_drafts
+    slow = DraftReport(constraint_times={"r": (9.0, 1)})
+    run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, slow)
+    assert not grammar.guides_drafts
 
 
 def test_a_request_that_was_never_added_is_freed_without_statistics(scheduler: Any) -> None:

@@ -1,18 +1,13 @@
 """The check of constraints in real processes, on the demo's tokenizer."""
 
 import asyncio
-import json
 import signal
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
-from transformers import AutoTokenizer
 
 from engine_adapter.errors import (
     CONSTRAINT_TOO_COMPLEX,
@@ -72,6 +67,13 @@ async def refused(
     assert caught.value.param == "it"
     assert len(str(caught.value)) < 300
     return caught.value
+
+
+async def compiling(checker: ConstraintChecker) -> None:
+    """Waits until the process that `start` has made compiles a constraint."""
+    async with asyncio.timeout(60):
+        while checker._idle:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize(
@@ -188,19 +190,20 @@ async def test_equal_constraints_are_compiled_once(
 
 
 async def test_slow_constraints_of_one_owner_do_not_hold_up_anothers(
-    checker: ConstraintChecker,
+    patient: ConstraintChecker,
 ) -> None:
     slow = [
-        asyncio.create_task(refused(checker, replace(SLOW, value=f"{SLOW.value}# {i}"), "a"))
+        asyncio.create_task(patient.check(replace(SLOW, value=f"{SLOW.value}# {i}"), "a"))
         for i in range(12)
     ]
-    await asyncio.sleep(0.1)
-    for i in range(5):
-        await checker.check(regex(f"a{i}"), "b")
+    async with asyncio.timeout(120):
+        for i in range(5):
+            await patient.check(regex(f"a{i}"), "b")
     # In order, the five would have waited for all of them.
-    assert sum(task.done() for task in slow) <= 6
-    for error in await asyncio.gather(*slow):
-        assert error.code == CONSTRAINT_TOO_COMPLEX
+    assert not any(task.done() for task in slow)
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
 
 
 async def test_constraints_that_read_alike_are_not_equal(checker: ConstraintChecker) -> None:
@@ -216,13 +219,13 @@ async def test_a_client_that_leaves_ends_the_process_unless_another_waits(
     process = patient._idle[0]._process
     first = asyncio.create_task(patient.check(SLOW))
     second = asyncio.create_task(patient.check(SLOW))
-    await asyncio.sleep(0.05)
+    await compiling(patient)
     first.cancel()
     await asyncio.wait([first])
     assert process.returncode is None, "the second one still waits"
     second.cancel()
     await asyncio.wait([second])
-    assert await asyncio.wait_for(process.wait(), 10) == -9
+    assert await asyncio.wait_for(process.wait(), 60) == -9
     await patient.check(regex("a"))
 
 
@@ -265,7 +268,7 @@ async def test_a_process_that_something_else_ends_is_an_error_and_is_replaced(
     await patient.start()
     process = patient._idle[0]._process
     slow = asyncio.create_task(patient.check(SLOW))
-    await asyncio.sleep(0.05)
+    await compiling(patient)
     process.terminate()
     with pytest.raises(EngineError, match="status -15"):
         await slow
@@ -279,7 +282,7 @@ async def test_a_check_on_a_machine_without_cpu_time_for_it_continues(
     process = patient._idle[0]._process
     process.send_signal(signal.SIGSTOP)
     checking = asyncio.create_task(patient.check(regex("a+")))
-    await asyncio.sleep(0.1)
+    await compiling(patient)
     loop = asyncio.get_running_loop()
     real = loop.time
     monkeypatch.setattr(loop, "time", lambda: real() + 1000.0)
@@ -301,65 +304,6 @@ async def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_start() -> Non
     made = ConstraintChecker(Vocabulary("{}", 4096, 0, any_whitespace=False), 1.0)
     with pytest.raises(EngineError, match="did not start"):
         await made.start()
-
-
-@pytest.mark.parametrize("backend", ["guidance", "xgrammar", "outlines"])
-@pytest.mark.parametrize("is_fast", [True, False])
-def test_an_engine_whose_constraints_are_not_bounded_says_so(backend: str, is_fast: bool) -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(Settings(engine="fake").model)
-    structured = SimpleNamespace(
-        backend=backend, disable_any_whitespace=True, disable_additional_properties=True
-    )
-    model = SimpleNamespace(get_vocab_size=lambda: 4096)
-    config = SimpleNamespace(structured_outputs_config=structured, model_config=model)
-    with capture_logs() as logs:
-        made = Vocabulary.of(config, tokenizer if is_fast else object())
-    if backend == "guidance" and is_fast:
-        assert made is not None
-        assert (made.any_whitespace, made.named_properties, made.vocab_size) == (False, True, 4096)
-        assert logs == []
-    else:
-        assert made is None
-        (line,) = logs
-        assert (line["event"], line["backend"]) == ("formats_have_no_limits", backend)
-
-
-SCHEMA = {
-    "properties": {"a": {"properties": {}}, "b": {"type": "object"}},
-    "$defs": {"c": {"patternProperties": {"^x": {}}, "additionalProperties": {"properties": {}}}},
-    "items": {"properties": {"d": {"allOf": [{"properties": {"e": {}}}, {"if": {}}]}}},
-    "anyOf": [{"properties": 5}, {"not": {"properties": {}}}, True, [{"properties": {}}]],
-    "dependencies": {"a": ["b"], "b": {"properties": {}}},
-    "const": {"properties": {}},
-}
-
-
-@pytest.mark.parametrize("any_whitespace", [False, True])
-@pytest.mark.parametrize("named_properties", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (ConstraintKind.JSON_OBJECT, ""),
-        (ConstraintKind.JSON_SCHEMA, '{"type": "object"}'),
-        (ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)),
-        (ConstraintKind.REGEX, "a+"),
-        (ConstraintKind.CHOICE, '["a", "b"]'),
-        (ConstraintKind.GRAMMAR, 'root ::= "a"'),
-    ],
-)
-def test_the_grammar_is_vllms(
-    kind: ConstraintKind, value: str, any_whitespace: bool, named_properties: bool
-) -> None:
-    from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar
-    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
-
-    from engine_adapter.vllm_engine.grammars import serialized
-
-    names = {ConstraintKind.JSON_SCHEMA: StructuredOutputOptions.JSON}
-    option = names.get(kind) or StructuredOutputOptions[kind.name]
-    vllms = serialize_guidance_grammar(option, value, not any_whitespace, named_properties)
-    ours = serialized(kind, value, any_whitespace=any_whitespace, named_properties=named_properties)
-    assert ours == vllms
 
 
 async def test_the_check_reads_a_schema_as_the_engine_does() -> None:

@@ -113,7 +113,7 @@ async def test_nothing_is_loaded_if_the_process_dies(registry: ProposerRegistry,
 
 async def test_weights_that_do_not_fit_never_reach_the_process(registry: ProposerRegistry) -> None:
     ranks = Ranks()
-    with pytest.raises(EngineConfigError, match="there is no folder") as caught:
+    with pytest.raises(EngineConfigError, match="the folder /nowhere does not exist") as caught:
         await load_proposer(
             ranks, registry, {"name": "heads", "method": "medusa", "model": "/nowhere"}, SIZES
         )

@@ -238,6 +238,27 @@ def test_a_draft_model_with_another_tokenizer_is_refused(
     assert error.setting == "proposer"
     assert "small" in str(error)
     assert other in str(error)
+    assert '"use_heterogeneous_vocab": true' in str(error)
+
+
+@pytest.mark.parametrize("words", [(*WORDS, "dog"), WORDS[:-1], (WORDS[1], WORDS[0], *WORDS[2:])])
+def test_an_option_allows_another_tokenizer(make_model: MakeModel, words: Sequence[str]) -> None:
+    other = make_model("draft", words=words)
+    fields = draft(other, use_heterogeneous_vocab=True)
+    with capture_logs() as lines:
+        preflight.check_models(config(make_model("target"), [fields]))
+    (line,) = lines
+    assert (line["event"], line["proposer"]) == ("vocabulary_mapped", "small")
+    assert line["detail"].startswith(f"{len({*words} & {*WORDS}) + 1} tokens map: ")
+
+
+def test_another_tokenizer_of_which_too_little_maps_is_refused(make_model: MakeModel) -> None:
+    other = make_model("draft", words=[f"word{i}" for i in range(20)])
+    target = make_model("target", words=[f"other{i}" for i in range(20)])
+    fields = draft(other, use_heterogeneous_vocab=True)
+    error = refusal(preflight.check_models, config(target, [fields]))
+    assert (error.setting, error.field) == ("proposer", "use_heterogeneous_vocab")
+    assert str(error).startswith("proposer: small: use_heterogeneous_vocab cannot help: only 1 ")
 
 
 def test_every_draft_model_is_checked(make_model: MakeModel) -> None:

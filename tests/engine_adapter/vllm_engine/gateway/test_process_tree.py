@@ -13,7 +13,12 @@ import pytest
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree, Sight
 
 SPINS = "while True: pass"
-SLEEPS = "import time; print(flush=True); time.sleep(600)"
+SLEEPS = """
+import time
+while time.process_time() < 0.1: pass
+print(flush=True)
+time.sleep(600)
+"""
 HAS_CHILD = (
     "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {code!r}]); "
     "print(child.pid, flush=True); child.wait()"
@@ -46,7 +51,7 @@ def look(tree: ProcessTree) -> Sight:
     return sight
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
@@ -78,8 +83,8 @@ def test_cpu_time_grows_while_it_computes_and_stands_still_while_it_sleeps(start
     process = start(SLEEPS)
     first_line(process)
     sleeps = ProcessTree(process.pid)
-    until(lambda: look(sleeps).cpu_s > 0)
-    time.sleep(0.1)
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
+    assert look(sleeps).cpu_s > 0
     before = look(sleeps).cpu_s
     time.sleep(0.1)
     assert look(sleeps).cpu_s == before
@@ -104,7 +109,7 @@ def test_a_stopped_member_is_seen_and_can_be_killed(start: Start, which: str) ->
     os.kill(pid, signal.SIGSTOP)
     until(lambda: look(tree).stopped)
     tree.kill()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     # The child belongs to init now, which ends it.
     until(lambda: look_or_none(child) is None or _is_zombie(child))
     assert tree.look() is None

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,20 @@ def greedy(max_tokens: int, **options: Any) -> SamplingOptions:
 def pinned(name: str, k: int) -> SpecDecodeParams:
     """The parameters of a request that names its proposer."""
     return SpecDecodeParams(SpecMethod(name, k), pinned=True)
+
+
+async def repeat_until_it_happens(
+    attempt: Callable[[int], Awaitable[bool]], attempts: int = 10
+) -> None:
+    """Runs a check again until what it is about has happened in it.
+
+    For what a busy machine can delay until the requests that it should meet have ended. A check
+    gets its number, and asserts what must hold in either case.
+    """
+    for number in range(attempts):
+        if await attempt(number):
+            return
+    raise AssertionError(f"it did not happen in {attempts} attempts")
 
 
 async def generate(

@@ -1,10 +1,13 @@
 """Prompts and kinds of worlds for the tests of draft models and heads; imports no vLLM."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+
+from engine_adapter.types import SpecMethod
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -42,3 +45,22 @@ def kinds_of_worlds(draft_contexts: Mapping[str, int]) -> list[Any]:
         ),
         pytest.param({"num_blocks": 40, "draft_contexts": draft_contexts}, True, id="short"),
     ]
+
+
+def world_of_heads(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What creates a world with heads; importing it imports vLLM."""
+    paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
+    return lambda **how: paged.World(monkeypatch, proposers=paged.HEADS, **how)
+
+
+def check_random_run(
+    world: Any, methods: Sequence[SpecMethod], seed: int, *, pressure: bool
+) -> None:
+    """Runs random requests; the world checks each step, and this that all kinds happened."""
+    counts = world.run_random(methods, seed)
+    # A run in which none of this happened would prove nothing.
+    assert counts["drafted"] > 300
+    assert counts["accepted"] > 50
+    assert counts["caught up"] > 300
+    assert counts["hits"] > 100
+    assert counts["preempted"] > 5 or not pressure

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from engine_adapter.policies.contract import StepPlan
+from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.proposers.vocabulary_map import VocabularyMap
 from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig
 from engine_adapter.vllm_engine.worker import proposer_host as host_module
@@ -23,6 +25,7 @@ from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block_head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
+from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import MappedVocabulary
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
@@ -65,6 +68,8 @@ class World:
         kernel_size: tokens per kernel block of the first KV cache group; it divides `block_size`.
         other_groups: tokens per block of further groups; every draft model has layers in each.
         draft_contexts: proposer -> its context length, where it is less than the target's.
+        ranks: the number of tensor-parallel ranks; this is one of them.
+        vocabularies: draft model -> its vocabulary, where it has another one than the target.
     """
 
     def __init__(
@@ -80,9 +85,12 @@ class World:
         chunk: int = 1000,
         budget: int = 1000,
         draft_contexts: Mapping[str, int] | None = None,
+        ranks: int = 1,
+        vocabularies: Mapping[str, VocabularyMap] | None = None,
         seed: int = 0,
     ) -> None:
         monkeypatch.setattr(draft_module, "LoadedDraft", ToyLoaded)
+        monkeypatch.setattr(draft_module, "map_draft_vocabulary", self._map_vocabulary)
         monkeypatch.setattr(head_module, "LoadedHead", ToyLoaded)
         monkeypatch.setattr(host_module, "PagedDraftModel", ToyDraft)
         monkeypatch.setattr(host_module, "PagedHead", ToyHead)
@@ -92,7 +100,8 @@ class World:
         self.block_sizes = (block_size, *other_groups)
         self.kernel_sizes = (kernel_size, *other_groups)
         self.max_model_len, self.budget = max_model_len, budget
-        self.draft_contexts = draft_contexts or {}
+        self.draft_contexts, self.ranks = draft_contexts or {}, ranks
+        self.vocabularies = vocabularies or {}
         self.rng = np.random.default_rng(seed)
         pool = BlockPool(num_blocks, self.block_sizes)
         self.free = pool.free
@@ -108,7 +117,9 @@ class World:
             world=self,
             device=torch.device("cpu"),
             max_model_len=self.max_model_len,
+            parallel_config=SimpleNamespace(tensor_parallel_size=self.ranks),
             input_batch=None,
+            requests={},
             sampler=None,
         )
         config = SpecgateConfig(parse_specs(proposers))
@@ -141,6 +152,12 @@ class World:
             cache = torch.full((blocks, 1, padded, 1), -1.0, dtype=torch.float64)
             states_of(head).bind_kv_cache(cache[:, :, :size])
         return dispatch
+
+    def _map_vocabulary(
+        self, spec: ProposerSpec, target: Any, draft: Any, device: torch.device
+    ) -> MappedVocabulary | None:
+        mapped = self.vocabularies.get(spec.name)
+        return None if mapped is None else MappedVocabulary(mapped, VOCAB, device)
 
     def toy(self, name: str) -> ToyDraft | ToyHead | ToyBlockHead:
         model = self.dispatch.host.draft_models[name]
@@ -279,6 +296,9 @@ class World:
         every = [self.requests[name] for name in names]
         self.batch = self.runner.input_batch = SimpleNamespace(
             sampling_metadata=idle_metadata(),
+            generators={},
+            top_k_cpu=np.full(len(names), VOCAB, np.int32),
+            top_p_cpu=np.ones(len(names), np.float32),
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
             num_tokens_no_spec=np.array([len(r.tokens) for r in every], np.int32),

@@ -194,6 +194,36 @@ def same_drafts(got: RecordedRun, want: RecordedRun, proposer: str) -> int:
     return compared
 
 
+def check_fresh_drafts(
+    engine: RecordedEngine,
+    prompts: Sequence[Prompt],
+    got: RecordedRun,
+    method: SpecMethod,
+    positions: int,
+) -> None:
+    """Asserts that a run's drafts are those of fresh requests whose prompts end there.
+
+    Two runs of different steps may draft at no position of both. Here there is one fresh request
+    for each draft that is compared.
+
+    Args:
+        positions: how many of each request's drafts are compared, spread over its text. Fewer are
+            a failure.
+    """
+    for i, prompt in enumerate(prompts):
+        text, made = prompt + got.outputs[i], got.of(i, method.proposer)
+        assert len(made) >= positions, f"request {i} has {len(made)} drafts"
+        lengths = sorted(made)
+        for length in lengths[:: len(lengths) // positions][:positions]:
+            engine.reset_prefix_cache()
+            max_tokens = method.num_speculative_tokens + 3  # the last steps of a request draft less
+            fresh = engine.run([RecordedRequest(text[: length - 1], max_tokens, method)])
+            assert fresh.outputs[0][0] == text[length - 1]
+            drafts = fresh.of(0, method.proposer)[length]
+            most = min(len(drafts), len(made[length]))
+            assert made[length][:most] == drafts[:most], f"at {length} of request {i}"
+
+
 # -- in the engine's process -----------------------------------------------------------------
 
 _engine: Any = None

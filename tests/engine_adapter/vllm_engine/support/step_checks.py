@@ -74,7 +74,7 @@ class StepChecks:
         emitted = result.emitted[name]
         remaining = toy.max_model_len - len(request.tokens)
         k = min(chosen.num_speculative_tokens, remaining) if emitted else 0
-        reference = toy.continuation(request.tokens, max(k, 0))
+        reference = toy.drafts(request.tokens, max(k, 0))
         assert result.drafts[name] == reference, (
             f"{name}: other drafts than in a run without switches"
         )

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine_adapter.proposers.draft_options import min_confidence
+from engine_adapter.proposers.vocabulary_map import NO_TOKEN, VocabularyMap
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
@@ -23,6 +25,9 @@ VOCAB = 29
 PADDED_VOCAB = 32
 TWIN_SEED = 1
 """The toy draft model that mostly agrees with the target."""
+
+UNSURE = 4
+"""A toy model is sure of every token but the multiples of this."""
 
 MASK_TOKEN = 3
 """The token of a mask in a block of a toy DFlash head."""
@@ -90,6 +95,7 @@ class ToyForward(ABC):
         seed, *layers = spec.model.split("/")[1:]
         self.seed = int(seed)
         self.layers = tuple(map(int, layers[0].split(","))) if layers else ()
+        self.is_gated = min_confidence(spec) > 0
         self.world: Any = runner.world
         self.stores = [
             np.full((self.world.num_blocks * size, 2), -1.0) for size in self.world.block_sizes
@@ -97,9 +103,15 @@ class ToyForward(ABC):
         self.fed: list[tuple[str, int, int]] = []
         self.passes = 0
 
+    def drafts(self, tokens: Sequence[int], k: int) -> list[int]:
+        """Its drafts in a run without switches, the reference: up to where its gate closes."""
+        every = self.continuation(tokens, k)
+        sure = [token % UNSURE > 0 for token in every]
+        return every[: sure.index(False)] if self.is_gated and not all(sure) else every
+
     @abstractmethod
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
-        """Its drafts in a run without switches: the reference for all drafts."""
+        """The k tokens that follow, as it predicts them."""
 
     @abstractmethod
     def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
@@ -116,6 +128,8 @@ class ToyForward(ABC):
     def _forward(
         self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        given = tokens.tolist()
+        tokens = self._input_ids(tokens)  # type: ignore[attr-defined]
         total, metadata = len(tokens), inputs.metadata[0]
         position = inputs.positions.numpy()
         assert 0 < total <= self._max_num_tokens
@@ -146,7 +160,7 @@ class ToyForward(ABC):
                 )
             outputs[begin:end] = self._outputs(known)[seq_len - (end - begin) :]
             assert position[begin:end].tolist() == list(range(seq_len - (end - begin), seq_len))
-            self.fed += [(request_id, int(position[t]), int(tokens[t])) for t in range(begin, end)]
+            self.fed += [(request_id, int(position[t]), given[t]) for t in range(begin, end)]
         result = torch.from_numpy(outputs)
         return result[:, :1], result[:, 1:]
 
@@ -164,19 +178,35 @@ class ToyForward(ABC):
 
 
 class ToyDraft(ToyForward, PagedDraftModel):
-    """A toy draft model: its KV holds the tokens."""
+    """A toy draft model: its KV holds its own tokens."""
+
+    @property
+    def _map(self) -> VocabularyMap:
+        """Its vocabulary as the target's; by default they are the same."""
+        same = np.arange(VOCAB)
+        found: VocabularyMap = self.world.vocabularies.get(
+            self._loaded.prefix.removeprefix("draft:"), VocabularyMap(same, same, VOCAB, VOCAB)
+        )
+        return found
 
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
-        row = list(tokens)
+        row = self._map.inputs[np.array(tokens)].tolist()
+        drafts: list[int] = []
         for _ in range(k):
-            row.append(predictions(row, self.seed)[-1])
-        return row[len(tokens) :]
+            predicted = predictions(row, self.seed)[-1]
+            # Where the model's token does not map, the others are equally likely.
+            possible = np.flatnonzero(self._map.outputs == predicted)
+            if not len(possible):
+                possible = np.flatnonzero(self._map.outputs != NO_TOKEN)
+            drafts.append(int(possible[0]))
+            row.append(int(self._map.inputs[drafts[-1]]))
+        return drafts
 
     def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
         return np.zeros(len(inputs.position))
 
     def _committed(self, tokens: Sequence[int]) -> np.ndarray:
-        return np.stack([np.array(tokens), np.zeros(len(tokens))], axis=1)
+        return np.stack([self._map.inputs[np.array(tokens)], np.zeros(len(tokens))], axis=1)
 
     def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
         return [(token, 0.0) for token in predictions(known[:, 0].tolist(), self.seed)]
@@ -255,7 +285,9 @@ class ToyLoaded:
         return joined.sum(dim=-1, keepdim=True)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """One-hot, with padding beyond the vocabulary that must not be chosen."""
-        logits = torch.nn.functional.one_hot(hidden[:, 0].long(), PADDED_VOCAB).float()
+        """One token's; flat if the model is unsure. The padding must not be chosen."""
+        tokens = hidden[:, 0].long()
+        logits = torch.nn.functional.one_hot(tokens, PADDED_VOCAB).float()
+        logits *= torch.where(tokens % UNSURE > 0, 50.0, 1.0)[:, None]
         logits[:, VOCAB:] = 5.0
         return logits

@@ -46,6 +46,7 @@ class World:
         verifies_dropped: whether the first dropped draft of a row is verified.
         shifts_rows: whether each row gets its neighbour's drafts.
         drops: a first draft whose row is then verified without drafts.
+        ends: first drafts after which a row drafts nothing more.
     """
 
     q: Sequence[torch.Tensor] = tuple(DRAFT)
@@ -54,6 +55,7 @@ class World:
     verifies_dropped: bool = True
     shifts_rows: bool = False
     drops: int | None = None
+    ends: Sequence[int] = ()
 
 
 def expected(sampling: Sampling, allowed: npt.NDArray[np.bool_] | None = None) -> Floats:
@@ -114,10 +116,14 @@ def _step(
         lengths -= (~allowed[text[:, 0], text[:, 1]]).long()
     if world.drops is not None and not begun:
         lengths[drafts[:, 0] == world.drops] = 0
+    drafted = torch.full_like(lengths, 2 - begun)
+    if not begun:
+        drafted[torch.isin(drafts[:, 0], torch.tensor(list(world.ends), dtype=torch.long))] = 1
+    lengths = lengths.minimum(drafted)
     logits = _logits(text, begun, lengths, world)
     scheduled = torch.arange(2 - begun) < lengths[:, None]
     given = drafts.roll(1, 0) if world.shifts_rows else drafts
-    verified = (lengths + world.verifies_dropped).clamp(max=2 - begun).tolist()
+    verified = (lengths + world.verifies_dropped).minimum(drafted).tolist()
     known = {name: _sampled(begun, name == "block", world) for name in ("token", "block")}
     places = zip(rule, torch.cat([history, given], dim=1).tolist(), verified, strict=True)
     sampled = {

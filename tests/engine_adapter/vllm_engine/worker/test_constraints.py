@@ -1,18 +1,15 @@
-"""The constraints of rows in the worker: what they force and allow, before and after drafts."""
+"""The constraint of a row in the worker: what it forces and allows, before and after drafts."""
 
 import json
-from collections import OrderedDict
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine_adapter.types import ConstraintKind
-from engine_adapter.vllm_engine import grammars
 from engine_adapter.vllm_engine.grammars import new_matcher, serialized
-from server.settings import Settings
-from tests.engine_adapter.proposers.batches import batch
+from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -25,42 +22,25 @@ SCHEMA = json.dumps(
     }
 )
 TEXT = '{"kind":"function","count":12}'
-PROMPT = [5, 6, 7]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(Settings(engine="fake").model)
-
-
-@pytest.fixture(scope="module")
-def ll_tokenizer(tokenizer: Any) -> Any:
-    import llguidance.hf
-
-    return llguidance.hf.from_tokenizer(tokenizer, len(tokenizer))
+def backend() -> Any:
+    return demo_backend()
 
 
 class Row:
     """A row's constraint and the tokens that the row has."""
 
-    def __init__(self, tokenizer: Any, ll_tokenizer: Any, kind: ConstraintKind, value: str) -> None:
+    def __init__(self, backend: Any, kind: ConstraintKind, value: str) -> None:
         from engine_adapter.vllm_engine.worker.constraints import RowConstraint
 
         grammar = serialized(kind, value, any_whitespace=False)
-        self.eos = ll_tokenizer.eos_token
-        self.constraint = RowConstraint(new_matcher(ll_tokenizer, grammar), self.eos, 0)
-        self._tokenizer = tokenizer
+        self.eos = backend.ll_tokenizer.eos_token
+        self.constraint = RowConstraint(new_matcher(backend.ll_tokenizer, grammar), self.eos, 0)
+        self.encode: Callable[[str], list[int]] = backend.encode
+        self.decode: Callable[[list[int]], str] = backend.decode
         self.tokens: list[int] = []
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens)
-        return text
 
     def emits(self, *tokens: int) -> None:
         self.tokens += tokens
@@ -81,8 +61,8 @@ class Row:
 
 
 @pytest.fixture
-def row(tokenizer: Any, ll_tokenizer: Any) -> Row:
-    made = Row(tokenizer, ll_tokenizer, ConstraintKind.JSON_SCHEMA, SCHEMA)
+def row(backend: Any) -> Row:
+    made = Row(backend, ConstraintKind.JSON_SCHEMA, SCHEMA)
     made.emits()
     return made
 
@@ -101,10 +81,8 @@ def test_at_most_so_many_tokens_are_forced(row: Row) -> None:
     assert [row.constraint.forced(n) for n in range(1, 4)] == [whole[:1], whole[:2], whole[:3]]
 
 
-def test_the_end_of_the_text_is_forced_with_its_last_tokens(
-    tokenizer: Any, ll_tokenizer: Any
-) -> None:
-    row = Row(tokenizer, ll_tokenizer, ConstraintKind.CHOICE, '["maybe not", "yes"]')
+def test_the_end_of_the_text_is_forced_with_its_last_tokens(backend: Any) -> None:
+    row = Row(backend, ConstraintKind.CHOICE, '["maybe not", "yes"]')
     row.emits(row.encode("maybe not")[0])
     assert row.forced().endswith("t<end>")
     assert not row.forced(len(row.constraint.forced(20)) - 1).endswith("<end>")
@@ -197,22 +175,16 @@ def test_a_row_that_does_not_fit_is_free(row: Row) -> None:
     assert row.forced() == ""
 
 
-def test_masks_are_those_of_the_engines_core(row: Row, ll_tokenizer: Any) -> None:
+def test_masks_are_those_of_the_engines_core(row: Row, backend: Any) -> None:
     """At every position of a text, whether it was drafted or emitted."""
     import llguidance.torch
     from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
 
-    backend = SimpleNamespace(
-        ll_tokenizer=ll_tokenizer,
-        vocab_size=ll_tokenizer.vocab_size,
-        disable_any_whitespace=True,
-        disable_additional_properties=False,
-    )
     core = GrammarCompiler().compile(backend, StructuredOutputOptions.JSON, SCHEMA)
     for i, token in enumerate(row.encode(TEXT)):
-        bitmask = llguidance.torch.allocate_token_bitmask(1, ll_tokenizer.vocab_size)
+        bitmask = llguidance.torch.allocate_token_bitmask(1, backend.vocab_size)
         core.fill_bitmask(bitmask, 0)
         expected = bitmask.numpy().tobytes()
         assert (row.constraint.mask() or b"")[: len(expected)] == expected
@@ -223,160 +195,13 @@ def test_masks_are_those_of_the_engines_core(row: Row, ll_tokenizer: Any) -> Non
             row.emits(*row.encode(TEXT)[len(row.tokens) : i + 1])
 
 
-# -- the constraints of a batch ----------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_compiled", OrderedDict())
-
-
-def constraints(**kinds: Any) -> Any:
-    """`RowConstraints` of an engine on the demo target; request id -> its structured output."""
-    from vllm.sampling_params import StructuredOutputsParams
-
-    from engine_adapter.vllm_engine.worker.constraints import RowConstraints
-
-    model = Settings(engine="fake").model
-    config = SimpleNamespace(
-        structured_outputs_config=SimpleNamespace(
-            backend="guidance", disable_any_whitespace=True, disable_additional_properties=False
-        ),
-        model_config=model_config(model),
-    )
-    requests = {
-        name: SimpleNamespace(
-            sampling_params=SimpleNamespace(structured_outputs=StructuredOutputsParams(**kind))
-        )
-        for name, kind in kinds.items()
-    }
-    made = RowConstraints(config, SimpleNamespace(requests=requests))
-    made.prepare()
-    return made
-
-
-def model_config(model: str) -> Any:
-    from vllm.config import ModelConfig
-
-    return ModelConfig(model=model)
-
-
-def test_only_rows_with_a_constraint_that_are_drafted_for_have_one() -> None:
-    made = constraints(a={"choice": ["yes", "no"]}, b={"regex": "[0-9]+"}, c={"regex": "x"})
-    rows = dict.fromkeys("abcd", PROMPT)
-    given = batch(rows, k=[4, 4, 0, 4])
-    assert list(made.of(given)) == [None] * 4
-    made.starts = dict.fromkeys("abc", len(PROMPT))
-    found = made.of(given)
-    assert [one is not None for one in found] == [True, True, False, False]
-    assert found[0].mask() != found[1].mask()
-    assert made.of(given)[0] is found[0]
-    made.forget(["a", "unknown"])
-    assert made.of(given)[0] is not found[0]
-
-
-def test_a_constraint_begins_where_the_reasoning_has_ended() -> None:
-    made = constraints(r={"choice": ["yes", "no"]})
-    made.starts = {"r": 5}
-    (found,) = made.of(batch({"r": [*PROMPT, 1, 1]}))
-    (plain,) = constraints_at_start(made)
-    assert found.mask() == plain.mask()
-    made.starts = {"r": 6}
-    (moved,) = made.of(batch({"r": [*PROMPT, 1, 1, 1]}))
-    assert moved is not found
-    assert moved.mask() == found.mask()
-
-
-def constraints_at_start(made: Any) -> Any:
-    made.forget(["r"])
-    made.starts = {"r": len(PROMPT)}
-    found = made.of(batch({"r": PROMPT}))
-    made.forget(["r"])
-    made.starts = {"r": 5}
-    return found
-
-
-def test_equal_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine_adapter.vllm_engine.worker import constraints as module
-
-    compiled: list[str] = []
-
-    def recorded(tokenizer: Any, grammar: str) -> Any:
-        compiled.append(grammar)
-        return new_matcher(tokenizer, grammar)
-
-    monkeypatch.setattr(module, "new_matcher", recorded)
-    made = constraints(a={"choice": ["yes"]}, b={"choice": ["yes"]}, c={"choice": ["no"]})
-    made.starts = dict.fromkeys("abc", len(PROMPT))
-    one, other, third = made.of(batch(dict.fromkeys("abc", PROMPT)))
-    assert len(compiled) == 2
-    one.advance(one.forced(1)[0])
-    assert other.forced(4) != one.forced(4)
-    assert third is not other
-
-
-def test_what_the_engines_core_has_compiled_is_not_compiled_again(
-    ll_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
-
-    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
-    from engine_adapter.vllm_engine.worker import constraints as module
-
-    backend = SimpleNamespace(
-        ll_tokenizer=ll_tokenizer,
-        vocab_size=ll_tokenizer.vocab_size,
-        disable_any_whitespace=True,
-        disable_additional_properties=False,
-    )
-    GrammarCompiler().compile(backend, StructuredOutputOptions.JSON, SCHEMA)
-    monkeypatch.setattr(module, "new_matcher", None)
-    made = constraints(r={"json": SCHEMA})
-    made.starts = {"r": len(PROMPT)}
-    (found,) = made.of(batch({"r": PROMPT}))
-    assert found.forced(8)
-
-
-def test_a_long_grammar_forces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine_adapter.vllm_engine.worker import constraints as module
-
-    made = constraints(short={"choice": ["yes"]}, long={"choice": ["yes" * 20_000]})
-    made.starts = dict.fromkeys(("short", "long"), len(PROMPT))
-    short, long = made.of(batch(dict.fromkeys(("short", "long"), PROMPT)))
-    assert short.forced(4)
-    assert long.forced(4) == []
-    assert long.mask() is not None
-    monkeypatch.setattr(module, "MAX_FORCING_CHARS", 1)
-    made.forget(["short"])
-    assert made.of(batch({"short": PROMPT}))[0].forced(4) == []
-
-
-def test_only_so_many_grammars_are_kept() -> None:
-    for i in range(grammars.MAX_COMPILED + 2):
-        grammars.remember(str(i), i)
-    assert grammars.recall("1") is None
-    assert grammars.recall("2") == 2
-
-
-def test_a_grammar_that_cannot_be_compiled_costs_only_knowledge(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from engine_adapter.vllm_engine.worker import constraints as module
-
-    def fails(*_: Any) -> Any:
-        raise ValueError("too large")
-
-    made = constraints(a={"choice": ["yes"]})
-    made.starts = {"a": len(PROMPT)}
-    monkeypatch.setattr(module, "new_matcher", fails)
-    for _ in range(2):
-        assert list(made.of(batch({"a": PROMPT}))) == [None]
-
-
-def test_another_backend_has_no_constraints_in_the_worker() -> None:
-    made = constraints(a={"choice": ["yes"]})
-    made._tokenizer = None
-    made._vllm_config.structured_outputs_config.backend = "xgrammar"
-    made.prepare()
-    made.starts = {"a": len(PROMPT)}
-    assert list(made.of(batch({"a": PROMPT}))) == [None]
+def test_the_time_of_every_call_is_counted(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    row.constraint.take_time()
+    clock = iter(range(100))
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.5)
+    row.constraint.mask()
+    row.forced()
+    row.constraint.advance(row.encode("{")[0])
+    row.emits(row.encode("{")[0])
+    assert row.constraint.take_time() == (2.0, 4)
+    assert row.constraint.take_time() == (0.0, 0)

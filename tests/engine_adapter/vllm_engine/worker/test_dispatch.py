@@ -168,6 +168,15 @@ def test_the_report_has_drafts_catch_up_and_time_of_each_proposer(
     assert all(0 <= seconds < 5 for seconds in report.seconds.values())
 
 
+def test_the_report_has_the_times_of_constraints(
+    harness: DispatchHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"r": (0.25, 3)}
+    monkeypatch.setattr(harness.dispatch.host.constraints, "take_times", lambda: times)
+    harness.propose({"r": row(10)}, {"r": ("a", 4)})
+    assert harness.report.constraint_times == times
+
+
 def test_a_report_covers_one_step_only(harness: DispatchHarness) -> None:
     harness.propose({"r": row(9)}, {"r": ("a", 3)})
     harness.propose({"r": row(9)}, {"r": ("b", 3)})

@@ -228,6 +228,7 @@ def test_a_shadow_neither_samples_nor_replaces_the_distributions_of_the_rows_own
 
     harness.dispatch.sampled_drafts = SimpleNamespace(  # type: ignore[assignment]
         with_sampler=with_sampler,
+        cut=lambda batch, drafts: drafts,
         store=lambda name, batch, drafts: used.append(f"stores {name}"),
     )
     harness.propose(ONE, {"r": ("a", 2)}, shadows={"b": ["r"]})

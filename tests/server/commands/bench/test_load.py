@@ -207,7 +207,8 @@ def test_a_server_that_is_none_is_reported_at_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sides, "ASK_LIMIT_S", 0.3)
+    # An answer may take its time on a busy machine.
+    monkeypatch.setattr(sides, "ASK_LIMIT_S", 0.3 if answer is None else 60.0)
     address, began = odd_url(answer), time.monotonic()
     assert load(address, tmp_path, "--no-html") == FAILED
     captured = capsys.readouterr()
@@ -216,7 +217,7 @@ def test_a_server_that_is_none_is_reported_at_once(
     )
     assert captured.err.count("\n") == 1
     assert captured.out == ""
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,12 +260,12 @@ def test_a_side_that_refuses_to_ignore_the_end_is_warned_of(
             assert printed.endswith("\n")
             assert not printed.endswith("\n\n")
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 def served(url: str) -> float:
     """Requests that the server has answered so far."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     return sum(float(ln.split()[-1]) for ln in lines if ln.startswith("vllm:request_success_total"))
 
 

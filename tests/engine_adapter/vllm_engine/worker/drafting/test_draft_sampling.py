@@ -83,19 +83,22 @@ def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
 # -- what is stored --------------------------------------------------------------------------
 
 
-def proposer(name: str, **options: str) -> ProposerSpec:
+def proposer(name: str, **options: Any) -> ProposerSpec:
     return parse_spec({"name": name, "method": "draft_model", "model": "m"} | options)
 
 
 GREEDY = proposer("greedy")
 TOKEN = proposer("token", draft_sampling="probabilistic")
 BLOCK = proposer("block", draft_sampling="probabilistic", verification="block")
+MTP = parse_spec({"name": "mtp", "draft_sampling": "probabilistic"})
 
 
 class Runner:
     """The used fields of vLLM's runner: three rows, of which one is seeded and one greedy."""
 
     sampler = None
+    device = torch.device("cpu")
+    parallel_config = SimpleNamespace(tensor_parallel_size=1)
 
     def __init__(self) -> None:
         self.input_batch = SimpleNamespace(
@@ -128,7 +131,7 @@ def batch(rows: list[int]) -> DraftBatch:
 
 def new_store(runner: Runner) -> SampledDraftStore:
     config: Any = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="none"))
-    return SampledDraftStore(runner, [GREEDY, TOKEN, BLOCK], RowConstraints(config, runner))
+    return SampledDraftStore(runner, [GREEDY, TOKEN, BLOCK, MTP], RowConstraints(config, runner))
 
 
 def filled(store: SampledDraftStore, name: str = "token") -> SampledDraftStore:
@@ -188,18 +191,83 @@ def test_a_batch_gets_a_sampler_if_the_proposer_and_a_row_sample() -> None:
     assert sampling.sampling.temperature.tolist() == [0.0, 1.0]
 
 
+def test_a_head_in_the_targets_checkpoint_draws_its_drafts_as_others_do() -> None:
+    runner = Runner()
+    store = new_store(runner)
+    sampling = store.with_sampler("mtp", batch([0, 2])).sampling
+    assert isinstance(sampling, RowSampler)
+    assert sampling.temperature.tolist() == [1.0, 0.0]
+    assert store.with_sampler("mtp", batch([2])).sampling is None
+    runner.input_batch.sampling_metadata.no_penalties = False
+    limited = store.with_sampler("mtp", batch([2])).sampling
+    assert isinstance(limited, RowSampler)
+    assert limited.limits
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"draft_sampling": "often"}, "draft_sampling must be 'greedy' or 'probabilistic'"),
         ({"verification": "tree"}, "verification must be 'token' or 'block', got 'tree'"),
         ({"verification": "block"}, 'it needs draft_sampling "probabilistic"'),
+        ({"min_confidence": 1}, "min_confidence must be a number of at least 0 and below 1, got 1"),
+        ({"min_confidence": -0.1}, "min_confidence must be a number of at least 0 and below 1"),
+        ({"min_confidence": "0.5"}, "min_confidence must be a number of at least 0 and below 1"),
+        ({"min_confidence": True}, "min_confidence must be a number of at least 0 and below 1"),
+        ({"min_confidence": float("nan")}, "min_confidence must be a number of at least 0"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineConfigError, match=message):
         proposer("d", **options)
 
 
 def test_drafts_of_a_proposer_with_the_block_rule_are_marked() -> None:
     assert filled(new_store(Runner()), "block").pop_for_verification([3, 3, 3])[0].block
+
+
+# -- the confidence gate ---------------------------------------------------------------------
+
+SURE = proposer("sure", draft_sampling="probabilistic", min_confidence=0.5)
+
+
+@pytest.mark.needs_vllm
+def test_a_gate_follows_the_logits_and_not_the_temperature_or_the_token_that_is_drawn() -> None:
+    from vllm.v1.sample.sampler import Sampler
+
+    runner: Any = Runner()
+    runner.sampler = Sampler()
+    store = new_store(runner)
+    store.add_proposer(SURE)
+    known = batch([0, 1, 2])
+    sure = torch.tensor([0.6, 0.4, *[0.0] * (V - 2)]).log()
+    drawn_tokens = set()
+    for _ in range(40):
+        drawn = store.with_sampler("sure", known)
+        token = int(drawn.draw(sure.expand(3, V), 0)[0][0])
+        assert store.cut(drawn, Drafts([[token]] * 3)).tokens == [[token]] * 3
+        drawn_tokens.add(token)
+    assert drawn_tokens == {0, 1}
+    runner.input_batch.temperature_cpu[:] = [0.01, 0.01, 0.0]
+    drawn = store.with_sampler("sure", known)
+    drawn.draw(torch.zeros(3, V), 0)  # one of eight tokens, all as likely
+    assert store.cut(drawn, Drafts([[1], [2], [3]])).tokens == [[], [], []]
+
+
+def test_a_greedy_proposer_with_a_gate_needs_no_distributions() -> None:
+    store = new_store(Runner())
+    store.add_proposer(proposer("sure", min_confidence=0.5))
+    drawn = store.with_sampler("sure", batch([0, 1, 2]))
+    tokens, probabilities = drawn.draw(torch.tensor([[0, 9.0, 0], [0, 0.1, 0], [9.0, 0, 0]]), 0)
+    assert (tokens.tolist(), probabilities) == ([1, 1, 0], None)
+    assert store.cut(drawn, Drafts([[1], [1], [0]])).tokens == [[1], [], [0]]
+    assert not drawn.is_done
+    drawn.draw(torch.zeros(3, 4), 1)
+    assert drawn.is_done
+
+
+def test_a_proposer_that_is_loaded_again_without_a_gate_has_none() -> None:
+    store = new_store(Runner())
+    store.add_proposer(proposer("sure", min_confidence=0.5))
+    store.add_proposer(proposer("sure"))
+    assert store.with_sampler("sure", batch([2])).sampling is None

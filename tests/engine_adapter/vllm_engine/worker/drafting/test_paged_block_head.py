@@ -3,14 +3,18 @@
 The world is that of `test_paged_head`; its head `block` always reads six masks, the draft capacity.
 """
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine_adapter.types import PLAIN, SpecMethod
-from tests.engine_adapter.vllm_engine.support.paged_cases import kinds_of_worlds, prompt
+from tests.engine_adapter.vllm_engine.support.paged_cases import (
+    check_random_run,
+    kinds_of_worlds,
+    prompt,
+    world_of_heads,
+)
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -19,9 +23,7 @@ BLOCK, TWIN, NGRAM = SpecMethod("block", 5), SpecMethod("twin", 4), SpecMethod("
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Creates a world with heads; importing it imports vLLM."""
-    paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
-    return lambda **how: paged.World(monkeypatch, proposers=paged.HEADS, **how)
+    return world_of_heads(monkeypatch)
 
 
 @pytest.mark.parametrize(("how", "pressure"), kinds_of_worlds({"block": 50}))
@@ -29,13 +31,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:
-    world = make(**how, seed=seed)
-    counts = world.run_random([BLOCK, BLOCK, TWIN, NGRAM, PLAIN], seed + 300)
-    assert counts["drafted"] > 300
-    assert counts["accepted"] > 50
-    assert counts["caught up"] > 300
-    assert counts["hits"] > 100
-    assert counts["preempted"] > 5 or not pressure
+    methods = [BLOCK, BLOCK, TWIN, NGRAM, PLAIN]
+    check_random_run(make(**how, seed=seed), methods, seed + 300, pressure=pressure)
 
 
 def test_one_pass_drafts_for_all_rows(make: Any) -> None:

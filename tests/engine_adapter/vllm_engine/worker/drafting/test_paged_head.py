@@ -5,13 +5,17 @@ checks each draft against such a run, and each KV slot that is read against the 
 and the target's hidden states.
 """
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 
 from engine_adapter.types import PLAIN, SpecMethod
-from tests.engine_adapter.vllm_engine.support.paged_cases import kinds_of_worlds, prompt
+from tests.engine_adapter.vllm_engine.support.paged_cases import (
+    check_random_run,
+    kinds_of_worlds,
+    prompt,
+    world_of_heads,
+)
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -21,9 +25,7 @@ NGRAM = SpecMethod("ngram", 4)
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Creates a world with heads; importing it imports vLLM."""
-    paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
-    return lambda **how: paged.World(monkeypatch, proposers=paged.HEADS, **how)
+    return world_of_heads(monkeypatch)
 
 
 # -- random runs -----------------------------------------------------------------------------
@@ -34,13 +36,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:
-    world = make(**how, seed=seed)
-    counts = world.run_random([TWIN, STRANGER, THIRD, NGRAM, PLAIN], seed + 200)
-    assert counts["drafted"] > 300
-    assert counts["accepted"] > 50
-    assert counts["caught up"] > 300
-    assert counts["hits"] > 100
-    assert counts["preempted"] > 5 or not pressure
+    methods = [TWIN, STRANGER, THIRD, NGRAM, PLAIN]
+    check_random_run(make(**how, seed=seed), methods, seed + 200, pressure=pressure)
 
 
 # -- which positions are run -----------------------------------------------------------------

@@ -74,6 +74,13 @@ def test_a_row_may_end_by_its_draft_if_that_draft_is_verified(rule: str) -> None
     assert worst([rule], Sampling(), world=World(drops=0)) > ALPHA
 
 
+@pytest.mark.parametrize("ends", [(0,), (1, 3)], ids=str)
+@pytest.mark.parametrize("rules", BATCHES)
+def test_a_row_may_end_before_a_draft_that_is_not_drawn(rules: str, ends: Sequence[int]) -> None:
+    """As with a confidence gate: the drafts before decide whether there is another."""
+    assert worst(BATCHES[rules], Sampling(), world=World(ends=ends)) > ALPHA
+
+
 def test_sampled_drafts_match_exactly_where_processed_logprobs_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

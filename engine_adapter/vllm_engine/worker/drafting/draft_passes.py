@@ -1,0 +1,62 @@
+"""The passes in which a model drafts one token after the other, and the rows in each of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
+    ForwardInputBuilder,
+    ForwardInputs,
+    Ints,
+)
+
+
+class DraftPasses:
+    """The passes after the first one, each of one token for the rows that draft further.
+
+    Args:
+        builder: builds their inputs.
+        batch: the rows.
+        order: int64 [R], indices of the batch; rows with more drafts come first.
+        stop: int64 [R], each row's known positions: its drafts follow them.
+        counts: how many of `order` take each draft, from the first; it never rises.
+
+    Attributes:
+        at: which of `order` are in the newest pass: a slice, or int64 [N] once a gate decides.
+    """
+
+    def __init__(
+        self,
+        builder: ForwardInputBuilder,
+        batch: DraftBatch,
+        order: Ints,
+        stop: Ints,
+        counts: Sequence[int],
+    ) -> None:
+        self._builder, self._batch, self._order, self._stop = builder, batch, order, stop
+        self._planned = zip(
+            counts[1:],
+            builder.decode_steps(batch.rows[order], stop[order], counts[1:]),
+            strict=True,
+        )
+        self._depth = 0
+        self.at: Any = slice(counts[0])
+
+    def next(self) -> tuple[Any, ForwardInputs | None]:
+        """Which rows of the pass before stay, and the inputs of theirs; `None` without a row."""
+        batch, sampling, rows = self._batch, self._batch.sampling, self._order[self.at]
+        self._depth += 1
+        opened = None if sampling is None else sampling.is_open(rows)
+        if opened is None:
+            count, inputs = next(self._planned)
+            self.at = slice(count)
+            return self.at, inputs
+        kept = np.flatnonzero(opened & (batch.k[rows] > self._depth))
+        self.at = np.arange(len(self._order))[self.at][kept]
+        if not len(kept):
+            return kept, None
+        rows = rows[kept]
+        start = self._stop[rows] + self._depth - 1
+        return kept, self._builder.prefill(batch.rows[rows], start, np.ones_like(start))

@@ -1,0 +1,77 @@
+"""A draft model's vocabulary as the target's: its inputs and its logits are mapped, nothing else.
+
+All that drafts and verifies then sees one vocabulary, the target's. The logits of tokens that the
+draft model lacks are -inf before anything is drawn, so these tokens are never drafted, and the
+distribution of a sampled draft is one over the target's tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.vocabulary_map import (
+    HETEROGENEOUS_VOCAB,
+    NO_TOKEN,
+    VocabularyMap,
+    load_tokenizer,
+    map_vocabularies,
+)
+
+
+class MappedVocabulary:
+    """The tensors of a `VocabularyMap`, of a target with V tokens and a draft model with D.
+
+    Args:
+        mapped: the map.
+        draft_size: D.
+        device: where the draft model runs.
+    """
+
+    def __init__(self, mapped: VocabularyMap, draft_size: int, device: torch.device) -> None:
+        self._inputs = torch.from_numpy(mapped.inputs).to(device)
+        outputs = torch.from_numpy(mapped.outputs)
+        # After the draft model's logits there is one column more, of -inf.
+        self._columns = torch.where(outputs == NO_TOKEN, draft_size, outputs).to(device)
+        self._draft_size = draft_size
+
+    def inputs(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The draft model's tokens for the target's, int [T] -> int64 [T]."""
+        return self._inputs[tokens.long()]
+
+    def logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits over the draft model's tokens, [N, D or more], as those over the target's, [N, V].
+
+        -inf for tokens that the draft model lacks.
+        """
+        known = logits[:, : self._draft_size]
+        missing = self._draft_size + 1 - known.shape[1]
+        padded = functional.pad(known, (0, missing), value=float("-inf"))
+        return padded.index_select(1, self._columns)
+
+
+def map_draft_vocabulary(
+    spec: ProposerSpec, target: Any, draft: Any, device: torch.device
+) -> MappedVocabulary | None:
+    """The mapped vocabulary of a proposer's model; `None` if it must have the target's tokenizer.
+
+    Every rank computes the same.
+
+    Args:
+        target: vLLM's `ModelConfig` of the target.
+        draft: that of the draft model.
+
+    Raises:
+        OptionError: too few tokens map.
+    """
+    if not spec.options.get(HETEROGENEOUS_VOCAB):
+        return None
+    trust = target.trust_remote_code
+    tokenizers = (
+        load_tokenizer(target.tokenizer, target.tokenizer_revision, trust_remote_code=trust),
+        load_tokenizer(draft.model, draft.revision, trust_remote_code=trust),
+    )
+    draft_size = draft.get_vocab_size()
+    mapped = map_vocabularies(*tokenizers, target.get_vocab_size(), draft_size)
+    return MappedVocabulary(mapped, draft_size, device)
