@@ -2,7 +2,31 @@
 
 PROVEN: frozenset[str] = frozenset(
     {
+        "Cohere2ForCausalLM",
+        "Exaone4ForCausalLM",
+        "FalconForCausalLM",
+        "GPT2LMHeadModel",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "GemmaForCausalLM",
+        "Glm4ForCausalLM",
+        "GraniteForCausalLM",
         "LlamaForCausalLM",
+        "Ministral3ForCausalLM",
+        "MinistralForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "OPTForCausalLM",
+        "Olmo2ForCausalLM",
+        "Olmo3ForCausalLM",
+        "Phi3ForCausalLM",
+        "PhiForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "SmolLM3ForCausalLM",
+        "Starcoder2ForCausalLM",
     }
 )
 """Their names in `config.json`. A test compares them with the results of the checks."""

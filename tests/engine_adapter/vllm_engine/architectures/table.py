@@ -57,7 +57,7 @@ def _sums(found: Sequence[Result]) -> Iterable[str]:
     yield from _table(("check", "cells", "texts", "unlike the expected text"), rows)
     yield ""
     counts = {
-        "architectures that are served": len(found),
+        "models that passed": len(found),
         "engine steps under random switches": sum(one.steps for one in found),
         "texts that leave stock vLLM's at a tie": sum(one.ties for one in found),
         "tokens that a target drafted for itself": sum(one.own_drafts for one in found),

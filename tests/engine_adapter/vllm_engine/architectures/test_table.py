@@ -15,17 +15,19 @@ from tests.engine_adapter.vllm_engine.architectures.results import CHECKS, Resul
 from tests.engine_adapter.vllm_engine.architectures.table import PAGE, PROPOSERS, render, written
 
 
-def test_every_architecture_of_the_catalog_has_a_result() -> None:
-    assert sorted(results.load()) == sorted(one.name for one in SERVED)
-    assert len(SERVED) >= 50
+def test_the_results_are_those_of_architectures_in_the_catalog() -> None:
+    """An architecture without a result has not been run, and is not in the table."""
+    names = [one.name for one in SERVED]
+    assert set(results.load()) <= set(names)
+    assert len(set(names)) == len(names)
 
 
 def test_every_result_is_proven_with_all_its_proposers() -> None:
-    found = results.load()
-    for one in SERVED:
-        assert found[one.name].proven, one.name
-        without = {"eagle"} if one.no_eagle else set()
-        assert set(found[one.name].cells) == set(PROPOSERS) - without, one.name
+    catalog = {one.name: one for one in SERVED}
+    for name, result in results.load().items():
+        assert result.proven, name
+        without = {"eagle"} if catalog[name].no_eagle else set()
+        assert set(result.cells) == set(PROPOSERS) - without, name
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
@@ -38,14 +40,12 @@ def test_the_server_knows_the_architectures_of_the_table() -> None:
 
 @pytest.mark.parametrize("fault", ["differs", "missing"])
 def test_the_table_names_a_check_that_fails(fault: str) -> None:
-    found = dict(results.load())
-    name = SERVED[0].name
-    first = results.load()[name]
+    found = results.load()
+    first = found[SERVED[0].name]
     if fault == "differs":
         first.cells["self"]["switch"].add(False)
     else:
         del first.cells["self"]["switch"]
-    found[name] = first
     assert not first.proven
     assert "fails: switch" in render(found)
     assert "fails" not in render(results.load())

@@ -24,6 +24,7 @@ from tests.engine_adapter.proposers.heads import (
 from tests.engine_adapter.proposers.mtp_targets import mimo
 
 LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -193,8 +194,7 @@ def warnings(make_model: MakeModel, target: str | None, small: str | None) -> li
     """The warnings for a target and a draft model of the named architectures."""
 
     def folder(name: str, architecture: str | None) -> str:
-        named = {} if architecture is None else {"architectures": [architecture]}
-        return make_model(name, LLAMA | named)
+        return make_model(name, LLAMA | {"architectures": architecture and [architecture]})
 
     with capture_logs() as lines:
         preflight.check_models(config(folder("target", target), [draft(folder("draft", small))]))
