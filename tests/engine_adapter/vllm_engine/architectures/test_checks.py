@@ -6,6 +6,7 @@ tests.engine_adapter.vllm_engine.architectures.table` writes the page's table fr
 
 import json
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ from tests.engine_adapter.vllm_engine.architectures.checks import (
     make_prompts,
 )
 from tests.engine_adapter.vllm_engine.architectures.small_models import head_config, write_model
+from tests.engine_adapter.vllm_engine.support.overlooking import (
+    overlook_a_block,
+    overlook_nothing,
+)
 from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine
 from tests.engine_adapter.vllm_engine.support.stock_texts import StockTexts
 
@@ -46,6 +51,11 @@ class Processes:
         else:
             self._engine.restart(config)
         return self._engine
+
+    def replace(self) -> None:
+        """After the death of a process: the next architecture gets others."""
+        self.stop()
+        self.stock, self._engine = StockTexts(), None
 
     def stop(self) -> None:
         """Ends both."""
@@ -85,20 +95,42 @@ def with_proposers(one: Architecture, target: str, folder: Path) -> list[dict[st
     ]
 
 
-@pytest.mark.parametrize("one", SERVED, ids=[one.name for one in SERVED])
-def test_every_proposer_is_exact(one: Architecture, processes: Processes, tmp_path: Path) -> None:
-    target = write_model(one, tmp_path / "target")
-    proposers = with_proposers(one, target, tmp_path)
+def run_checks(
+    one: Architecture, processes: Processes, folder: Path, *, spoiled: bool = False
+) -> results.Result:
+    """Runs all checks on an architecture; `spoiled` with a rule that takes lost KV for valid."""
+    target = write_model(one, folder / "target")
+    proposers = with_proposers(one, target, folder)
     names = [fields["name"] for fields in proposers]
-    config = json.loads((tmp_path / "target" / "config.json").read_text())
+    config = json.loads((folder / "target" / "config.json").read_text())
     result = results.Result(config["architectures"][0], layers_of(target))
     prompts = [prompt for some in make_prompts() for prompt in some]
     given = EngineConfig(target, one.name, parse_specs(proposers), None, ENGINE)
-    future = processes.stock.start(target, prompts, LENGTH, ENGINE)
-    engine = processes.engine(given)
-    texts = dict(zip(prompts, future.result(timeout=400), strict=True))
-    Checks(engine, names, texts, result).run_all()
+    try:
+        future = processes.stock.start(target, prompts, LENGTH, ENGINE)
+        engine = processes.engine(given)
+        texts = dict(zip(prompts, future.result(timeout=400), strict=True))
+        engine.call(overlook_a_block if spoiled else overlook_nothing)
+        Checks(engine, names, texts, result).run_all()
+    except BrokenProcessPool:
+        processes.replace()
+        raise
+    return result
+
+
+@pytest.mark.parametrize("one", SERVED, ids=[one.name for one in SERVED])
+def test_every_proposer_is_exact(one: Architecture, processes: Processes, tmp_path: Path) -> None:
+    result = run_checks(one, processes, tmp_path)
     results.save(one.name, result)
     assert result.proven, result
     assert result.own_drafts > LENGTH
     assert result.drafts > LENGTH
+
+
+def test_a_rule_that_overlooks_a_block_is_caught(processes: Processes, tmp_path: Path) -> None:
+    """It costs drafts, never a text."""
+    result = run_checks(SERVED[0], processes, tmp_path, spoiled=True)
+    assert result.own_wrong > 0
+    assert result.drafts_differ > 0
+    assert not any(cell.differ for cell in result.all_cells())
+    assert not result.proven
