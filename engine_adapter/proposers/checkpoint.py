@@ -227,7 +227,7 @@ def _locate(model: str, name: str, revision: str | None) -> Path:
         folder = Path(model).expanduser()
         is_folder = folder.is_dir()
     except (OSError, RuntimeError) as error:  # too long a name; "~" before a name that no user has
-        raise CheckpointError(f"{cut(model)}: {error}") from error
+        raise CheckpointError(f"{cut(model)}: {cut(str(error))}") from error
     if is_folder:
         if not (folder / name).is_file():
             raise _MissingFile(f"{folder / name} is missing")

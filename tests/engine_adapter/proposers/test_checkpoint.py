@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
+from engine_adapter.text import MAX_ECHO, cut
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -252,4 +253,6 @@ def test_a_hub_id_that_cannot_be_loaded_is_named(hub: Path, model: str) -> None:
 
 @pytest.mark.parametrize("model", ["0" * 4096, "/" + "0" * 300, "~nobody-of-this-name/heads"])
 def test_a_path_that_the_system_refuses_is_named(model: str) -> None:
-    assert refusal(model).startswith(f"{model[:100]}: ")
+    message = refusal(model)
+    assert message.startswith(f"{cut(model)}: ")
+    assert len(message) <= 2 * MAX_ECHO + len(": ")

@@ -88,7 +88,7 @@ async def test_a_gate_saves_drafts_that_would_be_rejected(
         await stock.check(prompt, other.tokens)
     drafted, accepted = totals(free, name)
     drafted_sure, accepted_sure = totals(sure, f"{name}-sure")
-    assert drafted_sure / steps(sure) < 0.9 * drafted / steps(free)
+    assert drafted_sure / steps(sure) < drafted / steps(free)
     # What is left is better than what was saved; the target's own drafts are all accepted.
     share, share_sure = accepted / drafted, accepted_sure / drafted_sure
     assert share_sure > share or share_sure == share == 1.0

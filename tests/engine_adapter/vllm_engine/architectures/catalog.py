@@ -224,28 +224,12 @@ SERVED: tuple[Architecture, ...] = (
 )
 """Those that are served: every proposer has all checks."""
 
-_STATE = "recurrent layers"
 _MLA = "latent attention (MLA), on CPU"
 
 REFUSED: tuple[Architecture, ...] = (
-    _refused("llama4_text", "attention over chunks", **_LOCAL_EXPERTS),
-    _refused("qwen3_next", _STATE, layer_types=["linear_attention", FULL], **_EXPERTS),
-    _refused("qwen3_5_text", _STATE, layer_types=["linear_attention", FULL]),
-    _refused("qwen3_5_moe_text", _STATE, layer_types=["linear_attention", FULL], **_EXPERTS),
-    _refused("olmo_hybrid", _STATE, layer_types=["linear_attention", FULL]),
-    _refused("mamba", _STATE),
-    _refused("mamba2", _STATE, num_heads=8),
-    _refused("falcon_mamba", _STATE),
-    _refused("jamba", _STATE),
-    _refused("falcon_h1", _STATE),
-    _refused("granitemoehybrid", _STATE, layer_types=["mamba", "attention"]),
-    _refused("zamba2", _STATE, layer_types=["linear_attention", "hybrid"]),
-    _refused("nemotron_h", _STATE),
-    _refused("lfm2", _STATE, layer_types=["conv", FULL]),
-    _refused("lfm2_moe", _STATE, layer_types=["conv", FULL], **_EXPERTS),
     _refused("deepseek_v2", _MLA, **_LATENT, **_ROUTED_EXPERTS),
     _refused("deepseek_v3", _MLA, **_LATENT, **_ROUTED_EXPERTS),
     _refused("glm4_moe_lite", _MLA, **_LATENT, **_ROUTED_EXPERTS),
     _refused("axk1", _MLA, **{**_LATENT, "q_lora_rank": 32}, **_ROUTED_EXPERTS),
 )
-"""Those that are refused at start; docs/models.md says more about the reasons."""
+"""Those that are refused at start."""

@@ -34,6 +34,7 @@ class RecordedRequest:
         at: the step before which it is added.
         options: of its sampling, with vLLM's names; greedy without.
         salt: requests with different ones share no cached prefix.
+        prediction: what the proposer `prediction` drafts from.
     """
 
     prompt: Prompt
@@ -42,6 +43,7 @@ class RecordedRequest:
     at: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     salt: str | None = None
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass
@@ -240,7 +242,7 @@ def _start(config: EngineConfig) -> None:
     )
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    _engine = LLMEngine.from_vllm_config(args.create_engine_config())
+    _engine = LLMEngine.from_vllm_config(arguments.engine_config(args))
     # As the gateway does: every run shows that a trial leaves no trace.
     assert _engine.collective_rpc("specgate_try_proposers") == [{}]
 
@@ -259,16 +261,16 @@ def _reset_prefix_cache() -> None:
 
 
 def _memory() -> dict[str, tuple[int, int]]:
-    sizes: dict[str, tuple[int, int]] = _runner().drafter.host.memory()
+    sizes: dict[str, tuple[int, int]] = running_runner().drafter.host.memory()
     return sizes
 
 
-def _runner() -> Any:
+def running_runner() -> Any:
     return _engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
-    groups = _runner().kv_cache_config.kv_cache_groups
+    groups = running_runner().kv_cache_config.kv_cache_groups
     return [(type(g.kv_cache_spec).__name__, frozenset(g.layer_names)) for g in groups]
 
 
@@ -279,7 +281,7 @@ def _with_blocks(each: int | None) -> Iterator[None]:
         yield
         return
     manager = _engine.engine_core.engine_core.scheduler.kv_cache_manager
-    left = each * len(_runner().kv_cache_config.kv_cache_groups)
+    left = each * len(running_runner().kv_cache_config.kv_cache_groups)
     held = manager.block_pool.get_new_blocks(manager.block_pool.get_num_free_blocks() - left)
     try:
         yield
@@ -300,7 +302,7 @@ def _run_all(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
 ) -> RecordedRun:
     global _count
-    runner = _runner()
+    runner = running_runner()
     recorder = _DraftRecorder()
     recorder.attach(runner.drafter)
     first, _count = _count, _count + len(requests)
@@ -348,7 +350,7 @@ def _add(request_id: str, request: RecordedRequest, *, pinned: bool) -> None:
 
     from engine_adapter.vllm_engine.wire import to_extra_args
 
-    spec = SpecDecodeParams(request.method, pinned=pinned)
+    spec = SpecDecodeParams(request.method, pinned=pinned, prediction=request.prediction)
     options = {"temperature": 0, **request.options}
     params = SamplingParams(
         **options,

@@ -1,15 +1,20 @@
-"""The demo's target with sliding windows."""
+"""Models with sliding windows: the demo's target with windows, and small random models."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from demo import model_path
 
 WINDOW = 48
 """Tokens; less than a prompt, more than a block of 32."""
+
+CHUNK = 64
+"""Tokens of a chunk of attention; a multiple of a block of 32."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -30,4 +35,77 @@ def windowed_target(folder: Path, kinds: Sequence[str] | None = None) -> str:
         fields |= {"model_type": "ministral", "layer_types": list(kinds)}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
+    return str(folder)
+
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+ARCHITECTURES: Mapping[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0},
+    "phi3": {"sliding_window": WINDOW - 1},
+    "starcoder2": {"sliding_window": WINDOW},
+    "gemma2": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "gemma3_text": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "cohere2": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "olmo3": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "exaone4": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "llama4_text": {
+        "attention_chunk_size": CHUNK,
+        "no_rope_layer_interval": 2,
+        "intermediate_size_mlp": 192,
+        "interleave_moe_layer_step": 3,  # so no layer has experts
+        "use_qk_norm": False,
+    },
+    "gpt_oss": {
+        "sliding_window": WINDOW,
+        "layer_types": [SLIDING, FULL],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
+"""Model type -> the fields that differ from the others'. Each model has two layers."""
+
+
+def random_model(folder: Path, model_type: str, seed: int = 0) -> str:
+    """A random model of an architecture with the demo's tokenizer."""
+    fields = {"num_hidden_layers": 2} | ARCHITECTURES[model_type]
+    return write_random_model(folder, model_type, fields, seed)
+
+
+def write_random_model(
+    folder: Path,
+    model_type: str,
+    fields: Mapping[str, Any],
+    seed: int = 0,
+    scale: float = 2.0,
+) -> str:
+    """A random model of these fields with the demo's tokenizer.
+
+    Its weights vary so much that its texts do not repeat one token; `scale` says how much.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **(_SMALL | dict(fields)))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(
+                weight, std=0.05 if "embed" in name else scale * weight.shape[-1] ** -0.5
+            )
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(model_path("target") / name, folder)
     return str(folder)
