@@ -359,7 +359,7 @@ def test_a_model_that_is_not_a_head_is_refused(make_model: MakeModel, method: st
     model = make_model("draft")
     error = refusal(preflight.check_models, config(make_model("target"), [head(method, model)]))
     assert f"head: {model}/config.json: " in str(error)
-    assert "'llama'" in str(error)
+    assert "'LlamaForCausalLM'" in str(error)
 
 
 def test_mtp_layers_of_the_target_are_accepted(tmp_path: Path) -> None:
