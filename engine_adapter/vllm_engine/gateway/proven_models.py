@@ -3,6 +3,7 @@
 PROVEN: frozenset[str] = frozenset(
     {
         "Cohere2ForCausalLM",
+        "Ernie4_5ForCausalLM",
         "Exaone4ForCausalLM",
         "FalconForCausalLM",
         "GPT2LMHeadModel",
