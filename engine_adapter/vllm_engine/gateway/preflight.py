@@ -1,6 +1,5 @@
 """Checks before anything is loaded. Each failure names the setting and the remedy."""
 
-import json
 from collections.abc import Set
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine_adapter.proposers.vocabulary_map import (
     map_vocabularies,
 )
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway.proven_models import is_proven
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +60,8 @@ def check_libraries() -> str:
 def check_models(config: EngineConfig) -> None:
     """Checks the target and every proposer with weights; reads configurations and headers only.
 
+    Logs a warning for a model whose architecture is not in the table of docs/models.md.
+
     Raises:
         EngineConfigError: a folder is missing, a model has layers that are not proven, a draft
             model has another tokenizer without an option that allows it, or one of which too
@@ -70,6 +72,7 @@ def check_models(config: EngineConfig) -> None:
     _check_layers(target, LAYER_KINDS | RECURRENT_KINDS)
     text = target.get_text_config()
     _check_latent_attention(text)
+    _warn_unless_proven(config.model, target)
     sizes = TargetSizes(
         text.hidden_size,
         text.vocab_size,
@@ -94,6 +97,7 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
         try:
             draft_config = _load_config("model", spec.model, config)
             _check_layers(draft_config, LAYER_KINDS)
+            _warn_unless_proven(spec.model, draft_config)
             draft = _tokenizer("model", spec.model, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
@@ -127,6 +131,7 @@ def _target_tokenizer(config: EngineConfig) -> Any:
 def _load_config(
     setting: str, model: str, config: EngineConfig, revision: str | None = None
 ) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
@@ -137,8 +142,8 @@ def _load_config(
             revision=revision or "main",
             trust_remote_code=bool(config.arguments.get("trust_remote_code")),
         )
-    # RuntimeError: the user named behind "~" does not exist.
-    except (OSError, RuntimeError, ValueError, json.JSONDecodeError) as error:
+    # RuntimeError: the user named behind "~" does not exist. StrictDataclassError: a field's value.
+    except (OSError, RuntimeError, ValueError, StrictDataclassError) as error:
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 
@@ -172,6 +177,18 @@ def _check_layers(model_config: Any, known: Set[str]) -> None:
             "model",
             f"{model_config.model_type} ({', '.join(others)}) has layers whose cache is not proven "
             "to follow switches and rejected drafts: choose another model",
+        )
+
+
+def _warn_unless_proven(model: str, model_config: Any) -> None:
+    names = model_config.architectures
+    if not is_proven(names):
+        log.warning(
+            "architecture_not_proven",
+            model=model,
+            architecture=", ".join(names or ()) or model_config.model_type,
+            meaning="it is not in the table of docs/models.md, whose models have texts that were "
+            "compared with stock vLLM's under every proposer",
         )
 
 

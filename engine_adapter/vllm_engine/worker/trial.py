@@ -142,15 +142,22 @@ class Trial:
     def _run_target(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The target's states for `count` tokens: final [count, H], and those of `aux_layers`."""
         outputs: list[Any] = []
-        hook = self._runner.get_model().register_forward_hook(
-            lambda module, inputs, output: outputs.append(output)
-        )
+        model = self._runner.get_model()
+        forward = model.forward
+
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            outputs.append(forward(*args, **kwargs))
+            return outputs[-1]
+
+        # Not a hook of the module: a class that vLLM compiles as a whole has a `__call__` that runs
+        # none, as that of ERNIE 4.5.
+        model.forward = recording
         try:
             self._runner._dummy_run(
                 count, cudagraph_runtime_mode=compat.CUDAGraphMode.NONE, skip_eplb=True
             )
         finally:
-            hook.remove()
+            del model.forward
         output = outputs[-1]
         final, auxiliary = output if self._runner.use_aux_hidden_state_outputs else (output, [])
         return final[:count].clone(), [states[:count] for states in auxiliary]

@@ -60,14 +60,8 @@ def with_itself(target: str) -> list[dict[str, Any]]:
 
 def own_drafts(got: RecordedRun, prompts: list[Prompt]) -> tuple[int, int]:
     """How many tokens `self` drafted within the texts, and how many of them are the texts'."""
-    drafted = accepted = 0
-    for i, prompt in enumerate(prompts):
-        text = prompt + got.outputs[i]
-        for length, drafts in got.of(i, "self").items():
-            pairs = list(zip(drafts, text[length:], strict=False))
-            drafted += len(pairs)
-            accepted += sum(a == b for a, b in pairs)
-    return drafted, accepted
+    counts = [got.accepted(i, "self", prompt) for i, prompt in enumerate(prompts)]
+    return sum(drafted for drafted, _ in counts), sum(accepted for _, accepted in counts)
 
 
 async def run_switching(

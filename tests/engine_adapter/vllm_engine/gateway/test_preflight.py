@@ -24,6 +24,7 @@ from tests.engine_adapter.proposers.heads import (
 from tests.engine_adapter.proposers.mtp_targets import mimo
 
 LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -99,7 +100,17 @@ def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in str(error)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "nonesuch"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"model_type": "nonesuch"}',
+        '{"model_type": "llama", "hidden_size": "wide"}',
+        '{"model_type": "llama", "layer_types": ["nonesuch"]}',
+    ],
+)
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     error = refusal(preflight.check_models, config(str(tmp_path)))
@@ -204,6 +215,39 @@ def test_a_model_whose_layers_are_all_attention_is_accepted(
 ) -> None:
     folder = make_model("target", LLAMA | fields)
     preflight.check_models(config(folder, [draft(folder)]))
+
+
+def warnings(make_model: MakeModel, target: str | None, small: str | None) -> list[Any]:
+    """The warnings for a target and a draft model of the named architectures."""
+
+    def folder(name: str, architecture: str | None) -> str:
+        return make_model(name, LLAMA | {"architectures": architecture and [architecture]})
+
+    with capture_logs() as lines:
+        preflight.check_models(config(folder("target", target), [draft(folder("draft", small))]))
+    return [line for line in lines if line["event"] == "architecture_not_proven"]
+
+
+def test_an_architecture_outside_the_table_starts_with_a_warning(make_model: MakeModel) -> None:
+    (line,) = warnings(make_model, "NewForCausalLM", "LlamaForCausalLM")
+    assert line["log_level"] == "warning"
+    assert line["architecture"] == "NewForCausalLM"
+    assert line["model"].endswith("/target")
+    assert "docs/models.md" in line["meaning"]
+
+
+def test_a_draft_model_outside_the_table_has_a_warning_of_its_own(make_model: MakeModel) -> None:
+    (line,) = warnings(make_model, "LlamaForCausalLM", "NewForCausalLM")
+    assert line["model"].endswith("/draft")
+
+
+def test_a_configuration_without_architectures_is_named_by_its_type(make_model: MakeModel) -> None:
+    (line,) = warnings(make_model, "LlamaForCausalLM", None)
+    assert line["architecture"] == "llama"
+
+
+def test_an_architecture_of_the_table_has_no_warning(make_model: MakeModel) -> None:
+    assert not warnings(make_model, "LlamaForCausalLM", "LlamaForCausalLM")
 
 
 def test_a_draft_model_with_the_targets_tokenizer_is_accepted(make_model: MakeModel) -> None:
@@ -325,7 +369,7 @@ def test_a_model_that_is_not_a_head_is_refused(make_model: MakeModel, method: st
     model = make_model("draft")
     error = refusal(preflight.check_models, config(make_model("target"), [head(method, model)]))
     assert f"head: {model}/config.json: " in str(error)
-    assert "'llama'" in str(error)
+    assert "'LlamaForCausalLM'" in str(error)
 
 
 def test_mtp_layers_of_the_target_are_accepted(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ An engine's outputs do not contain its drafts. This one's core is accessible, so
 switches can be compared with a run without, draft by draft.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
@@ -30,6 +32,8 @@ class RecordedRequest:
     Attributes:
         method: its proposer and k; pinned, unless the run has switches.
         at: the step before which it is added.
+        options: of its sampling, with vLLM's names; greedy without.
+        salt: requests with different ones share no cached prefix.
         prediction: what the proposer `prediction` drafts from.
     """
 
@@ -37,6 +41,8 @@ class RecordedRequest:
     max_tokens: int
     method: SpecMethod
     at: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    salt: str | None = None
     prediction: tuple[int, ...] = ()
 
 
@@ -51,10 +57,24 @@ class RecordedRun:
     catchup: dict[str, int]
     freed: int = 0
     """The most blocks that were free behind windows at once."""
+    steps: int = 0
 
     def of(self, i: int, proposer: str) -> dict[int, tuple[int, ...]]:
         """A request's drafts by one proposer."""
         return {n: drafts for n, (name, drafts) in self.drafts[i].items() if name == proposer}
+
+    def accepted(self, i: int, proposer: str, prompt: Prompt) -> tuple[int, int]:
+        """How many tokens it drafted within a request's text, and how many of them are the text's.
+
+        A target that drafts for itself has all of them right if its KV is.
+        """
+        text = prompt + self.outputs[i]
+        drafted = accepted = 0
+        for length, drafts in self.of(i, proposer).items():
+            pairs = list(zip(drafts, text[length:], strict=False))
+            drafted += len(pairs)
+            accepted += sum(a == b for a, b in pairs)
+        return drafted, accepted
 
 
 @dataclass
@@ -98,16 +118,24 @@ class RecordedEngine:
             1, get_context("spawn"), initializer=_start, initargs=(config,)
         )
 
+    def restart(self, config: EngineConfig) -> None:
+        """Replaces the engine by another one in the same process, which has imported vLLM."""
+        self._pool.submit(_restart, config).result(timeout=_TIMEOUT_S)
+
     def run(
-        self, requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None = None
+        self,
+        requests: Sequence[RecordedRequest],
+        switches: Mapping[int, SpecMethod] | None = None,
+        blocks: int | None = None,
     ) -> RecordedRun:
         """Runs the requests to their end.
 
         Args:
             switches: step -> the method that all requests get before it. Without switches
                 each request keeps its own method.
+            blocks: how many blocks of KV each group has for this run; all without.
         """
-        recording: RecordedRun = self._pool.submit(_run, requests, switches).result(
+        recording: RecordedRun = self._pool.submit(_run, requests, switches, blocks).result(
             timeout=_TIMEOUT_S
         )
         return recording
@@ -219,6 +247,15 @@ def _start(config: EngineConfig) -> None:
     assert _engine.collective_rpc("specgate_try_proposers") == [{}]
 
 
+def _restart(config: EngineConfig) -> None:
+    global _engine
+    if _engine is not None:  # None after a start that failed
+        _engine.engine_core.shutdown()
+    _engine = None
+    gc.collect()
+    _start(config)
+
+
 def _reset_prefix_cache() -> None:
     assert _engine.reset_prefix_cache()
 
@@ -237,7 +274,31 @@ def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
     return [(type(g.kv_cache_spec).__name__, frozenset(g.layer_names)) for g in groups]
 
 
+@contextmanager
+def _with_blocks(each: int | None) -> Iterator[None]:
+    """Takes away all free blocks but the given number for each KV cache group."""
+    if each is None:
+        yield
+        return
+    manager = _engine.engine_core.engine_core.scheduler.kv_cache_manager
+    left = each * len(running_runner().kv_cache_config.kv_cache_groups)
+    held = manager.block_pool.get_new_blocks(manager.block_pool.get_num_free_blocks() - left)
+    try:
+        yield
+    finally:
+        manager.block_pool.free_blocks(held)
+
+
 def _run(
+    requests: Sequence[RecordedRequest],
+    switches: Mapping[int, SpecMethod] | None,
+    blocks: int | None,
+) -> RecordedRun:
+    with _with_blocks(blocks):
+        return _run_all(requests, switches)
+
+
+def _run_all(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
 ) -> RecordedRun:
     global _count
@@ -274,6 +335,7 @@ def _run(
         preemptions=preempted,
         catchup=recorder.catchup,
         freed=freed,
+        steps=step,
     )
 
 
@@ -289,10 +351,14 @@ def _add(request_id: str, request: RecordedRequest, *, pinned: bool) -> None:
     from engine_adapter.vllm_engine.wire import to_extra_args
 
     spec = SpecDecodeParams(request.method, pinned=pinned, prediction=request.prediction)
+    options = {"temperature": 0, **request.options}
     params = SamplingParams(
-        temperature=0,
+        **options,
         max_tokens=request.max_tokens,
         ignore_eos=True,
         extra_args=to_extra_args(spec),
     )
-    _engine.add_request(request_id, {"prompt_token_ids": list(request.prompt)}, params)
+    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
+    if request.salt is not None:
+        prompt["cache_salt"] = request.salt
+    _engine.add_request(request_id, prompt, params)

@@ -1,0 +1,235 @@
+"""The architectures of the table in docs/models.md, as data.
+
+Each is a small model that the tests make: two layers or as few as its pattern of layers needs, with
+random weights and the tokenizer of the demo.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.engine_adapter.vllm_engine.support.window_models import FULL, SLIDING, WINDOW
+
+VOCABULARY = 2048
+
+ABSENT = object()
+"""A field of `BASE` that a configuration refuses."""
+
+BASE: Mapping[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+"""The fields of every configuration. A type of model ignores those that it does not have."""
+
+_WINDOWS: Mapping[str, Any] = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
+_EXPERTS: Mapping[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+_LOCAL_EXPERTS: Mapping[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROUTED_EXPERTS: Mapping[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
+_LATENT: Mapping[str, Any] = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+
+
+_NO_OUTPUT, _NO_EMBEDDINGS = "no `lm_head`", "no `embed_tokens`"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row of the table.
+
+    Attributes:
+        name: of the row.
+        model_type: of the configuration; also the class of transformers that makes the model.
+        fields: of the configuration that differ from `BASE`.
+        no_eagle: why vLLM cannot run an EAGLE head for this model; empty if it can.
+        refused: why it is not served; empty if it is.
+    """
+
+    name: str
+    model_type: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    no_eagle: str = ""
+    refused: str = ""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The fields of its configuration."""
+        return {key: value for key, value in {**BASE, **self.fields}.items() if value is not ABSENT}
+
+
+def _row(name: str, model_type: str = "", no_eagle: str = "", **fields: Any) -> Architecture:
+    return Architecture(name, model_type or name, fields, no_eagle)
+
+
+def _refused(name: str, reason: str, **fields: Any) -> Architecture:
+    return Architecture(name, name, fields, refused=reason)
+
+
+SERVED: tuple[Architecture, ...] = (
+    _row("llama"),
+    _row("llama, tied", "llama", tie_word_embeddings=True),
+    _row(
+        "llama, long context",
+        "llama",
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    _row("mistral", sliding_window=None),
+    _row("mistral, window", "mistral", sliding_window=WINDOW),
+    _row("ministral", **_WINDOWS),
+    _row("ministral3"),
+    _row("mixtral", **_LOCAL_EXPERTS),
+    _row("qwen2"),
+    _row(
+        "qwen2, window",
+        "qwen2",
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=0,
+    ),
+    _row("qwen3"),
+    _row("qwen2_moe", **_EXPERTS, shared_expert_intermediate_size=64),
+    _row("qwen3_moe", **_EXPERTS),
+    _row("opt", no_eagle=_NO_EMBEDDINGS, ffn_dim=192, word_embed_proj_dim=128),
+    _row("gpt2", no_eagle=_NO_EMBEDDINGS),
+    _row("gpt_neox", no_eagle=_NO_EMBEDDINGS, rotary_pct=1.0),
+    _row("gptj", no_eagle=_NO_EMBEDDINGS, rotary_dim=16),
+    _row("gpt_bigcode", no_eagle=_NO_EMBEDDINGS),
+    _row("gemma", tie_word_embeddings=True),
+    _row("gemma2", no_eagle=_NO_OUTPUT, **_WINDOWS, tie_word_embeddings=True),
+    _row("gemma3", "gemma3_text", **_WINDOWS, tie_word_embeddings=True),
+    _row("gemma4", "gemma4_text", **_WINDOWS, tie_word_embeddings=True),
+    _row("vaultgemma", **_WINDOWS, tie_word_embeddings=True),
+    _row("phi", partial_rotary_factor=0.5),
+    _row("phi3"),
+    _row("phi3, window", "phi3", sliding_window=WINDOW - 1),
+    _row("phimoe", **_LOCAL_EXPERTS),
+    _row(
+        "falcon",
+        head_dim=ABSENT,
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        bias=False,
+        no_eagle=_NO_EMBEDDINGS,
+    ),
+    _row(
+        "falcon, alibi",
+        "falcon",
+        head_dim=ABSENT,
+        alibi=True,
+        multi_query=False,
+        bias=True,
+        parallel_attn=False,
+        no_eagle=_NO_EMBEDDINGS,
+    ),
+    _row("bloom", no_eagle=_NO_EMBEDDINGS, tie_word_embeddings=True),
+    _row("starcoder2"),
+    _row("starcoder2, window", "starcoder2", sliding_window=WINDOW),
+    _row("stablelm"),
+    _row("cohere", no_eagle=_NO_OUTPUT, tie_word_embeddings=True),
+    _row("cohere2", no_eagle=_NO_OUTPUT, **_WINDOWS, tie_word_embeddings=True),
+    _row("cohere2_moe", no_eagle=_NO_OUTPUT, **_WINDOWS, **_EXPERTS, tie_word_embeddings=True),
+    _row("olmo"),
+    _row("olmo2"),
+    _row("olmo3", **_WINDOWS),
+    _row("olmoe", **_EXPERTS),
+    _row("flex_olmo", **_EXPERTS),
+    _row("granite"),
+    _row("granite_swa", **_WINDOWS),
+    _row("granitemoe", **_LOCAL_EXPERTS),
+    _row("granitemoeshared", **_LOCAL_EXPERTS, shared_intermediate_size=64),
+    _row("granitemoe_swa", **_WINDOWS, **_LOCAL_EXPERTS, shared_intermediate_size=64),
+    _row("nemotron"),
+    _row("exaone4", **_WINDOWS),
+    _row("exaone_moe", **_WINDOWS, **_EXPERTS, sliding_window_pattern=None),
+    _row("smollm3", no_rope_layers=[1, 0]),
+    _row("glm"),
+    _row("glm4"),
+    _row("glm4_moe", **_ROUTED_EXPERTS),
+    _row("ernie4_5"),
+    _row("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=64),
+    _row("seed_oss"),
+    _row("arcee"),
+    _row("apertus"),
+    _row("hunyuan", "hunyuan_v1_dense"),
+    _row("hunyuan, experts", "hunyuan_v1_moe", num_experts=4, moe_topk=2),
+    _row("hyperclovax"),
+    _row("gpt_oss", **_WINDOWS, **_LOCAL_EXPERTS),
+    _row("minimax_m2", **_LOCAL_EXPERTS),
+    _row("afmoe", **_WINDOWS, **_EXPERTS),
+    _row("hy_v3", **_EXPERTS),
+    _row("laguna", **_WINDOWS, **_EXPERTS, shared_expert_intermediate_size=64),
+    _row("mellum", **_WINDOWS, **_EXPERTS),
+    _row("jais2"),
+    _row("cwm", **_WINDOWS),
+    _row(
+        "mimo_v2_flash",
+        **_WINDOWS,
+        **_ROUTED_EXPERTS,
+        v_head_dim=32,
+    ),
+    _row(
+        "dbrx",
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        ffn_config={
+            "hidden_size": 128,
+            "ffn_hidden_size": 64,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+        },
+        no_eagle=_NO_EMBEDDINGS,
+    ),
+    _row("hrm_text"),
+    _row(
+        "gemma3n",
+        "gemma3n_text",
+        **_WINDOWS,
+        tie_word_embeddings=True,
+        num_kv_shared_layers=0,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=VOCABULARY,
+        laurel_rank=32,
+        no_eagle=_NO_OUTPUT,
+    ),
+)
+"""Those that are served: every proposer has all checks."""
+
+_MLA = "latent attention (MLA), on CPU"
+
+REFUSED: tuple[Architecture, ...] = (
+    _refused("deepseek_v2", _MLA, **_LATENT, **_ROUTED_EXPERTS),
+    _refused("deepseek_v3", _MLA, **_LATENT, **_ROUTED_EXPERTS),
+    _refused("glm4_moe_lite", _MLA, **_LATENT, **_ROUTED_EXPERTS),
+    _refused("axk1", _MLA, **{**_LATENT, "q_lora_rank": 32}, **_ROUTED_EXPERTS),
+)
+"""Those that are refused at start."""
