@@ -2,6 +2,7 @@
 
 Source: prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding. Among several
 matches the longest n-gram wins, then the earliest, as in vLLM, so acceptance rates are comparable.
+Rows of similar length are searched together: a call of numpy costs more than a short row.
 """
 
 from collections.abc import Sequence
@@ -19,33 +20,37 @@ from engine_adapter.proposers.contract import (
 )
 from engine_adapter.text import clip
 
-_EMPTY = np.empty(0, np.int32)
 
-
-def continuation(
-    tokens: npt.NDArray[np.int32], min_n: int, max_n: int, k: int
-) -> npt.NDArray[np.int32]:
-    """The tokens after the earliest occurrence of the longest n-gram that `tokens` end with.
+def continuations(
+    tokens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], min_n: int, max_n: int
+) -> npt.NDArray[np.int64]:
+    """The position after the earliest occurrence of the longest n-gram that each row ends with.
 
     Args:
-        tokens: int32 [T], the row so far.
+        tokens: int32 [R, T], the rows so far; any tokens after a row's end.
+        lengths: int64 [R], at least 1.
         min_n, max_n: the n-gram has min_n to max_n tokens.
-        k: the maximum number of tokens to return.
 
     Returns:
-        int32 [at most k], a view into `tokens`; empty without a match.
+        int64 [R], in [1, lengths[i]); 0 for a row without a match.
     """
-    # Positions where an earlier occurrence of the last n tokens ends; fewer as n grows.
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-    start = int(ends[0]) + 1 if ends.size and min_n == 1 else 0
-    for n in range(2, max_n + 1):
-        ends = ends[ends >= n - 1]
-        if not ends.size:
+    last = tokens[np.arange(len(lengths)), lengths - 1]
+    # Where an earlier occurrence of a row's last n tokens ends, row after row; fewer as n grows.
+    row, end = np.divmod(np.flatnonzero(tokens == last[:, None]), tokens.shape[1])
+    earlier = end < lengths[row] - 1
+    row, end = row[earlier], end[earlier]
+    start = np.zeros(len(lengths), np.int64)
+    for n in range(1, max_n + 1):
+        if n > 1:
+            row, end = row[end >= n - 1], end[end >= n - 1]
+            same = tokens[row, end - n + 1] == tokens[row, lengths[row] - n]
+            row, end = row[same], end[same]
+        if not row.size:
             break
-        ends = ends[tokens[ends - n + 1] == tokens[-n]]
-        if ends.size and n >= min_n:
-            start = int(ends[0]) + 1
-    return tokens[start : start + k] if start else _EMPTY
+        if n >= min_n:
+            first = np.flatnonzero(np.diff(row, prepend=-1))
+            start[row[first]] = end[first] + 1
+    return start
 
 
 class NgramProposer:
@@ -58,13 +63,18 @@ class NgramProposer:
         self._max_n = max_n
 
     def propose(self, batch: DraftBatch) -> Drafts:
-        """The `continuation` of each row."""
-        return Drafts(
-            [
-                continuation(batch.context(i), self._min_n, self._max_n, int(k)).tolist()
-                for i, k in enumerate(batch.k)
-            ]
-        )
+        """The tokens at each row's `continuations`, at most k."""
+        lengths, start = batch.num_tokens, np.zeros(len(batch.rows), np.int64)
+        # By powers of 2, so that one long row does not make the others' part of [R, T] long.
+        size = np.frexp(lengths)[1]
+        for one in set(size.tolist()):
+            index = np.flatnonzero(size == one)
+            tokens = batch.token_ids[batch.rows[index], : lengths[index].max()]
+            start[index] = continuations(tokens, lengths[index], self._min_n, self._max_n)
+        count = np.where(start > 0, np.minimum(batch.k, lengths - start), 0)
+        columns = np.minimum(start[:, None] + np.arange(count.max()), lengths[:, None] - 1)
+        drafted = batch.token_ids[batch.rows[:, None], columns].tolist()
+        return Drafts([row[:n] for row, n in zip(drafted, count.tolist(), strict=True)])
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing to drop: it has no state."""

@@ -11,7 +11,10 @@ _RUNNER_HOOKS = (
     "initialize_kv_cache",
     "initialize_metadata_builders",
     "_check_and_update_cudagraph_mode",
+    *("_dummy_run", "_dummy_sampler_run"),
     "_update_states",
+    "_may_reorder_batch",
+    "_build_attention_metadata",
     "_calc_spec_decode_metadata",
     "_sample",
     "_get_spec_decode_draft_probs",
@@ -23,7 +26,10 @@ _RUNNER_HOOKS = (
     "sample_tokens",
 )
 
-_DRAFT_HOOKS = ("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend")
+_DRAFT_HOOKS = (
+    *("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend"),
+    *("dummy_run", "_get_slot_mapping"),
+)
 _HEAD_HOOKS = (*_DRAFT_HOOKS, "_maybe_share_embeddings", "_maybe_share_lm_head")
 
 HOOKS: dict[str, tuple[str, ...]] = {
@@ -54,8 +60,9 @@ HOOKS: dict[str, tuple[str, ...]] = {
 
 _RUNNER_ATTRIBUTES = (
     "vllm_config",
+    "model_config",
     "compilation_config",
-    "device",
+    *("device", "dtype"),
     "drafter",
     "sampler",
     "rejection_sampler",
@@ -65,6 +72,7 @@ _RUNNER_ATTRIBUTES = (
     "requests",
     *("input_ids", "query_start_loc"),
     "discard_request_mask",
+    *("uniform_decode_query_len", "cudagraph_dispatcher"),
     "_draft_token_ids",
     *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
     *("_dummy_run", "get_model", "max_model_len"),
@@ -191,6 +199,12 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor": (
         *("min_toks", "logits_slice", "restore_logits_slice"),
     ),
+    # The patches of recurrent layers.
+    "causal_conv1d": ("causal_conv1d_update_cpu",),
+    "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
+    "gdn_attention": ("_spec_forward", "_unpacked_conv_weight"),
+    "mamba_mixer2": ("causal_conv1d_update", "selective_state_update"),
+    "ssu_dispatch": ("selective_state_update",),
     "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
         *("_normalize_context_k", "_k_norm_weights", "_rms_norm_eps"),
     ),
@@ -215,6 +229,8 @@ PATCHES = {
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
     "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",
     "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
+    "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
+    "mamba_mixer2, gdn_attention._spec_forward",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
 }

@@ -209,13 +209,18 @@ async def _run_all(
     arrivals: asyncio.Queue[tuple[int, T] | BaseException | None],
 ) -> None:
     """Runs each stream when its turn comes; puts `None` when all have ended."""
+    # No `TaskGroup`: Python 3.11's refers to itself once it is cancelled, and keeps all deltas.
+    pumps: list[asyncio.Task[None]] = []
     try:
-        async with asyncio.TaskGroup() as pumps:
-            for index, stream in enumerate(streams):
-                if index:
-                    await place.start()
-                pumps.create_task(_pump(index, stream, place, arrivals))
+        for index, stream in enumerate(streams):
+            if index:
+                await place.start()
+            pumps.append(asyncio.create_task(_pump(index, stream, place, arrivals)))
+        await asyncio.wait(pumps)
     finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
         arrivals.put_nowait(None)
 
 

@@ -1,6 +1,7 @@
 """Gateways on the fake engine, started and stopped."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -19,6 +20,14 @@ structlog.configure(
 )
 
 StartGateway = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Without the garbage collector: only what nothing refers to is freed."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ A collector's pass stops all streams, so the server starts it rarely.
 """
 
 import asyncio
-import gc
 import json
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,14 +52,6 @@ class Cycle:
 
     async def _send(self, message: Any) -> None:
         self.status = message.get("status", self.status)
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Only what nothing refers to is freed."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

@@ -11,6 +11,7 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import Target
 from engine_adapter.proposers.mlp_speculator.layout import Layout
+from engine_adapter.staging import to_device
 
 EPS = 1e-6
 
@@ -55,9 +56,8 @@ class MlpSpeculator:
         """Drafts from each row's newest token and the hidden state that it was sampled from."""
         # [R, H]
         state = batch.hidden
-        newest = batch.token_ids[batch.rows, batch.num_tokens - 1]
         # [R]
-        tokens = torch.from_numpy(newest).to(state.device)
+        (tokens,) = to_device(state.device, batch.token_ids[batch.rows, batch.num_tokens - 1])
         if self._scale_input:
             state = functional.rms_norm(state, state.shape[-1:], eps=EPS) / math.sqrt(2)
         chain, probabilities = [], []

@@ -91,6 +91,29 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         raise EngineConfigError("engine_args", str(error)) from error
 
 
+def engine_config(args: Any) -> Any:
+    """vLLM's `VllmConfig` of these arguments.
+
+    The prefix cache of a target with recurrent layers is off on CPU: in an engine that speculates,
+    vLLM has only a kernel for GPUs that keeps their states in it.
+
+    Raises:
+        EngineConfigError: the prefix cache is on by its setting.
+    """
+    wanted = args.enable_prefix_caching
+    config = args.create_engine_config()
+    if not config.model_config.has_inner_state or not compat.current_platform.is_cpu():
+        return config
+    if wanted:
+        raise EngineConfigError(
+            "enable_prefix_caching",
+            "must be off on CPU for a target with recurrent layers: vLLM keeps their states in the "
+            "prefix cache only on a GPU if it speculates",
+        )
+    args.enable_prefix_caching = False
+    return args.create_engine_config()
+
+
 def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:
     """vLLM's configuration of structured output: one backend, and compact JSON.
 

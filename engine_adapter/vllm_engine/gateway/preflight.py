@@ -1,6 +1,7 @@
 """Checks before anything is loaded. Each failure names the setting and the remedy."""
 
 import json
+from collections.abc import Set
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from engine_adapter.vllm_engine import compat
 
 log = structlog.get_logger(__name__)
 
-LAYER_KINDS = {"full_attention", "sliding_attention"}
-"""The kinds of layers, as configurations name them, whose KV follows switches and rejections."""
+LAYER_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""The kinds of layers, as configurations name them, that a draft model can have."""
+
+RECURRENT_KINDS = {"linear_attention", "conv", "hybrid", "moe"}
+"""Kinds of layers that only a target can have; the engine knows more of them when it is loaded."""
 
 
 def check_libraries() -> str:
@@ -63,7 +67,7 @@ def check_models(config: EngineConfig) -> None:
     """
     revision = config.arguments.get("revision")
     target = _load_config("model", config.model, config, revision)
-    _check_layers(target)
+    _check_layers(target, LAYER_KINDS | RECURRENT_KINDS)
     text = target.get_text_config()
     _check_latent_attention(text)
     sizes = TargetSizes(
@@ -89,7 +93,7 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
             continue
         try:
             draft_config = _load_config("model", spec.model, config)
-            _check_layers(draft_config)
+            _check_layers(draft_config, LAYER_KINDS)
             draft = _tokenizer("model", spec.model, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
@@ -142,25 +146,33 @@ def check_state(vllm_config: Any) -> None:
     """Checks what the target's configuration need not tell, and vLLM knows.
 
     Raises:
-        EngineConfigError: the target keeps a recurrent state.
+        EngineConfigError: the target keeps a recurrent state that cannot follow rejected drafts.
     """
     model = vllm_config.model_config
-    if model.has_inner_state:
-        raise _unproven(model.hf_text_config.model_type)
+    if not model.has_inner_state:
+        return
+    kind = model.hf_text_config.model_type
+    if not compat.current_platform.is_cpu():
+        raise EngineConfigError(
+            "model",
+            f"{kind} has recurrent layers, which are proven on CPU only: choose another model",
+        )
+    if not model.is_hybrid:
+        raise EngineConfigError(
+            "model",
+            f"{kind} has no attention; vLLM counts the accepted drafts only of models that have "
+            "attention beside recurrent layers: choose another model",
+        )
 
 
-def _check_layers(model_config: Any) -> None:
+def _check_layers(model_config: Any, known: Set[str]) -> None:
     kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
-    if others := sorted(kinds - LAYER_KINDS):
-        raise _unproven(f"{model_config.model_type} ({', '.join(others)})")
-
-
-def _unproven(model: str) -> EngineConfigError:
-    return EngineConfigError(
-        "model",
-        f"{model} has layers that are neither full nor sliding-window attention; what they keep is "
-        "not proven to follow switches and rejected drafts: choose another model",
-    )
+    if others := sorted(kinds - known):
+        raise EngineConfigError(
+            "model",
+            f"{model_config.model_type} ({', '.join(others)}) has layers whose cache is not proven "
+            "to follow switches and rejected drafts: choose another model",
+        )
 
 
 def _check_latent_attention(text: Any) -> None:

@@ -136,7 +136,7 @@ class EngineProcess:
         # vLLM's finalizer fails when it runs late in the interpreter's shutdown.
         try:
             args = arguments.engine_args(self._config, self._capacity, pipe)
-            vllm_config = args.create_engine_config()
+            vllm_config = arguments.engine_config(args)
             preflight.check_state(vllm_config)
         except EngineConfigError:
             raise

@@ -28,20 +28,38 @@ takes 0.5 s for the first forced tokens of each row, and every row waits for it.
 """
 
 
+STEP_S = 0.1
+"""CPU time that the constraint of a row may take in a step, in seconds, if there is one rank.
+
+Masks of a hostile grammar take up to 0.07 s each, and a step may need 16 of them.
+"""
+
+
 class RowConstraint:
     """A `Constraint`: the matcher of a row. It has read the row, and perhaps drafts after it.
 
-    If a token does not fit, it knows nothing of what follows: it forces no token and allows all.
+    If a token does not fit, it knows nothing of what follows: it forces no token and allows all. So
+    it does for the rest of a step in which it has taken too long.
 
     Args:
         matcher: llguidance's, at its beginning.
         eos: the token that ends a text.
         start: the position in the row at which the constraint begins.
         forces: forced tokens are looked for.
+        step_s: the CPU time that it may take in a step, in seconds.
     """
 
-    def __init__(self, matcher: Any, eos: int, start: int, *, forces: bool = True) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        eos: int,
+        start: int,
+        *,
+        forces: bool = True,
+        step_s: float = float("inf"),
+    ) -> None:
         self.start = start
+        self._step_s = step_s
         self._forces = forces
         # The forced text that was found last, and the number of tokens before it.
         self._found: list[int] = []
@@ -115,7 +133,7 @@ class RowConstraint:
         return None if self._matcher.is_error() else mask
 
     def take_time(self) -> tuple[float, int]:
-        """CPU seconds of the matcher since the last call of this, and in how many calls."""
+        """Ends a step. The CPU seconds that the matcher took in it, and in how many calls."""
         taken = self._seconds, self._calls
         self._seconds, self._calls = 0.0, 0
         return taken
@@ -130,7 +148,8 @@ class RowConstraint:
 
     @property
     def _is_known(self) -> bool:
-        return self._fits and self._draft_fits and not self._matcher.is_error()
+        in_time = self._seconds < self._step_s
+        return in_time and self._fits and self._draft_fits and not self._matcher.is_error()
 
     @property
     def _has_ended(self) -> bool:
@@ -222,7 +241,11 @@ class RowConstraints:
             log.error("the drafts of %s do not know its constraint: %s", request_id, error)
             return None
         forces = len(grammar) <= MAX_FORCING_CHARS
-        return RowConstraint(matcher, self._tokenizer.eos_token, start, forces=forces)
+        # Ranks take different times, but must draft the same.
+        alone = self._vllm_config.parallel_config.world_size == 1
+        step_s = STEP_S if alone else float("inf")
+        eos = self._tokenizer.eos_token
+        return RowConstraint(matcher, eos, start, forces=forces, step_s=step_s)
 
     def _serialized(self, params: Any) -> str:
         config = self._vllm_config.structured_outputs_config

@@ -15,6 +15,7 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
     Target,
 )
+from engine_adapter.proposers.draft_options import samples
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
@@ -137,6 +138,29 @@ class ProposerHost:
             model = self.draft_models.get(name)
             sizes[name] = (proposer.weights_bytes, model.kv_bytes if model else 0)
         return {name: both for name, both in sizes.items() if any(both)}
+
+    # -- before the first request ------------------------------------------------------------
+
+    def dummy_run(self, num_tokens: int, graphs: bool, capturing: bool) -> None:
+        """Runs every draft model on meaningless tokens: see `PagedDraftModel.dummy_run`."""
+        for spec in self.specs:
+            if model := self.draft_models.get(spec.name):
+                with self.refusing(spec):
+                    model.dummy_run(num_tokens, graphs, capturing)
+
+    def sampling_memory(self, num_rows: int) -> list[torch.Tensor]:
+        """Memory as of the distributions of sampled drafts, if a proposer samples.
+
+        While a step is verified there are as many as four tensors with the distributions of all
+        rows' drafts: those that were drawn from, the same without padding, the target's, and the
+        target's as they are rewritten.
+        """
+        k = max((s.num_speculative_tokens for s in self.specs if samples(s)), default=0)
+        shape = (num_rows, k, self.target.vocab_size)
+        device = self._runner.device
+        return [
+            torch.empty(shape, dtype=torch.float32, device=device) for _ in range(4 if k else 0)
+        ]
 
     # -- what a proposer gets from its host --------------------------------------------------
 

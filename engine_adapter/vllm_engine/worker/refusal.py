@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 
@@ -21,6 +22,12 @@ def log_and_describe(subject: str, error: Exception) -> str:
     """Why something cannot work, in one line; the traceback is logged at the level debug."""
     log.debug("%s cannot work", subject, exc_info=error)
     return describe_error(error)
+
+
+def refuse(setting: str, reason: str, progress: ProgressWriter) -> NoReturn:
+    """Ends this process, after it has told the gateway why a setting cannot work."""
+    progress.refuse(setting, reason)
+    raise SystemExit(1)
 
 
 @contextmanager

@@ -30,11 +30,13 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_position
+from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
 from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
+from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
 
 @dataclass(slots=True)
@@ -279,7 +281,9 @@ class RunnerHooks:
 def cpu_runner() -> type:
     """The runner class for CPU; created here so that no process imports the other device's."""
 
-    class SpecgateCPUModelRunner(RunnerHooks, compat.CPUModelRunner):
+    class SpecgateCPUModelRunner(
+        RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.CPUModelRunner
+    ):
         """vLLM's CPU runner with Specgate's hooks."""
 
     return SpecgateCPUModelRunner
@@ -288,7 +292,9 @@ def cpu_runner() -> type:
 def gpu_runner() -> type:
     """The runner class for GPU."""
 
-    class SpecgateGPUModelRunner(RunnerHooks, compat.GPUModelRunner):
+    class SpecgateGPUModelRunner(
+        RecurrentStateHooks, RunnerHooks, WarmUpHooks, compat.GPUModelRunner
+    ):
         """vLLM's V1 GPU runner with Specgate's hooks."""
 
     return SpecgateGPUModelRunner

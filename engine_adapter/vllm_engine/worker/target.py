@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_adapter.staging import to_device
+
 
 class LoadedTarget:
     """A `Target` over vLLM's loaded model.
@@ -55,5 +57,5 @@ class TargetStep:
         sizes = np.asarray(self.draft_counts) + 1
         starts = np.cumsum(sizes) - sizes
         emitted = np.array([len(self.sampled[row]) for row in rows])
-        last = torch.from_numpy(starts[rows] + emitted - 1)
-        return self.sample_hidden[last.to(self.sample_hidden.device)]
+        (last,) = to_device(self.sample_hidden.device, starts[rows] + emitted - 1)
+        return self.sample_hidden[last]

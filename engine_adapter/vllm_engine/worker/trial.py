@@ -46,15 +46,20 @@ class _ScratchTable:
 
     block_size: int
     blocks: npt.NDArray[np.int32]
+    on_device: torch.Tensor
 
     @classmethod
-    def like(cls, table: Any) -> "_ScratchTable":
-        width = table.get_numpy_array().shape[1]
-        return cls(table.block_size, np.full((1, width), NULL_BLOCK, np.int32))
+    def like(cls, table: Any, device: torch.device) -> "_ScratchTable":
+        blocks = np.full((1, table.get_numpy_array().shape[1]), NULL_BLOCK, np.int32)
+        return cls(table.block_size, blocks, torch.from_numpy(blocks).to(device))
 
     def get_numpy_array(self) -> npt.NDArray[np.int32]:
         """See vLLM's `BlockTable`."""
         return self.blocks
+
+    def get_device_tensor(self, num_reqs: int) -> torch.Tensor:
+        """See vLLM's `BlockTable`."""
+        return self.on_device[:num_reqs]
 
 
 class Trial:
@@ -201,7 +206,9 @@ class Trial:
             num_reqs=1,
             req_ids=[TRIAL],
             num_tokens_no_spec=np.array([self._tokens.shape[1]], np.int32),
-            block_table=[_ScratchTable.like(table) for table in batch.block_table.block_tables],
+            block_table=[
+                _ScratchTable.like(table, runner.device) for table in batch.block_table.block_tables
+            ],
         )
         try:
             yield

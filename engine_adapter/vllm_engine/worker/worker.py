@@ -11,6 +11,7 @@ from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
+from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, trim_memory
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
@@ -30,6 +31,8 @@ class WorkerHooks:
             patch_logprob_ranks()
             if self.vllm_config.lora_config:
                 patch_lora_masking()
+            if self.vllm_config.model_config.has_inner_state:
+                patch_recurrent_layers()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)
 
@@ -47,6 +50,7 @@ class WorkerHooks:
 
     def specgate_try_proposers(self) -> dict[str, str]:
         """Lets every proposer draft once; the reason for each that cannot: see `Trial`."""
+        self.model_runner.warms_up_drafts = False  # a dummy run of a trial is of the target
         self._trial = Trial(self.model_runner, self.model_runner.drafter.host)
         return self._trial.faults()
 

@@ -139,6 +139,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
     assert replacing == {
         "_get_eagle3_aux_layers_from_config",
         "_get_model",
+        "_get_slot_mapping",
         "_get_spec_decode_draft_probs",
         "_input_fits_in_drafter",
         "_make_model_runner",

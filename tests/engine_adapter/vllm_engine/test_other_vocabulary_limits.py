@@ -14,6 +14,7 @@ import pytest_asyncio
 from demo import model_path
 from engine_adapter.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
+from tests.engine_adapter.vllm_engine.support.generation_trees import Tree
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt
 from tests.engine_adapter.vllm_engine.support.other_vocabulary import with_other_ids
 from tests.engine_adapter.vllm_engine.test_demo_figures import answers, tokens_per_step
@@ -21,7 +22,6 @@ from tests.engine_adapter.vllm_engine.test_draft_limits import LEAST, OPTIONS, j
 from tests.engine_adapter.vllm_engine.test_engine_distribution import (
     CONDITIONS,
     SAMPLES,
-    Tree,
     check,
 )
 from tests.engine_adapter.vllm_engine.test_other_vocabulary import MISSING

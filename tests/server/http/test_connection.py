@@ -1,21 +1,9 @@
 """A connection's requests and its deadlines, on a made transport and at given times."""
 
-import gc
 import weakref
-from collections.abc import Iterator
-
-import pytest
 
 from server.http.connection import MAX_PIPELINED
 from tests.server.http.wire import GET, Bench, Streaming, Wire, answer, settle, slow
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Without the garbage collector: only what nothing refers to is freed."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def test_a_request_is_answered_and_the_next_one_too() -> None:

@@ -1,6 +1,7 @@
 """Several sequences as one stream."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -93,6 +94,16 @@ async def test_cancelling_closes_all() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert all(source.closed for source in sources)
+
+
+async def test_streams_that_are_closed_are_freed_without_the_collector(no_collector: None) -> None:
+    streams = [Source(*"x" * 100, every_s=0.001).stream() for _ in range(2)]
+    freed = [weakref.ref(stream) for stream in streams]
+    async with aclosing(merge(streams, place(2))) as merged:
+        await anext(merged)
+    del streams, merged
+    await asyncio.sleep(0)
+    assert [stream() for stream in freed] == [None, None]
 
 
 @pytest.mark.parametrize("count", [1, 2])

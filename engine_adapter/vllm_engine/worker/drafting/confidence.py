@@ -34,6 +34,7 @@ import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import Drafts
+from engine_adapter.staging import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class ConfidenceGate:
         """
         known = logits.float()
         confidence = (known.amax(dim=-1) - known.logsumexp(dim=-1)).exp()
-        index = torch.from_numpy(self.rows[rows]).to(self.path.device)
+        (index,) = to_device(self.path.device, self.rows[rows])
         path = self.path[index] * confidence
         self.path[index] = path
         self.lengths[index] += path >= self.threshold

@@ -10,7 +10,7 @@ sample, so such a row is verified by exact match, and its text stays that of pla
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,41 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import min_confidence, samples
 from engine_adapter.proposers.methods import get_method
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """The options of some rows on the device.
+
+    Attributes:
+        rows: int [N], which rows.
+        temperature: float32 [N]; 1 for a row that is not sampled.
+        top_k: int32 [N], top_p: float32 [N].
+        hot: bool [N], the rows that are sampled.
+    """
+
+    rows: npt.NDArray[np.intp]
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    hot: torch.Tensor
+
+    def first(self, count: int) -> "_Parameters":
+        """Those of the first rows."""
+        return _Parameters(
+            self.rows[:count],
+            self.temperature[:count],
+            self.top_k[:count],
+            self.top_p[:count],
+            self.hot[:count],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +80,7 @@ class RowSampler:
     num_tokens: npt.NDArray[np.int64]
     limits: RowLimits | None = None
     gate: ConfidenceGate | None = None
+    _copied: list[_Parameters] = field(default_factory=list, init=False, compare=False)
 
     @property
     def samples(self) -> bool:
@@ -66,9 +96,9 @@ class RowSampler:
             logits, after = self.limits.apply(logits, rows, depth)
         tokens, probabilities = logits.argmax(dim=-1), None
         if self.samples:
-            sampled, probabilities = self._sample(logits, after, rows, depth)
-            hot = torch.from_numpy(self.temperature[rows] > 0).to(logits.device)
-            tokens = torch.where(hot, sampled, tokens)
+            options = self._options(rows, logits.device)
+            sampled, probabilities = self._sample(logits, after, options, depth)
+            tokens = torch.where(options.hot, sampled, tokens)
         if self.limits is not None:
             self.limits.record(rows, tokens)
         if self.gate is not None:
@@ -83,19 +113,18 @@ class RowSampler:
         self,
         logits: torch.Tensor,
         processors: Sequence[Any],
-        rows: npt.NDArray[np.intp],
+        options: _Parameters,
         depth: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 [N] and their distributions float32 [N, V]; `processors`: after it."""
-        temperature = torch.from_numpy(self.temperature[rows]).to(logits.device)[:, None]
-        top_k, top_p = self.top_k[rows], self.top_p[rows]
-        scaled = logits.float() / temperature.where(temperature > 0, 1.0)
+        rows = options.rows
+        scaled = logits.float() / options.temperature[:, None]
         for processor in processors:
             scaled = processor.apply(scaled)
         scaled = compat.apply_top_k_top_p(
             scaled,
-            self._limit(top_k, top_k < logits.shape[1], logits.device),
-            self._limit(top_p, top_p < 1, logits.device),
+            options.top_k if (self.top_k[rows] < logits.shape[1]).any() else None,
+            options.top_p if (self.top_p[rows] < 1).any() else None,
         )
         probabilities = scaled.softmax(dim=-1, dtype=torch.float32)
         generators = {
@@ -127,11 +156,14 @@ class RowSampler:
         unseeded = np.array([seed is None for seed in self.seeds], np.bool_)
         return unseeded & (self.temperature > 0)
 
-    @staticmethod
-    def _limit(
-        values: npt.NDArray[Any], binds: npt.NDArray[np.bool_], device: torch.device
-    ) -> torch.Tensor | None:
-        return torch.from_numpy(values).to(device) if binds.any() else None
+    def _options(self, rows: npt.NDArray[np.intp], device: torch.device) -> _Parameters:
+        """The rows' options. Rows that begin those of the last call are not copied again."""
+        if not self._copied or not np.array_equal(self._copied[0].rows[: len(rows)], rows):
+            hot = self.temperature[rows] > 0
+            temperature = np.where(hot, self.temperature[rows], np.float32(1))
+            staged = to_device(device, temperature, self.top_k[rows], self.top_p[rows], hot)
+            self._copied[:] = [_Parameters(rows.copy(), *staged)]
+        return self._copied[0].first(len(rows))
 
 
 class SampledDraftStore:
@@ -236,7 +268,7 @@ class SampledDraftStore:
         for i in np.flatnonzero(batch.sampling.needs_probabilities):
             probabilities = drafts.probabilities[i]
             if probabilities is not None and len(probabilities):
-                tokens = torch.tensor(drafts.tokens[i], device=probabilities.device)
+                tokens = np.array(drafts.tokens[i], np.int64)
                 draft = SampledDraft(tokens, probabilities, self._uses_block[name])
                 self._stored[batch.request_ids[i]] = int(batch.num_tokens[i]), draft
 

@@ -1,13 +1,14 @@
 """The inputs of a draft model's forward passes: positions, KV slots, attention metadata."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 
 Ints = npt.NDArray[np.int64]
@@ -23,6 +24,8 @@ class ForwardInputs:
         positions: the same on the device.
         slots: KV cache group -> int64 [T], the KV slot of each token, on the device.
         metadata: KV cache group -> vLLM's `CommonAttentionMetadata`.
+        tokens: int32 [T], the tokens that the pass reads, on the device; empty where the builder
+            was not given them.
     """
 
     rows: npt.NDArray[np.intp]
@@ -30,6 +33,18 @@ class ForwardInputs:
     positions: torch.Tensor
     slots: Mapping[int, torch.Tensor]
     metadata: Mapping[int, Any]
+    tokens: torch.Tensor
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """The first token of each row among the T, and T: int32 [N + 1], on the device."""
+        starts: torch.Tensor = next(iter(self.metadata.values())).query_start_loc
+        return starts
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """The last token of each row among the T, int32 [N], on the device."""
+        return self.starts[1:] - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +54,38 @@ class _CpuAndDevice:
     cpu: torch.Tensor
     device: torch.Tensor
 
-    @classmethod
-    def of(cls, numbers: torch.Tensor, device: torch.device) -> "_CpuAndDevice":
-        return cls(numbers, numbers.to(device))
-
     def __getitem__(self, part: Any) -> "_CpuAndDevice":
         return _CpuAndDevice(self.cpu[part], self.device[part])
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupTable:
-    """Some rows' part of one KV cache group's table of kernel blocks.
+    """One KV cache group's table of kernel blocks.
 
     Attributes:
-        blocks: int32 [N, W], the blocks of each row.
-        block_size: tokens per kernel block.
+        table: vLLM's, of the whole batch.
+        blocks: int32 [B, W], the blocks of each row of the batch, on the CPU.
     """
 
+    table: Any
     blocks: npt.NDArray[np.int32]
-    block_size: int
 
     def slots(self, row: Any, position: Ints) -> Ints:
         """The slot of each position; any slot for a position after the end of the table."""
-        size = self.block_size
+        size = self.table.block_size
         column = np.minimum(position // size, self.blocks.shape[1] - 1)
         return self.blocks[row, column].astype(np.int64) * size + position % size
+
+    def of_rows(self, rows: npt.NDArray[np.intp], on_device: torch.Tensor) -> torch.Tensor:
+        """The blocks of some rows, int32 [N, W], from vLLM's copy on the device.
+
+        vLLM copies the table there before the target's forward pass, and no row changes after it.
+        """
+        count = len(rows)
+        if np.array_equal(rows, np.arange(count)):
+            blocks: torch.Tensor = self.table.get_device_tensor(count)
+            return blocks
+        return self.table.get_device_tensor(int(rows.max()) + 1)[on_device]
 
 
 class ForwardInputBuilder:
@@ -76,29 +98,44 @@ class ForwardInputBuilder:
 
     def __init__(self, tables: Mapping[int, Any], device: torch.device) -> None:
         self._tables = {
-            gid: _GroupTable(table.get_numpy_array(), table.block_size)
-            for gid, table in tables.items()
+            gid: _GroupTable(table, table.get_numpy_array()) for gid, table in tables.items()
         }
         self._device = device
 
-    def prefill(self, rows: npt.NDArray[np.intp], start: Ints, length: Ints) -> ForwardInputs:
-        """One pass over the positions [start, start + length) of each row; no length is 0."""
+    def prefill(
+        self,
+        rows: npt.NDArray[np.intp],
+        start: Ints,
+        length: Ints,
+        token_ids: npt.NDArray[np.int32] | None = None,
+    ) -> ForwardInputs:
+        """One pass over the positions [start, start + length) of each row; no length is 0.
+
+        Args:
+            token_ids: int32 [B, any], the token that the pass reads at each position of each row of
+                the engine's batch; `None` for a pass that reads none, or drafts.
+        """
         stops = np.cumsum(length)
-        row = np.repeat(np.arange(len(rows)), length)
+        row = np.repeat(rows, length)
         position = np.arange(stops[-1]) - np.repeat(stops - length - start, length)
-        tables = self._of_rows(rows)
         starts = np.concatenate([[0], stops]).astype(np.int32)
-        seq_lens = start + length
+        seq_lens = (start + length).astype(np.int32)
+        tokens = np.empty(0, np.int32) if token_ids is None else token_ids[row, position]
+        slots = [table.slots(row, position) for table in self._tables.values()]
+        on_device, positions, *rest = to_device(
+            self._device, rows, position, starts, seq_lens, tokens, *slots
+        )
         return self._inputs(
             rows,
             position,
-            self._to_device(position),
-            {gid: self._to_device(table.slots(row, position)) for gid, table in tables.items()},
-            {gid: self._to_device(table.blocks) for gid, table in tables.items()},
-            _CpuAndDevice.of(torch.from_numpy(starts), self._device),
-            _CpuAndDevice.of(torch.from_numpy(seq_lens.astype(np.int32)), self._device),
+            positions,
+            dict(zip(self._tables, rest[3:], strict=True)),
+            self._blocks(rows, on_device),
+            _CpuAndDevice(torch.from_numpy(starts), rest[0]),
+            _CpuAndDevice(torch.from_numpy(seq_lens), rest[1]),
             int(length.max()),
             int(seq_lens.max()),
+            rest[2],
         )
 
     def decode_steps(
@@ -114,14 +151,22 @@ class ForwardInputBuilder:
         if not counts:
             return
         rows, first = rows[: counts[0]], first[: counts[0]]
-        row, tables = np.arange(len(rows)), self._of_rows(rows)
         position = first + np.arange(len(counts))[:, None]
         furthest = np.maximum.accumulate(first)
-        positions = self._to_device(position)
-        slots = {gid: self._to_device(table.slots(row, position)) for gid, table in tables.items()}
-        blocks = {gid: self._to_device(table.blocks) for gid, table in tables.items()}
-        seq_lens = _CpuAndDevice.of(torch.from_numpy((position + 1).astype(np.int32)), self._device)
-        starts = _CpuAndDevice.of(torch.arange(len(rows) + 1, dtype=torch.int32), self._device)
+        lengths = (position + 1).astype(np.int32)
+        begins = np.arange(len(rows) + 1, dtype=np.int32)
+        on_device, positions, begins_there, lengths_there, *of_groups = to_device(
+            self._device,
+            rows,
+            position,
+            begins,
+            lengths,
+            *(table.slots(rows, position) for table in self._tables.values()),
+        )
+        slots = dict(zip(self._tables, of_groups, strict=True))
+        blocks = self._blocks(rows, on_device)
+        seq_lens = _CpuAndDevice(torch.from_numpy(lengths), lengths_there)
+        starts = _CpuAndDevice(torch.from_numpy(begins), begins_there)
         for i, count in enumerate(counts):
             yield self._inputs(
                 rows[:count],
@@ -133,14 +178,13 @@ class ForwardInputBuilder:
                 seq_lens[i, :count],
                 1,
                 int(furthest[count - 1]) + i + 1,
+                on_device[:0],
             )
 
-    def _of_rows(self, rows: npt.NDArray[np.intp]) -> dict[int, _GroupTable]:
-        tables = self._tables.items()
-        return {gid: replace(table, blocks=table.blocks[rows]) for gid, table in tables}
-
-    def _to_device(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(numbers).to(self._device)
+    def _blocks(
+        self, rows: npt.NDArray[np.intp], on_device: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        return {gid: table.of_rows(rows, on_device) for gid, table in self._tables.items()}
 
     def _inputs(
         self,
@@ -153,6 +197,7 @@ class ForwardInputBuilder:
         seq_lens: _CpuAndDevice,
         max_query_len: int,
         max_seq_len: int,
+        tokens: torch.Tensor,
     ) -> ForwardInputs:
         metadata = {
             gid: compat.CommonAttentionMetadata(
@@ -170,4 +215,4 @@ class ForwardInputBuilder:
             )
             for gid, of_group in slots.items()
         }
-        return ForwardInputs(rows, position, positions, slots, metadata)
+        return ForwardInputs(rows, position, positions, slots, metadata, tokens)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
@@ -78,23 +79,22 @@ class PagedBlockHead(PagedHead):
         """
         context = min(self._runner.max_model_len, self.max_model_len)
         length = np.minimum(1 + self._masks, context - start)
-        inputs = self._input_builder().prefill(batch.rows[rows], start, length)
+        inputs = self._input_builder().prefill(batch.rows[rows], start, length, batch.token_ids)
+        tokens = torch.full_like(inputs.tokens, self._loaded.parallel_drafting_token_id)
+        newest = inputs.starts[:-1]
+        tokens[newest] = inputs.tokens[newest]
         causal = self._loaded.dflash_causal
         metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
-        newest = np.cumsum(length) - length
-        tokens = np.full(length.sum(), self._loaded.parallel_drafting_token_id, np.int64)
-        tokens[newest] = batch.token_ids[batch.rows[rows], start]
-        states, _ = self._forward(
-            torch.from_numpy(tokens).to(self._device), replace(inputs, metadata=metadata)
-        )
+        states, _ = self._forward(tokens, replace(inputs, metadata=metadata))
         k = batch.k[rows]
         stops = np.cumsum(k)
-        masks = np.arange(stops[-1]) + np.repeat(newest + 1 - (stops - k), k)
-        logits = self._logits(states[torch.from_numpy(masks).to(self._device)])
+        first = np.cumsum(length) - length + 1
+        masks = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
+        logits = self._logits(states[to_device(self._device, masks)[0]])
         if batch.sampling is not None:
             return self._draw(batch, rows, logits)
-        tokens = logits.argmax(dim=-1).cpu().numpy()
-        return Drafts([row.tolist() for row in np.split(tokens, stops[:-1])])
+        best = logits.argmax(dim=-1).cpu().numpy()
+        return Drafts([row.tolist() for row in np.split(best, stops[:-1])])
 
     def _draw(self, batch: DraftBatch, rows: Ints, logits: torch.Tensor) -> Drafts:
         """The drafts that the batch's sampler draws.
@@ -109,10 +109,11 @@ class PagedBlockHead(PagedHead):
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         q = torch.empty(*shape, self._vocab_size, device=self._device)
         drawn: torch.Tensor | None = None
-        for depth in range(shape[1]):
-            drafting = np.flatnonzero(k > depth)
-            masks = torch.from_numpy(first[drafting] + depth).to(self._device)
-            index = torch.from_numpy(drafting).to(self._device)
+        every = [np.flatnonzero(k > depth) for depth in range(shape[1])]
+        masks_of = [first[drafting] + depth for depth, drafting in enumerate(every)]
+        there = to_device(self._device, *every, *masks_of)
+        for depth, drafting in enumerate(every):
+            index, masks = there[depth], there[depth + shape[1]]
             tokens[index, depth], drawn = batch.sampling.draw(logits[masks], rows[drafting], depth)
             if drawn is not None:
                 q[index, depth] = drawn

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import DraftPasses
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
@@ -86,6 +87,10 @@ class PagedDraftModel:
     def set_cudagraph_mode(self, mode: Any) -> None:
         """Prepares the CUDA-graph keys for the mode that vLLM chose for the target."""
         self._loaded.initialize_cudagraph_keys(mode)
+
+    def dummy_run(self, *arguments: Any) -> None:
+        """See `LoadedDraft.dummy_run`."""
+        self._loaded.dummy_run(*arguments)
 
     @property
     def layer_names(self) -> set[str]:
@@ -158,32 +163,27 @@ class PagedDraftModel:
     def _prefill_missing(self, batch: DraftBatch, start: Ints, stop: Ints) -> ForwardOutputs:
         """Runs [start, stop) of each row in chunks; the outputs at each row's last position."""
         if (left := stop - start).all() and left.sum() <= self._max_num_tokens:
-            ends = torch.from_numpy(np.cumsum(left) - 1).to(self._device)
-            return _gather(self._forward_span(batch, np.arange(len(left)), start, left), ends)
+            return self._forward_span(batch, np.arange(len(left)), start, left)
         shape = len(batch.rows), self._loaded.hidden_size
-        output, recurrent = (
-            torch.empty(shape, dtype=self._loaded.dtype, device=self._device) for _ in range(2)
-        )
+        output, recurrent = torch.empty(2, *shape, dtype=self._loaded.dtype, device=self._device)
         position = start.copy()
         while (left := stop - position).any():
             remaining_budget = np.maximum(self._max_num_tokens - (np.cumsum(left) - left), 0)
             length = np.minimum(left, remaining_budget)
             rows = np.flatnonzero(length)
             outputs = self._forward_span(batch, rows, position[rows], length[rows])
-            ends = torch.from_numpy(np.cumsum(length[rows]) - 1).to(self._device)
-            index = torch.from_numpy(rows).to(self._device)
-            output[index], recurrent[index] = _gather(outputs, ends)
+            (index,) = to_device(self._device, rows)
+            output[index], recurrent[index] = outputs
             position += length
         return output, recurrent
 
     def _forward_span(
         self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints
     ) -> ForwardOutputs:
-        """One forward pass over [start, start + length) of the given rows."""
-        inputs = self._input_builder().prefill(batch.rows[rows], start, length)
-        positions = inputs.position + self._token_offset
-        tokens = batch.token_ids[np.repeat(inputs.rows, length), positions]
-        return self._forward(torch.from_numpy(tokens).to(self._device), inputs)
+        """One pass over [start, start + length) of some rows; the outputs at their last tokens."""
+        tokens = batch.token_ids[:, self._token_offset :]
+        inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens)
+        return _gather(self._forward(inputs.tokens, inputs), inputs.ends)
 
     def _decode_drafts(self, batch: DraftBatch, stop: Ints, last: ForwardOutputs) -> Drafts:
         """Drafts up to k tokens of each row, one for each pass that the row is in."""
@@ -193,7 +193,9 @@ class PagedDraftModel:
         probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
             return Drafts(drafts)
-        output, recurrent = _gather(last, torch.from_numpy(order[: counts[0]]).to(self._device))
+        output, recurrent = last
+        if not np.array_equal(order[: counts[0]], np.arange(len(order))):
+            output, recurrent = _gather(last, *to_device(self._device, order[: counts[0]]))
         shape = counts[0], len(counts)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         lengths = np.zeros(counts[0], np.int64)

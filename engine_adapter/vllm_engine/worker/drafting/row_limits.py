@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine.worker.constraints import RowConstraint
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import DraftLayout
@@ -117,8 +118,7 @@ class RowLimits:
         # [n, bits]: bit v says whether token v is allowed.
         packed = np.frombuffer(b"".join(masks.values()), np.uint8).reshape(len(masks), -1)
         allowed = np.unpackbits(packed, axis=1, count=logits.shape[1], bitorder="little")
-        index = torch.tensor(list(masks), device=logits.device)
-        forbidden = torch.from_numpy(allowed == 0).to(logits.device)
+        index, forbidden = to_device(logits.device, np.array(list(masks)), allowed == 0)
         logits[index] = logits[index].masked_fill(forbidden, _IMPOSSIBLE)
 
     def _expand(self, rows: npt.NDArray[np.intp], depth: int, device: torch.device) -> Any:

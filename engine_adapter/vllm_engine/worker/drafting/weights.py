@@ -40,6 +40,7 @@ class _NamedDraft:
     def __init__(self, spec: ProposerSpec, vllm_config: Any, *device_and_runner: Any) -> None:
         self.prefix = layer_prefix(spec)
         self._sizes: dict[str, int] = {}
+        self._slot_buffers: dict[int, torch.Tensor] = {}
         arguments = (draft_vllm_config(spec, vllm_config), *device_and_runner)
         super().__init__(*arguments)
 
@@ -109,6 +110,33 @@ class _NamedDraft:
             group.kv_cache_group_id: torch.zeros_like(self._slot_mapping_buffer)
             for group in self.draft_attn_groups
         }
+
+    def dummy_run(
+        self,
+        num_tokens: int,
+        use_cudagraphs: bool = True,
+        is_graph_capturing: bool = False,
+        slot_mappings: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Runs the model on meaningless tokens, in its own tensor-parallel group; writes no KV.
+
+        Args:
+            num_tokens: of a pass.
+            use_cudagraphs: run the passes as CUDA graphs, and capture those that are missing.
+            is_graph_capturing: make one pass only.
+            slot_mappings: not used; vLLM takes slots from `_get_slot_mapping` once there is KV.
+        """
+        graphs = use_cudagraphs and not self.speculative_config.enforce_eager
+        layers: Any = dict.fromkeys(self.layer_names) if self._slot_buffers else None
+        with self.tp_scope():
+            super().dummy_run(num_tokens, graphs, is_graph_capturing, layers)
+
+    def _get_slot_mapping(
+        self, num_tokens: int, slot_mapping: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The slots of a dummy run, in the buffers that the passes use: no token has one."""
+        slots = {gid: buffer[:0] for gid, buffer in self._slot_buffers.items()}
+        return self.slot_mapping(num_tokens, slots)
 
     def attention_metadata(self, common: Mapping[int, Any]) -> dict[str, Any]:
         """Layer -> its attention metadata; `common` is vLLM's, by KV cache group."""

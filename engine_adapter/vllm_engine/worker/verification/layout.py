@@ -1,12 +1,13 @@
 """Positions laid out as the rows of a plain batch: those of a verification step, or of drafts."""
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from engine_adapter.staging import to_device
 
 
 class Layout(Protocol):
@@ -59,9 +60,9 @@ class DraftLayout:
             dict(zip(rows.tolist(), range(len(rows)), strict=True)),
             depth,
         )
-        self.row_of = torch.from_numpy(rows.astype(np.int64)).to(device)
-        self.starts = torch.from_numpy(starts).to(device)
-        self.sizes = torch.from_numpy(sizes).to(device)
+        self.row_of, self.starts, self.sizes = to_device(
+            device, rows.astype(np.int64), starts, sizes
+        )
 
     def expand(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """See `Layout.expand`."""
@@ -82,33 +83,25 @@ class VerifyLayout:
 
     Attributes:
         num_draft_tokens: the draft counts.
+        first: int64 [B], the first position of each row, on the CPU.
         row_of: int64 [T + B], the row of each position.
+        starts, sizes: see `Layout`.
         width: the largest number of positions of a row.
     """
 
     def __init__(self, num_draft_tokens: list[int], device: torch.device) -> None:
-        self._sizes = np.asarray(num_draft_tokens, np.int64) + 1
-        self._starts = np.cumsum(self._sizes) - self._sizes
-        row = np.repeat(np.arange(len(num_draft_tokens)), self._sizes)
-        offset = np.arange(len(row)) - self._starts[row]
+        sizes = np.asarray(num_draft_tokens, np.int64) + 1
+        self.first = np.cumsum(sizes) - sizes
+        row = np.repeat(np.arange(len(num_draft_tokens)), sizes)
+        offset = np.arange(len(row)) - self.first[row]
         self.num_draft_tokens = num_draft_tokens
-        self.width = int(self._sizes.max())
-        self.row_of = torch.from_numpy(row).to(device)
+        self.width = int(sizes.max())
         # Indices into a flat [B * width] tensor.
         cells = row * self.width + offset
-        self._cells = torch.from_numpy(cells).to(device)
-        is_draft = offset + 1 < self._sizes[row]
-        self._draft_cells = torch.from_numpy(cells[is_draft]).to(device)
-
-    @cached_property
-    def starts(self) -> torch.Tensor:
-        """The first position of each row, int64 [B]."""
-        return torch.from_numpy(self._starts).to(self.row_of.device)
-
-    @cached_property
-    def sizes(self) -> torch.Tensor:
-        """The number of positions of each row, int64 [B]."""
-        return torch.from_numpy(self._sizes).to(self.row_of.device)
+        is_draft = offset + 1 < sizes[row]
+        self.row_of, self.starts, self.sizes, self._cells, self._draft_cells = to_device(
+            device, row, self.first, sizes, cells, cells[is_draft]
+        )
 
     def expand(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """Per-row values [B, ...] as per-position values [T + B, ...]."""
@@ -116,7 +109,7 @@ class VerifyLayout:
 
     def positions_of(self, row: int) -> Iterator[tuple[int, int]]:
         """The (position, offset in the row) pairs of a row."""
-        start = sum(self.num_draft_tokens[:row]) + row
+        start = int(self.first[row])
         return ((start + offset, offset) for offset in range(self.num_draft_tokens[row] + 1))
 
     def accept_matching(self, drafts: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:

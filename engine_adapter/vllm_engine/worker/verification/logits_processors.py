@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification.layout import Layout
 
@@ -101,7 +103,11 @@ def _expand_logit_bias(processor: Any, layout: Layout) -> Any:
         return None
     rows, tokens = processor.logits_slice
     sizes = layout.sizes[rows]
-    entry = torch.arange(len(rows), device=rows.device).repeat_interleave(sizes)
+    count = sum(
+        len(biases) * sum(1 for _ in layout.positions_of(row))
+        for row, biases in processor.biases.items()
+    )
+    entry = torch.arange(len(rows), device=rows.device).repeat_interleave(sizes, output_size=count)
     offset = torch.arange(len(entry), device=rows.device) - (sizes.cumsum(0) - sizes)[entry]
     expanded = copy.copy(processor)
     expanded.logits_slice = layout.starts[rows][entry] + offset, tokens[entry]
@@ -122,12 +128,12 @@ def _expand_min_tokens(processor: Any, layout: Layout) -> Any:
     if not forbidden[0]:
         return None
     expanded = copy.copy(processor)
-    device = layout.row_of.device
-    expanded.logits_slice = tuple(torch.tensor(index, device=device) for index in forbidden)
-    # vLLM allows a stop token where the grammar allows nothing else.
-    expanded.restore_logits_slice = tuple(
-        torch.tensor(index, dtype=torch.int64, device=device) for index in forced
+    staged = to_device(
+        layout.row_of.device, *(np.array(index, np.int64) for index in (*forbidden, *forced))
     )
+    expanded.logits_slice = tuple(staged[:2])
+    # vLLM allows a stop token where the grammar allows nothing else.
+    expanded.restore_logits_slice = tuple(staged[2:])
     return expanded
 
 

@@ -20,8 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
 
@@ -31,13 +33,13 @@ class SampledDraft:
     """The draft tokens of a row that were sampled, with their distributions.
 
     Attributes:
-        tokens: int64 [n], on the device of the probabilities.
+        tokens: int64 [n].
         probabilities: float32 [n, V], q: the distribution that each was sampled from, given those
             before it.
         block: verified by the block rule; otherwise by the token rule.
     """
 
-    tokens: torch.Tensor
+    tokens: npt.NDArray[np.int64]
     probabilities: torch.Tensor
     block: bool = False
 
@@ -67,20 +69,26 @@ class SpeculativeSampling:
         top_p: torch.Tensor | None,
     ) -> None:
         self._top_k, self._top_p = top_k, top_p
-        # N rows with S drafts in all.
-        rows = list(drafts)
+        # N rows with S drafts in all; `first` is the first draft of each among all.
         lengths = np.array([len(draft.tokens) for draft in drafts.values()])
-        row = np.repeat(np.arange(len(rows)), lengths)
-        offset = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        device = layout.row_of.device
-        self._rows = torch.from_numpy(row).to(device)
-        self._offsets = torch.from_numpy(offset).to(device)
-        self._lengths = torch.from_numpy(lengths).to(device)
-        self._block = torch.tensor([draft.block for draft in drafts.values()], device=device)
-        self._has_block = any(draft.block for draft in drafts.values())
-        starts = layout.starts[torch.tensor(rows, device=device)]
-        self._positions = starts[self._rows] + self._offsets
-        self._tokens = torch.cat([draft.tokens for draft in drafts.values()])
+        first = np.cumsum(lengths) - lengths
+        row = np.repeat(np.arange(len(drafts)), lengths)
+        offset = np.arange(len(row)) - first[row]
+        block = np.array([draft.block for draft in drafts.values()])
+        self._width = int(lengths.max())
+        self._has_block = bool(block.any())
+        staged = to_device(
+            layout.row_of.device,
+            row,
+            offset,
+            lengths,
+            first,
+            layout.first[list(drafts)][row] + offset,
+            np.concatenate([draft.tokens for draft in drafts.values()]),
+            block,
+        )
+        self._rows, self._offsets, self._lengths, self._first = staged[:4]
+        self._positions, self._tokens, self._block = staged[4:]
         self._q = torch.cat([draft.probabilities for draft in drafts.values()])
 
     def is_argmax_invariant(self) -> bool:
@@ -90,13 +98,15 @@ class SpeculativeSampling:
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Rewrites the logits [T + B, V] of the drafted positions, in place where it can."""
         logits = compat.apply_top_k_top_p(logits, self._top_k, self._top_p)
-        p = logits[self._positions].softmax(dim=-1, dtype=torch.float32)
+        drafted = logits[self._positions]
+        p = drafted.softmax(dim=-1, dtype=torch.float32)
         num_accepted, weight = self._accept(p)
-        self._write_residuals(logits, p, num_accepted, weight)
-        accepted = self._offsets < num_accepted[self._rows]
-        position, token = self._positions[accepted], self._tokens[accepted]
-        logits[position] = float("-inf")
-        logits[position, token] = 0.0
+        self._write_residuals(drafted, p, num_accepted, weight)
+        # Every draft is written, accepted or not: to select them would wait for the device.
+        accepted, token = (self._offsets < num_accepted[self._rows])[:, None], self._tokens[:, None]
+        at_token = drafted.gather(1, token).masked_fill_(accepted, 0.0)
+        drafted.masked_fill_(accepted, float("-inf")).scatter_(1, token, at_token)
+        logits[self._positions] = drafted
         return logits
 
     def _accept(self, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,18 +151,20 @@ class SpeculativeSampling:
 
     def _write_residuals(
         self,
-        logits: torch.Tensor,
+        drafted: torch.Tensor,
         p: torch.Tensor,
         num_accepted: torch.Tensor,
         weight: torch.Tensor,
     ) -> None:
-        """Writes the residual at the first rejected draft of each row."""
-        rejected = self._offsets == num_accepted[self._rows]
-        residual = self._residual(p[rejected], weight[self._rows[rejected]], self._q[rejected])
+        """Writes the residual at the first rejected draft of each row into `drafted`, [S, V].
+
+        A row without one gets it at its last draft, where it means nothing: that is accepted.
+        """
+        at = self._first + torch.minimum(num_accepted, self._lengths - 1)
+        residual = self._residual(p[at], weight, self._q[at])
         # Where p equals q but for rounding, a rejected draft is replaced by a sample of p.
         has_residual = residual.sum(dim=1, keepdim=True) > 0
-        position = self._positions[rejected]
-        logits[position] = torch.where(has_residual, residual.log(), logits[position])
+        drafted[at] = torch.where(has_residual, residual.log(), drafted[at])
 
     @staticmethod
     def _residual(p: torch.Tensor, weight: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -161,6 +173,6 @@ class SpeculativeSampling:
 
     def _pad_rows(self, values: torch.Tensor) -> torch.Tensor:
         """A value for each draft, [S], as [N, width]: 0 after the end of a row."""
-        padded = values.new_zeros(len(self._lengths), int(self._lengths.max()))
+        padded = values.new_zeros(len(self._lengths), self._width)
         padded[self._rows, self._offsets] = values
         return padded

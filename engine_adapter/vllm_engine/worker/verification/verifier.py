@@ -73,14 +73,14 @@ class Verifier:
             metadata: vLLM's `SpecDecodeMetadata`: drafts [T] and their counts [B].
             inputs: sampled drafts and generators; `None` in a warm-up call of vLLM.
             logits: [T + B, V], may be changed in place.
-            sampling_metadata: per row [B].
+            sampling_metadata: per row [B]; its `spec_token_ids` are the drafts on the CPU.
 
         Returns:
             vLLM's `SamplerOutput` with the emitted tokens [B, most drafts + 1], padded with -1.
         """
         inputs = inputs or VerifyInputs()
         layout = VerifyLayout(metadata.num_draft_tokens, logits.device)
-        plain = _expand(sampling_metadata, layout, metadata.draft_token_ids, inputs.generators)
+        plain = _expand(sampling_metadata, layout, inputs.generators)
         if inputs.drafts and self._may_rewrite:
             rule = SpeculativeSampling(inputs.drafts, layout, plain.top_k, plain.top_p)
             plain.logitsprocs.argmax_invariant.append(rule)
@@ -93,29 +93,23 @@ class Verifier:
         )
 
 
-def _expand(
-    rows: Any,
-    layout: VerifyLayout,
-    drafts: torch.Tensor,
-    generators: Mapping[int, torch.Generator],
-) -> Any:
+def _expand(rows: Any, layout: VerifyLayout, generators: Mapping[int, torch.Generator]) -> Any:
     """The rows' sampling metadata as that of a plain batch of their positions."""
     outputs = rows.output_token_ids
     if logits_processors.reads_outputs(rows):
-        outputs = _outputs_before(rows.output_token_ids, layout, drafts.tolist())
+        outputs = _outputs_before(rows.output_token_ids, layout, rows.spec_token_ids)
     return logits_processors.expand_metadata(rows, layout, outputs, generators)
 
 
 def _outputs_before(
-    outputs: list[list[int]], layout: VerifyLayout, drafts: list[int]
+    outputs: list[list[int]], layout: VerifyLayout, drafts: list[list[int]]
 ) -> list[list[int]]:
     """The output before each position: the row's own, and the drafts before the position."""
-    before, first = [], 0
-    for row, count in enumerate(layout.num_draft_tokens):
-        drafted = drafts[first : first + count]
-        before += [outputs[row] + drafted[:offset] for offset in range(count + 1)]
-        first += count
-    return before
+    return [
+        outputs[row] + drafts[row][:offset]
+        for row, count in enumerate(layout.num_draft_tokens)
+        for offset in range(count + 1)
+    ]
 
 
 def _pad_logprobs(logprobs: Any, layout: VerifyLayout) -> Any:

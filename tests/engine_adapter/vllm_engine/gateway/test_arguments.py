@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from demo import model_path
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import (
     CPU_KV_CACHE_BYTES,
     WAITING,
     engine_args,
+    engine_config,
     prepare_environment,
 )
 
@@ -219,3 +222,49 @@ def test_the_reasoning_parser_is_that_of_structured_output_too() -> None:
     error = refusal(structured_outputs_config={"reasoning_parser": "deepseek_r1"})
     assert error.setting == "structured_outputs_config"
     assert "--reasoning-parser" in str(error)
+
+
+# -- the prefix cache ------------------------------------------------------------------------
+
+
+class Arguments:
+    """vLLM's arguments for a target; its prefix cache is on unless it is set."""
+
+    def __init__(self, *, recurrent: bool, caching: bool | None) -> None:
+        self._model = SimpleNamespace(has_inner_state=recurrent)
+        self.enable_prefix_caching = caching
+
+    def create_engine_config(self) -> Any:
+        if self.enable_prefix_caching is None:  # vLLM fills in its defaults
+            self.enable_prefix_caching = True
+        cache = SimpleNamespace(enable_prefix_caching=self.enable_prefix_caching)
+        return SimpleNamespace(model_config=self._model, cache_config=cache)
+
+
+@pytest.fixture(params=[True, False], ids=["cpu", "gpu"])
+def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    on_cpu: bool = request.param
+    monkeypatch.setitem(
+        vars(compat), "current_platform", SimpleNamespace(is_cpu=lambda: request.param)
+    )
+    return on_cpu
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_the_prefix_cache_is_off_for_recurrent_layers_on_a_cpu(
+    on_cpu: bool, recurrent: bool
+) -> None:
+    made = engine_config(Arguments(recurrent=recurrent, caching=None))
+    assert made.cache_config.enable_prefix_caching == (not (on_cpu and recurrent))
+
+
+@pytest.mark.parametrize("on_cpu", [True], indirect=True)
+def test_a_prefix_cache_that_vllm_cannot_fill_is_refused(on_cpu: bool) -> None:
+    with pytest.raises(EngineConfigError) as caught:
+        engine_config(Arguments(recurrent=True, caching=True))
+    assert caught.value.setting == "enable_prefix_caching"
+
+
+def test_a_prefix_cache_that_is_set_off_stays_off(on_cpu: bool) -> None:
+    made = engine_config(Arguments(recurrent=True, caching=False))
+    assert made.cache_config.enable_prefix_caching is False

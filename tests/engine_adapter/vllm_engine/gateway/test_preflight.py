@@ -107,51 +107,67 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: str)
     assert str(tmp_path) in str(error)
 
 
-UNPROVEN: list[tuple[dict[str, Any], str]] = [
+RECURRENT: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "linear_attention"),
     ({"model_type": "jamba"}, "linear_attention"),
     ({"model_type": "falcon_h1"}, "hybrid"),
     ({"model_type": "qwen3_next"}, "linear_attention"),
-    ({"model_type": "llama4_text"}, "chunked_attention"),
     ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "conv"),
 ]
-unproven = pytest.mark.parametrize(
-    ("fields", "kind"), UNPROVEN, ids=[fields["model_type"] for fields, _ in UNPROVEN]
+recurrent = pytest.mark.parametrize(
+    ("fields", "kind"), RECURRENT, ids=[fields["model_type"] for fields, _ in RECURRENT]
 )
 
 
-@unproven
-def test_a_target_with_other_layers_than_attention_is_refused(
+@recurrent
+def test_a_target_with_recurrent_layers_passes_until_vllm_knows_their_kind(
     make_model: MakeModel, fields: dict[str, Any], kind: str
 ) -> None:
-    error = refusal(preflight.check_models, config(make_model("target", LLAMA | fields)))
-    assert error.setting == "model"
-    assert f"{fields['model_type']} ({kind}) has layers that are neither" in str(error)
+    preflight.check_models(config(make_model("target", LLAMA | fields)))
 
 
-@unproven
-def test_a_draft_model_with_other_layers_than_attention_is_refused(
+@recurrent
+def test_a_draft_model_with_recurrent_layers_is_refused(
     make_model: MakeModel, fields: dict[str, Any], kind: str
 ) -> None:
     drafts = [draft(make_model("draft", LLAMA | fields))]
     error = refusal(preflight.check_models, config(make_model("target"), drafts))
     assert error.setting == "proposer"
     assert "small" in str(error)
-    assert f"{fields['model_type']} ({kind}) has layers that are neither" in str(error)
+    assert f"{fields['model_type']} ({kind}) has layers whose cache is not proven" in str(error)
 
 
-@pytest.mark.parametrize("recurrent", [True, False])
-def test_a_target_that_vllm_knows_to_be_recurrent_is_refused(recurrent: bool) -> None:
+def test_a_target_with_layers_that_were_never_run_is_refused(make_model: MakeModel) -> None:
+    fields = {"model_type": "qwen3", "layer_types": ["full_attention", "indexed_attention"]}
+    error = refusal(preflight.check_models, config(make_model("target", LLAMA | fields)))
+    assert error.setting == "model"
+    assert "qwen3 (indexed_attention) has layers whose cache" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("state", "hybrid", "on_cpu", "reason"),
+    [
+        (False, False, True, None),
+        (True, True, True, None),
+        (True, False, True, "plamo2 has no attention"),
+        (True, True, False, "plamo2 has recurrent layers, which are proven on CPU only"),
+    ],
+)
+def test_what_vllm_knows_of_a_target_with_a_state(
+    monkeypatch: pytest.MonkeyPatch, state: bool, hybrid: bool, on_cpu: bool, reason: str | None
+) -> None:
     """Its configuration need not name the kinds of its layers."""
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    monkeypatch.setitem(vars(compat), "current_platform", platform)
     text = SimpleNamespace(model_type="plamo2")
-    model = SimpleNamespace(has_inner_state=recurrent, hf_text_config=text)
+    model = SimpleNamespace(has_inner_state=state, is_hybrid=hybrid, hf_text_config=text)
     vllm_config = SimpleNamespace(model_config=model)
-    if not recurrent:
+    if reason is None:
         preflight.check_state(vllm_config)
         return
     error = refusal(preflight.check_state, vllm_config)
     assert error.setting == "model"
-    assert "plamo2 has layers that are neither" in str(error)
+    assert reason in str(error)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +183,7 @@ def test_a_target_that_vllm_knows_to_be_recurrent_is_refused(recurrent: bool) ->
         {"model_type": "gemma2", "head_dim": 8},
         {"model_type": "gemma3_text", "head_dim": 8},
         {"model_type": "gpt_oss"},
+        {"model_type": "llama4_text"},
         {"model_type": "opt"},
         {"model_type": "gpt2"},
     ],

@@ -217,6 +217,18 @@ class Stock:
             f"token {at} is {tokens[at]}, not {want[at]}; the best two are {gap} apart"
         )
 
+    async def gap(self, prompt: Prompt, tokens: tuple[int, ...]) -> float:
+        """The most by which one of `tokens` is less likely than the likeliest in its place.
+
+        In log probability. It tells a tie from a mistake also after the texts have parted.
+        """
+        output = await self._run(prompt + tokens, 1, prompt_logprobs=1)
+        rows = output.prompt_logprobs[len(prompt) :]
+        return max(
+            max(entry.logprob for entry in row.values()) - row[token].logprob
+            for token, row in zip(tokens, rows, strict=True)
+        )
+
     async def _run(self, prompt: Prompt, max_tokens: int, **options: Any) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind

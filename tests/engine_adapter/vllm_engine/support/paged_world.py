@@ -318,7 +318,11 @@ class World:
             table[i, : len(blocks)] = blocks
         kernel = (table[:, :, None] * ratio + np.arange(ratio)).reshape(len(names), width * ratio)
         kernel = kernel.astype(np.int32)
-        return SimpleNamespace(block_size=kernel_size, get_numpy_array=lambda: kernel)
+        return SimpleNamespace(
+            block_size=kernel_size,
+            get_numpy_array=lambda: kernel,
+            get_device_tensor=lambda num_reqs: torch.from_numpy(kernel)[:num_reqs],
+        )
 
 
 def states_of(head: AnyToyHead) -> Any:

@@ -30,12 +30,14 @@ class RecordedRequest:
     Attributes:
         method: its proposer and k; pinned, unless the run has switches.
         at: the step before which it is added.
+        prediction: what the proposer `prediction` drafts from.
     """
 
     prompt: Prompt
     max_tokens: int
     method: SpecMethod
     at: int = 0
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass
@@ -212,7 +214,7 @@ def _start(config: EngineConfig) -> None:
     )
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    _engine = LLMEngine.from_vllm_config(args.create_engine_config())
+    _engine = LLMEngine.from_vllm_config(arguments.engine_config(args))
     # As the gateway does: every run shows that a trial leaves no trace.
     assert _engine.collective_rpc("specgate_try_proposers") == [{}]
 
@@ -222,16 +224,16 @@ def _reset_prefix_cache() -> None:
 
 
 def _memory() -> dict[str, tuple[int, int]]:
-    sizes: dict[str, tuple[int, int]] = _runner().drafter.host.memory()
+    sizes: dict[str, tuple[int, int]] = running_runner().drafter.host.memory()
     return sizes
 
 
-def _runner() -> Any:
+def running_runner() -> Any:
     return _engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
-    groups = _runner().kv_cache_config.kv_cache_groups
+    groups = running_runner().kv_cache_config.kv_cache_groups
     return [(type(g.kv_cache_spec).__name__, frozenset(g.layer_names)) for g in groups]
 
 
@@ -239,7 +241,7 @@ def _run(
     requests: Sequence[RecordedRequest], switches: Mapping[int, SpecMethod] | None
 ) -> RecordedRun:
     global _count
-    runner = _runner()
+    runner = running_runner()
     recorder = _DraftRecorder()
     recorder.attach(runner.drafter)
     first, _count = _count, _count + len(requests)
@@ -286,7 +288,7 @@ def _add(request_id: str, request: RecordedRequest, *, pinned: bool) -> None:
 
     from engine_adapter.vllm_engine.wire import to_extra_args
 
-    spec = SpecDecodeParams(request.method, pinned=pinned)
+    spec = SpecDecodeParams(request.method, pinned=pinned, prediction=request.prediction)
     params = SamplingParams(
         temperature=0,
         max_tokens=request.max_tokens,

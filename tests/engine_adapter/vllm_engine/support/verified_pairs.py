@@ -134,7 +134,11 @@ def _step(
     metadata = SimpleNamespace(
         num_draft_tokens=lengths.tolist(), draft_token_ids=given[scheduled].int()
     )
-    output = verifier(metadata, VerifyInputs(sampled), logits, _metadata(sampling, history))
+    rows = _metadata(sampling, history)
+    rows.spec_token_ids = [
+        row[:n] for row, n in zip(given.tolist(), metadata.num_draft_tokens, strict=True)
+    ]
+    output = verifier(metadata, VerifyInputs(sampled), logits, rows)
     emitted: torch.Tensor = output.sampled_token_ids
     if emitted.shape[1] < 2:
         emitted = torch.nn.functional.pad(emitted, (0, 1), value=-1)
@@ -160,7 +164,7 @@ def _sampled(begun: int, block: bool, world: World) -> dict[tuple[int, int, int]
     first, second = world.stated or world.q
     drafts = {}
     for i, j in np.ndindex(V, V):
-        tokens = torch.tensor([i, j][begun:])
+        tokens = np.array([i, j][begun:])
         q = torch.stack([first, second[i]][begun:]).float()
         whole = SampledDraft(tokens, q, block)
         drafts |= {(i, j, n): whole.truncated(n) for n in range(1, len(tokens) + 1)}

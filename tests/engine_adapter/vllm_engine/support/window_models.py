@@ -13,6 +13,9 @@ from demo import model_path
 WINDOW = 48
 """Tokens; less than a prompt, more than a block of 32."""
 
+CHUNK = 64
+"""Tokens of a chunk of attention; a multiple of a block of 32."""
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -58,6 +61,13 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
     "olmo3": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
     "exaone4": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "llama4_text": {
+        "attention_chunk_size": CHUNK,
+        "no_rope_layer_interval": 2,
+        "intermediate_size_mlp": 192,
+        "interleave_moe_layer_step": 3,  # so no layer has experts
+        "use_qk_norm": False,
+    },
     "gpt_oss": {
         "sliding_window": WINDOW,
         "layer_types": [SLIDING, FULL],
@@ -69,20 +79,31 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
 
 
 def random_model(folder: Path, model_type: str, seed: int = 0) -> str:
-    """A random model of an architecture with the demo's tokenizer.
+    """A random model of an architecture with the demo's tokenizer."""
+    fields = {"num_hidden_layers": 2} | ARCHITECTURES[model_type]
+    return write_random_model(folder, model_type, fields, seed)
 
-    Its weights vary so much that its texts do not repeat one token.
+
+def write_random_model(
+    folder: Path,
+    model_type: str,
+    fields: Mapping[str, Any],
+    seed: int = 0,
+    scale: float = 2.0,
+) -> str:
+    """A random model of these fields with the demo's tokenizer.
+
+    Its weights vary so much that its texts do not repeat one token; `scale` says how much.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = _SMALL | {"num_hidden_layers": 2} | ARCHITECTURES[model_type]
-    config = AutoConfig.for_model(model_type, **fields)
+    config = AutoConfig.for_model(model_type, **(_SMALL | dict(fields)))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(
-                weight, std=0.05 if "embed" in name else 2 * weight.shape[-1] ** -0.5
+                weight, std=0.05 if "embed" in name else scale * weight.shape[-1] ** -0.5
             )
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -205,3 +205,22 @@ def test_the_time_of_every_call_is_counted(row: Row, monkeypatch: pytest.MonkeyP
     row.emits(row.encode("{")[0])
     assert row.constraint.take_time() == (2.0, 4)
     assert row.constraint.take_time() == (0.0, 0)
+
+
+def test_a_slow_constraint_is_not_asked_for_the_rest_of_the_step(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Row(backend, ConstraintKind.JSON_SCHEMA, SCHEMA)
+    row.constraint._step_s = 1.2
+    clock = iter(range(1000))
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.5)
+    row.emits()
+    tokens = row.encode(TEXT)
+    assert row.allowed() is not None
+    row.constraint.advance(tokens[0])
+    assert row.allowed() is None
+    assert row.forced() == ""
+    row.constraint.advance(tokens[1])
+    assert row.constraint.take_time() == (1.5, 3), "two more calls would have been counted"
+    row.emits(*tokens[:2])
+    assert set(tokens[2:3]) <= (row.allowed() or set()), "the next step knows it again"

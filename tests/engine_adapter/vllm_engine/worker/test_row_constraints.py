@@ -24,7 +24,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "_compiled", OrderedDict())
 
 
-def constraints(**kinds: Any) -> Any:
+def constraints(ranks: int = 1, **kinds: Any) -> Any:
     """`RowConstraints` of an engine on the demo target; request id -> its structured output."""
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -36,6 +36,7 @@ def constraints(**kinds: Any) -> Any:
             backend="guidance", disable_any_whitespace=True, disable_additional_properties=False
         ),
         model_config=model_config(model),
+        parallel_config=SimpleNamespace(world_size=ranks),
     )
     requests = {
         name: SimpleNamespace(
@@ -204,3 +205,16 @@ def test_a_row_whose_constraint_took_too_long_is_drafted_for_without_it() -> Non
     assert 0 < guided < 10
     made.starts = starts
     assert list(made.of(batch({"r": PROMPT}))) == [None]
+
+
+@pytest.mark.parametrize(("ranks", "known"), [(1, False), (2, True)])
+def test_several_ranks_know_the_same_whatever_time_each_takes(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, known: bool
+) -> None:
+    from engine_adapter.vllm_engine.worker import constraints as module
+
+    monkeypatch.setattr(module, "STEP_S", 0.0)
+    made = constraints(ranks, r={"choice": ["yes", "no"]})
+    made.starts = {"r": len(PROMPT)}
+    (found,) = made.of(batch({"r": PROMPT}))
+    assert (found.mask() is not None) == known

@@ -162,12 +162,13 @@ def test_the_row_has_only_the_null_block() -> None:
 
     def look(batch: DraftBatch) -> Drafts:
         table = world.runner.input_batch.block_table[0]
-        seen.append((table.block_size, table.get_numpy_array()[batch.rows].tolist()))
+        there = table.get_device_tensor(1).tolist()
+        seen.append((table.block_size, table.get_numpy_array()[batch.rows].tolist(), there))
         return Drafts([[]])
 
     world.probes["one"]._draw = look
     assert world.trial.faults() == {}
-    assert seen == [(16, [[0, 0, 0, 0]])]
+    assert seen == [(16, [[0, 0, 0, 0]], [[0, 0, 0, 0]])]
 
 
 def head(store: Callable[..., None]) -> Any:

@@ -19,7 +19,11 @@ TABLE = np.array([[7, 3, 9], [2, 5, 0], [8, 1, 6]], np.int32)
 
 @pytest.fixture
 def builder() -> ForwardInputBuilder:
-    table = SimpleNamespace(block_size=SIZE, get_numpy_array=lambda: TABLE)
+    table = SimpleNamespace(
+        block_size=SIZE,
+        get_numpy_array=lambda: TABLE,
+        get_device_tensor=lambda num_reqs: torch.from_numpy(TABLE)[:num_reqs],
+    )
     return ForwardInputBuilder({3: table}, torch.device("cpu"))
 
 

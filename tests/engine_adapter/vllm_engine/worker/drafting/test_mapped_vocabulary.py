@@ -111,7 +111,8 @@ def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
 def test_control_a_map_that_is_off_by_one_changes_the_drafts(make: Any, part: str) -> None:
     whole = permuted(1)
-    shifted = replace(whole, **{part: np.roll(getattr(whole, part), 1)})
+    moved: dict[str, Any] = {part: np.roll(getattr(whole, part), 1)}
+    shifted = replace(whole, **moved)
     world = make(vocabularies={"twin": shifted})
     world.vocabularies = {"twin": whole}
     world.add("r", [3, 4, 5, 6, 7, 8], TWIN)

@@ -96,8 +96,7 @@ def limits(
 def verified(given: Any, drafts: list[list[int]], logits: torch.Tensor) -> torch.Tensor:
     """The logits [T + B, V] that verification takes the tokens from, at every position."""
     layout = VerifyLayout([len(row) for row in drafts], CPU)
-    flat = [token for row in drafts for token in row]
-    outputs = _outputs_before(given.output_token_ids, layout, flat)
+    outputs = _outputs_before(given.output_token_ids, layout, drafts)
     plain = logits_processors.expand_metadata(given, layout, outputs, {})
     result: torch.Tensor = sampler().apply_logits_processors(logits.clone(), plain, False)
     for processor in plain.logitsprocs.argmax_invariant:

@@ -17,7 +17,7 @@ from tests.engine_adapter.vllm_engine.support.exact import Sampling
 
 def test_each_position_sees_the_drafts_before_it() -> None:
     layout = VerifyLayout([2, 0, 1], torch.device("cpu"))
-    before = _outputs_before([[1], [2, 2], []], layout, [7, 8, 9])
+    before = _outputs_before([[1], [2, 2], []], layout, [[7, 8], [], [9]])
     assert before == [[1], [1, 7], [1, 7, 8], [2, 2], [], [9]]
 
 

@@ -1,0 +1,61 @@
+"""The cases of the steps on the pretend device; imports no vLLM."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.engine_adapter.vllm_engine.support.pretend_device import DOWNLOAD, UPLOAD, VALUE
+
+K = 4
+
+PROPOSERS: dict[str, dict[str, Any]] = {
+    "ngram": {"prompt_lookup_min": 1},
+    "draft_model": {"model": "toy/1"},
+    "eagle": {"model": "toy/5"},
+    "eagle3": {"model": "toy/6/0,4"},
+    "dflash": {"model": "toy/8/1,3"},
+    "medusa": {},
+    "mlp_speculator": {},
+}
+"""Method -> its settings, apart from checkpoints that are written to disk."""
+
+GREEDY, SAMPLED, SEEDED, LIMITED = "greedy", "sampled", "seeded", "limited"
+"""What the rows ask for; `limited` is greedy with penalties, a bias and a minimum length."""
+
+DRAWING = ("draft_model", "eagle", "eagle3", "dflash", "medusa", "mlp_speculator")
+"""Methods that draw their drafts."""
+
+_UPLOADS = {
+    "ngram": 1,
+    "draft_model": 3,
+    "eagle": 3,
+    "eagle3": 3,
+    "dflash": 4,
+    "medusa": 2,
+    "mlp_speculator": 3,
+}
+"""Method -> uploads of a greedy step.
+
+One is the layout of the verification. The others are the inputs of the first pass and of all later
+ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens too).
+"""
+
+
+def budget(method: str, asks: str) -> Mapping[str, int]:
+    """What a step may do: kind -> how often. A kind that is not named, never.
+
+    The tokens of the drafts are downloaded once. If they are sampled, one value says that their
+    distributions are valid, and the rows' options are uploaded once; for rows without a seed, so
+    are the drafts that are verified by their distributions. With options that depend on the drafts
+    before, each draft is downloaded (`RowLimits.record`), and what the options read is uploaded.
+    """
+    if method == "ngram":
+        return {UPLOAD: 1}
+    more = {GREEDY: 0, SEEDED: 1, SAMPLED: 2, LIMITED: 14}[asks]
+    if method == "dflash" and asks != GREEDY:
+        more += 1  # the rows of each depth, which its one pass has together
+    allowed = {UPLOAD: _UPLOADS[method] + more, DOWNLOAD: 1}
+    if asks in (SAMPLED, SEEDED):
+        allowed[VALUE] = 1
+    if asks == LIMITED:
+        allowed[DOWNLOAD] += K
+    return allowed

@@ -1,0 +1,50 @@
+"""Small random models in which recurrent layers and attention alternate."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.engine_adapter.vllm_engine.support.window_models import write_random_model
+
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 32,
+}
+
+HYBRIDS: Mapping[str, dict[str, Any]] = {
+    "qwen3_next": {
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "mlp_only_layers": [0, 1, 2],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 256},
+    "granitemoehybrid": _MAMBA
+    | {
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 192,
+        "position_embedding_type": "rope",
+    },
+}
+"""Model type -> its fields. Each model has four layers."""
+
+GATED_DELTA = "qwen3_next"
+"""The model type whose layers need bfloat16 on a CPU."""
+
+
+def random_hybrid(folder: Path, model_type: str, seed: int = 0) -> str:
+    """A random model of an architecture with the demo's tokenizer."""
+    fields = {"num_hidden_layers": 4} | HYBRIDS[model_type]
+    return write_random_model(folder, model_type, fields, seed, scale=1.0)
