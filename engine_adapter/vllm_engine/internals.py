@@ -62,7 +62,7 @@ _RUNNER_ATTRIBUTES = (
     "vllm_config",
     "model_config",
     "compilation_config",
-    *("device", "dtype"),
+    "device",
     "drafter",
     "sampler",
     "rejection_sampler",
@@ -201,8 +201,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     # The patches of recurrent layers.
     "causal_conv1d": ("causal_conv1d_update_cpu",),
-    "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
-    "gdn_attention": ("_spec_forward", "_unpacked_conv_weight"),
     "mamba_mixer2": ("causal_conv1d_update", "selective_state_update"),
     "ssu_dispatch": ("selective_state_update",),
     "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
@@ -230,7 +228,7 @@ PATCHES = {
     "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",
     "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
     "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
-    "mamba_mixer2, gdn_attention._spec_forward",
+    "mamba_mixer2",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
 }

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ import httpx
 
 from server.commands import BAD_SETTING, print_error
 from server.http.direct import is_loopback
+from server.text import did_you_mean
 from server.tls_problems import cert_file_problem, tls_problem
 
 URL_VARIABLE, KEY_VARIABLE = "SPECGATE_URL", "SPECGATE_ADMIN_KEY"
@@ -40,6 +41,17 @@ class Parser(argparse.ArgumentParser):
         """Ends the process with `BAD_SETTING`."""
         print_error(message.removeprefix("argument "))
         sys.exit(BAD_SETTING)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """The options; an unknown one is reported with the known one most like it."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            hint = did_you_mean(word, self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options
 
     def add_url(self) -> None:
         """Adds `--url`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,11 +77,11 @@ class KeyFile:
 
         await asyncio.to_thread(wait_until, reloaded, 30, "the keys are read again")
 
-    async def rotate(self, served: Served, grace_s: float) -> None:
+    async def rotate(self, served: Served, unused: Callable[[], Awaitable[None]]) -> None:
         """New keys beside the old ones; later, when no client sends an old one, without them."""
         old, new = self.keys, self.keys.next()
         await self.reload(served, old, new)
         self.keys = new
-        await asyncio.sleep(grace_s)
+        await unused()
         await self.reload(served, new)
         self.retired.append(old)

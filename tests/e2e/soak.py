@@ -24,9 +24,6 @@ COMPLETIONS, SWITCH = "/v1/completions", "/v1/switch_spec_method"
 NO_KEYS = Keys(0)
 """They are in no key file. The next ones may become valid while a request is on its way."""
 
-GRACE_S = 2.0
-"""Seconds in which a request that has been sent reaches the server, however busy that is."""
-
 LONG: dict[str, Any] = {"max_tokens": 1200, "spec_decode": {"proposer": "none"}}
 """A request of 6 seconds: each token takes a step of 5 ms."""
 
@@ -73,6 +70,7 @@ class Soak:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     done: Counter[str] = field(default_factory=Counter)
     running: bool = True
+    pending: set[object] = field(default_factory=set)
 
     async def learn(self) -> None:
         """Asks for the texts that answers must have later."""
@@ -150,14 +148,15 @@ class Soak:
     async def rotate(self) -> None:
         """Replaces all keys while a request with an old one runs, which must get its answer."""
         old = self.key_file.keys
-        running = asyncio.create_task(self._text(PROMPTS[0], **LONG))
-        await self.key_file.rotate(self.served, GRACE_S)
+        content = completion(PROMPTS[0], old.api, stream=True, **LONG)
+        running = asyncio.create_task(exchange(self.served.url, content))
+        await self.key_file.rotate(self.served, self._answered)
         assert not running.done(), "no request with an old key runs: make LONG longer"
         body = {"prompt": "a", "max_tokens": 1}
         for key, expected in ((old.api, 401), (self.key_file.keys.api, 200)):
             answer = await self._exchange(post(COMPLETIONS, body, key))
             assert status(answer) == expected, (key, answer[:500])
-        assert await running == self.long_text
+        assert stream_text(await running) == self.long_text
         self.done["rotations of all keys"] += 1
 
     async def run(self, seconds: float) -> None:
@@ -188,5 +187,17 @@ class Soak:
         content = completion(prompt, self.key_file.keys.api, stream=True, **fields)
         return stream_text(await self._exchange(content))
 
+    async def _answered(self) -> None:
+        """Waits until all that clients have sent by now is answered: it may have an old key."""
+        sent = set(self.pending)
+        async with asyncio.timeout(120):
+            while sent & self.pending:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async def _exchange(self, content: bytes) -> bytes:
-        return await exchange(self.served.url, content)
+        this = object()
+        self.pending.add(this)
+        try:
+            return await exchange(self.served.url, content)
+        finally:
+            self.pending.discard(this)

@@ -21,7 +21,7 @@ from engine_adapter.vllm_engine import compat
 
 log = structlog.get_logger(__name__)
 
-LAYER_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+LAYER_KINDS = {"full_attention", "sliding_attention"}
 """The kinds of layers, as configurations name them, that a draft model can have."""
 
 RECURRENT_KINDS = {"linear_attention", "conv", "hybrid", "moe"}

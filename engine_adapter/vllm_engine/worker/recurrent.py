@@ -6,36 +6,28 @@ every step, so switches, idle proposers and preemption change nothing. What is l
 to refuse layers whose state does not follow rejected drafts, and one mistake of vLLM's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.refusal import refuse
 
-FOLLOWING = ("GDN_ATTN", "MAMBA2")
-"""vLLM's names of the kinds of layers whose state follows rejected drafts."""
+FOLLOWING = "MAMBA2"
+"""vLLM's name of the kind of layers whose state follows rejected drafts."""
 
 
-def fault_of(specs: Sequence[Any], dtype: torch.dtype) -> tuple[str, str] | None:
-    """The setting with which layers cannot work on a CPU, and why.
+def fault_of(specs: Iterable[Any]) -> str | None:
+    """Why a target with these layers is refused.
 
     Args:
-        specs: vLLM's specs of what the target's layers keep.
-        dtype: the target's.
+        specs: vLLM's specs of what they keep.
     """
     kinds = {spec.mamba_type.name for spec in specs if isinstance(spec, compat.MambaSpec)}
-    if others := sorted(kinds - set(FOLLOWING)):
-        return "model", (
-            f"its layers of the kind {', '.join(others)} keep a state that vLLM does not take back "
-            "when a draft is rejected: choose another model"
-        )
-    if "GDN_ATTN" in kinds and dtype != torch.bfloat16:
-        return "dtype", (
-            "must be bfloat16: vLLM has no other kernels for gated delta networks on a CPU, got "
-            f"{str(dtype).removeprefix('torch.')}"
+    if others := sorted(kinds - {FOLLOWING}):
+        return (
+            f"its layers of the kind {', '.join(others)} keep a state that is not proven to follow "
+            "rejected drafts: choose another model"
         )
     return None
 
@@ -48,8 +40,8 @@ class RecurrentStateHooks:
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """See `RunnerHooks.get_kv_cache_spec`. Ends the start if a layer cannot work."""
         specs: dict[str, Any] = super().get_kv_cache_spec()
-        if fault := fault_of(list(specs.values()), self.dtype):
-            refuse(*fault, self.drafter.host.progress)
+        if fault := fault_of(specs.values()):
+            refuse("model", fault, self.drafter.host.progress)
         return specs
 
     def _may_reorder_batch(self, scheduler_output: Any) -> None:

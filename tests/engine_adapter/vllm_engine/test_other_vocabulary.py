@@ -163,5 +163,5 @@ def _roll(by: int) -> None:
     """Shifts the map of the copy of the target, in the engine's process."""
     from tests.engine_adapter.vllm_engine.support import recorded
 
-    model = recorded._runner().drafter.host.draft_models["permuted-self"]
+    model = recorded.running_runner().drafter.host.draft_models["permuted-self"]
     model._vocabulary._columns = model._vocabulary._columns.roll(by)

@@ -195,6 +195,15 @@ def test_an_invalid_address_is_an_error(capsys: pytest.CaptureFixture[str], addr
     assert error.count("\n") == 1
 
 
+def test_an_unknown_argument_is_reported_with_the_one_most_like_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        switch(["ngram", "--timeout-s=2"], Server().transport)
+    error = "unrecognized arguments: --timeout-s=2; did you mean --timeout?"
+    assert capsys.readouterr().err == f"specgate: error: {error}\n"
+
+
 @pytest.mark.parametrize(
     "argv",
     [

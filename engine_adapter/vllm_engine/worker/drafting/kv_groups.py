@@ -98,8 +98,8 @@ def keeping_every_position(spec: Any) -> Any:
     """
     if isinstance(spec, compat.FullAttentionSpec):
         return spec
-    if type(spec) not in (compat.SlidingWindowSpec, compat.ChunkedLocalAttentionSpec):
+    if type(spec) is not compat.SlidingWindowSpec:
         raise ValueError(f"a draft model's layer cannot keep {type(spec).__name__}")
-    own = {field.name for field in fields(spec)} - {"sliding_window", "attention_chunk_size"}
+    own = {field.name for field in fields(spec)} - {"sliding_window"}
     kept = own & {field.name for field in fields(compat.FullAttentionSpec)}
     return compat.FullAttentionSpec(**{name: getattr(spec, name) for name in kept})

@@ -137,11 +137,22 @@ def test_a_draft_model_with_recurrent_layers_is_refused(
     assert f"{fields['model_type']} ({kind}) has layers whose cache is not proven" in str(error)
 
 
-def test_a_target_with_layers_that_were_never_run_is_refused(make_model: MakeModel) -> None:
-    fields = {"model_type": "qwen3", "layer_types": ["full_attention", "indexed_attention"]}
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"model_type": "llama4_text"}, "chunked_attention"),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention", "indexed_attention"]},
+            "indexed_attention",
+        ),
+    ],
+)
+def test_a_target_with_layers_that_were_never_run_is_refused(
+    make_model: MakeModel, fields: dict[str, Any], kind: str
+) -> None:
     error = refusal(preflight.check_models, config(make_model("target", LLAMA | fields)))
     assert error.setting == "model"
-    assert "qwen3 (indexed_attention) has layers whose cache" in str(error)
+    assert f"{fields['model_type']} ({kind}) has layers whose cache" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +194,6 @@ def test_what_vllm_knows_of_a_target_with_a_state(
         {"model_type": "gemma2", "head_dim": 8},
         {"model_type": "gemma3_text", "head_dim": 8},
         {"model_type": "gpt_oss"},
-        {"model_type": "llama4_text"},
         {"model_type": "opt"},
         {"model_type": "gpt2"},
     ],

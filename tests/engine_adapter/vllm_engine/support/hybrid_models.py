@@ -16,18 +16,6 @@ _MAMBA: dict[str, Any] = {
 }
 
 HYBRIDS: Mapping[str, dict[str, Any]] = {
-    "qwen3_next": {
-        "full_attention_interval": 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 64,
-        "linear_value_head_dim": 64,
-        "mlp_only_layers": [0, 1, 2],
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 64,
-    },
     "falcon_h1": _MAMBA | {"mamba_d_ssm": 256},
     "granitemoehybrid": _MAMBA
     | {
@@ -39,9 +27,6 @@ HYBRIDS: Mapping[str, dict[str, Any]] = {
     },
 }
 """Model type -> its fields. Each model has four layers."""
-
-GATED_DELTA = "qwen3_next"
-"""The model type whose layers need bfloat16 on a CPU."""
 
 
 def random_hybrid(folder: Path, model_type: str, seed: int = 0) -> str:

@@ -1,7 +1,4 @@
-"""What drafts do before the engine serves: on which conditions, and what is held meanwhile.
-
-That vLLM calls this in its order, and captures every graph, is in `test_graph_capture`.
-"""
+"""What drafts do before the engine serves: on which conditions, and what is held meanwhile."""
 
 from types import SimpleNamespace
 from typing import Any
