@@ -160,7 +160,7 @@ class Trial:
             del model.forward
         output = outputs[-1]
         final, auxiliary = output if self._runner.use_aux_hidden_state_outputs else (output, [])
-        return final[:count].clone(), [states[:count] for states in auxiliary]
+        return _bounded(final[:count]), [_bounded(states[:count]) for states in auxiliary]
 
     # -- the row -----------------------------------------------------------------------------
 
@@ -235,3 +235,15 @@ class Trial:
         proposer.forget([TRIAL])
         if model := self._host.draft_models.get(spec.name):
             model.forget([TRIAL])
+
+
+_LARGEST = 1e3
+"""Of the states; far from the limits of every dtype."""
+
+
+def _bounded(states: torch.Tensor) -> torch.Tensor:
+    """The states with numbers that a head can read.
+
+    Without metadata vLLM's attention returns memory as it was, which may hold anything.
+    """
+    return states.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)

@@ -245,3 +245,10 @@ def test_an_accelerator_error_ends_the_engine() -> None:
 
     with pytest.raises(torch.AcceleratorError):
         World(one=("ngram", fails, {})).trial.faults()
+
+
+def test_states_of_a_dummy_run_are_numbers_that_a_head_can_read() -> None:
+    from engine_adapter.vllm_engine.worker.trial import _bounded
+
+    given = torch.tensor([[float("nan"), float("inf"), -1e30, 0.5]])
+    assert _bounded(given).tolist() == [[0.0, 0.0, -1e3, 0.5]]
