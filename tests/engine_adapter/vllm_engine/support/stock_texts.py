@@ -99,6 +99,7 @@ def _texts(
         for i, prompt in enumerate(prompts):
             engine.add_request(str(i), {"prompt_token_ids": list(prompt)}, params)
         made: dict[str, Any] = {}
+        output: Any
         while engine.has_unfinished_requests():
             for output in engine.step():
                 made[output.request_id] = output.outputs[0]
