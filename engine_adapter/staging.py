@@ -1,7 +1,7 @@
 """Copies arrays from the CPU to the device without waiting for it.
 
 A copy from ordinary memory waits until the device has done all the work that it was given before. A
-copy from pinned memory takes its place in that work, and the CPU goes on. Each copy has a cost of
+copy from pinned memory takes its place in that work, and the CPU continues. Each copy has a cost of
 its own, so arrays that are needed together travel together.
 """
 
@@ -23,7 +23,7 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Ten
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)])
-    # torch gives pinned memory to nobody else before the copies from it are done.
+    # torch does not reuse pinned memory before the copies from it are done.
     buffer = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=True)
     raw = buffer.numpy()
     for array, start in zip(arrays, starts.tolist(), strict=False):

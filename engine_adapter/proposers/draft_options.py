@@ -7,7 +7,7 @@ from engine_adapter.proposers.contract import OptionError, ProposerSpec
 from engine_adapter.text import clip
 
 MIN_CONFIDENCE = "min_confidence"
-"""The option for the confidence of a path below which a draft ends; 0 never ends one."""
+"""The option for the least confidence of a path; 0 ends no draft."""
 
 OPTIONS: Mapping[str, Any] = {
     "draft_sampling": "greedy",

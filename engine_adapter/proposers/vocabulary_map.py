@@ -28,6 +28,9 @@ NO_TOKEN = -1
 Text = bytes | str
 """What a token stands for: the bytes of its text, or the name of a special token."""
 
+_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
+"""The decoders of `tokenizers` whose spelling of tokens is known here."""
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """A token of one byte in vocabularies of SentencePiece."""
 
@@ -175,6 +178,9 @@ def _piece_reader(decoder: Any) -> Callable[[str], bytes]:
     """What turns a token, as the vocabulary spells it, into the bytes of its text."""
     steps = _decoder_steps(json.loads(decoder.__getstate__())) if decoder is not None else []
     kinds = {step["type"] for step in steps}
+    if others := sorted(kinds - _DECODERS):
+        message = f"cannot read tokens that the decoder {', '.join(others)} spells"
+        raise OptionError(HETEROGENEOUS_VOCAB, message)
     if "ByteLevel" in kinds:
         bytes_of = _byte_level_alphabet()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Protocol, TypeVar
 
 from fastapi.responses import Response
@@ -220,7 +220,10 @@ async def _run_all(
     finally:
         for pump in pumps:
             pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        while not all(pump.done() for pump in pumps):
+            # Another cancellation must not cut the closing of the streams short.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait(pumps)
         arrivals.put_nowait(None)
 
 

@@ -56,7 +56,7 @@ class ResponseBuilder:
         choice.add(self._shape.visible(delta))
         if delta.finish_reason is None:
             return
-        # Now: at the end all choices could take seconds, in which nobody is served.
+        # Now: at the end all choices could take seconds, in which every other request waits.
         whole = (
             self._shape.whole_choice(index, choice)
             | self._tokens.of_choice(index, choice)

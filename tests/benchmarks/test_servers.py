@@ -57,6 +57,7 @@ def test_vllm_gets_a_proposer_without_specgates_own_options() -> None:
         "method": "draft_model",
         "num_speculative_tokens": 4,
         "model": "d",
+        "use_heterogeneous_vocab": False,  # vLLM has this option too
     }
     assert speculative_config(NGRAM)["prompt_lookup_max"] == 5
 

@@ -176,7 +176,10 @@ class BoundedGrammar(compat.GuidanceGrammar):
 
 @dataclass(slots=True)
 class _Compiled:
-    """A grammar that is compiled once. Its matcher never advances; sequences get copies."""
+    """A grammar that is compiled once. Its matcher never advances; sequences get copies.
+
+    A spent `draft_allowance` is not renewed: drafts do without it until the grammar is forgotten.
+    """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     matcher: Any = None

@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 """The kinds of layers, as configurations name them, that a draft model can have."""
 
-RECURRENT_KINDS = {"linear_attention", "conv", "hybrid", "moe"}
-"""Kinds of layers that only a target can have; the engine knows more of them when it is loaded."""
+TARGET_KINDS = LAYER_KINDS | {"linear_attention", "conv", "hybrid", "moe", "mlp"}
+"""Those of a target. `worker.recurrent` knows more of the recurrent ones when they are loaded."""
 
 
 def check_libraries() -> str:
@@ -69,7 +69,7 @@ def check_models(config: EngineConfig) -> None:
     """
     revision = config.arguments.get("revision")
     target = _load_config("model", config.model, config, revision)
-    _check_layers(target, LAYER_KINDS | RECURRENT_KINDS)
+    _check_layers(target, TARGET_KINDS)
     text = target.get_text_config()
     _check_latent_attention(text)
     _warn_unless_proven(config.model, target)
@@ -165,8 +165,8 @@ def check_state(vllm_config: Any) -> None:
     if not model.is_hybrid:
         raise EngineConfigError(
             "model",
-            f"{kind} has no attention; vLLM counts the accepted drafts only of models that have "
-            "attention beside recurrent layers: choose another model",
+            f"{kind} has no attention beside recurrent layers, and vLLM counts the accepted drafts "
+            "only of models that have both: choose another model",
         )
 
 

@@ -1,6 +1,6 @@
 """Mamba 2 on a CPU: its states follow accepted drafts only.
 
-After a step that read drafts, a layer must go on from the state after the last accepted one. In
+After a step that read drafts, a layer must continue from the state after the last accepted one. In
 vLLM's code for CPUs, the convolution ignores how many were accepted, and the recurrence takes one
 state for a row where there is one for each token. The rules here are those of vLLM's kernels for
 GPUs (`_causal_conv1d_update_kernel` and `_selective_scan_update_kernel` in
@@ -35,12 +35,13 @@ def update_convolution(
 ) -> torch.Tensor:
     """The convolution of R rows' newest token and its drafts, with vLLM's parameters.
 
-    A row's state are the W - 1 inputs before its first token of the last step, and that step's
+    A row's state is the W - 1 inputs before its first token of the last step, and that step's
     inputs. Of those it now begins after the last accepted one.
 
     Args:
         x: [T, D], the inputs, row by row.
-        conv_state: [slots, D, S], S at least W - 2 and the most tokens of a row; is updated.
+        conv_state: [slots, D, S], is updated; S is at least W - 2 plus the most tokens
+            that a row has in a step.
         weight: [D, W].
         bias: [D].
         activation: "silu", "swish" or true: SiLU; otherwise none.

@@ -70,7 +70,8 @@ class RecurrentStateHooks:
         batch = self.input_batch
         lengths = {}
         for request_id in self._recomputed:
-            row = batch.req_id_to_index[request_id]
+            if (row := batch.req_id_to_index.get(request_id)) is None:
+                continue
             lengths[request_id] = int(batch.num_prompt_tokens[row])
             batch.num_prompt_tokens[row] = batch.num_tokens_no_spec[row]
         try:

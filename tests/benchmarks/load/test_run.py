@@ -192,7 +192,8 @@ async def test_a_pass_limited_by_time_shifts_at_half_of_its_time(load: Arrivals)
             # A closed loop decides before it sends: on a busy machine some time before.
             if is_late or isinstance(load, OpenLoop):
                 assert (planned_s > 0.299) == is_late
-        assert {int(sample.prompt[1:]) >= 6 for sample in each.samples} == {False, True}
+        if isinstance(load, OpenLoop):  # a closed loop that stalls sends nothing after a half
+            assert {int(sample.prompt[1:]) >= 6 for sample in each.samples} == {False, True}
     first, second = ({s.index: s.prompt for s in each.samples} for each in run.passes)
     both = first.keys() & second.keys()
     assert len(both) > 4

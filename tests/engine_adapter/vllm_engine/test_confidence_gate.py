@@ -45,7 +45,7 @@ def k_of(name: str) -> int:
 
 
 def proposers() -> list[dict[str, Any]]:
-    """Each model without a gate, and as `NAME-sure` with one; a cascade that goes on after it."""
+    """Each model without a gate, and as `NAME-sure` with one; a cascade that continues after it."""
     made = [
         {"name": name + suffix, "num_speculative_tokens": k_of(name), **fields, **gate}
         for name, fields in MODELS.items()

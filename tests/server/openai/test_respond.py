@@ -4,12 +4,13 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from server.control.slots import Demand, Place, SlotLimits, Slots
 from server.limit_errors import FirstTokenTimeout
-from server.openai.respond import merge
+from server.openai.respond import _run_all, merge
 from server.time_limits import TimeLimit
 
 
@@ -94,6 +95,34 @@ async def test_cancelling_closes_all() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert all(source.closed for source in sources)
+
+
+async def test_another_cancellation_does_not_cut_the_closing_of_streams_short() -> None:
+    is_closing, is_cancelled_again = asyncio.Event(), asyncio.Event()
+    closed = []
+
+    async def stream() -> AsyncGenerator[str, None]:
+        try:
+            yield "x"
+            await asyncio.sleep(60)
+        finally:
+            is_closing.set()
+            await is_cancelled_again.wait()
+            closed.append(True)
+
+    arrivals: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(_run_all([stream(), stream()], place(2), arrivals))
+    assert await arrivals.get() == (0, "x")
+    task.cancel()
+    await is_closing.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    is_cancelled_again.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(closed) == 2
+    while (arrival := await arrivals.get()) is not None:
+        assert arrival == (1, "x")
 
 
 async def test_streams_that_are_closed_are_freed_without_the_collector(no_collector: None) -> None:

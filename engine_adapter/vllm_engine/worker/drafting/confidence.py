@@ -13,18 +13,19 @@ looks at one token instead of the path.
 The output keeps the target's distribution. Greedy drafts, and those of rows with a seed, are
 verified by exact match, which is exact for any drafts. For drafts sampled from q: whether position
 i is drafted is a function of the logits at the positions up to i, so of the committed text and of
-the drafts before i. It does not depend on the token that is drawn at i, and no drawn token is
-dropped. So given the drafts before i, either nothing is drafted at i, or a token that has exactly
-the stated q. The token rule needs no more: if all drafts before i are accepted, the token at i is a
-sample of p, or the accepted or replaced draft, which has the distribution p too. The block rule
-(`rejection`) accepts the first i drafts with a chance whose mean, over what is drafted later, is
-w_i. With the formula for a position before the last one this follows from the same equation at
-i + 1, and at the last position w_i is the chance itself. So its induction, from the ends of the
-drafts to their beginnings, holds at every end that depends on the drafts before it only.
+the drafts before i. It does not depend on the token that is drawn at i: where the gate closes, the
+token is dropped whatever it is. So given the drafts before i, either nothing is drafted at i, or a
+token that has exactly the stated q. The token rule needs no more: if all drafts before i are
+accepted, the token at i is a sample of p, or the accepted or replaced draft, which has the
+distribution p too. The block rule (`rejection`) accepts the first i drafts with a chance whose
+mean, over what is drafted later, is w_i. With the formula for a position before the last one this
+follows from the same equation at i + 1, and at the last position w_i is the chance itself. So its
+induction, from the ends of the drafts to their beginnings, holds at every end that depends on the
+drafts before it only.
 
-A rule that looks at the token that was drawn, and drops it, is not exact: the tokens that are left
-no longer have the distribution q (`tests/engine_adapter/vllm_engine/support/cheating.py` does this,
-and the distribution test detects it).
+A rule that decides by the token that was drawn whether to drop it is not exact: the tokens that are
+left no longer have the distribution q (`tests/engine_adapter/vllm_engine/support/cheating.py` does
+this, and the distribution test detects it).
 """
 
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from engine_adapter.staging import to_device
 @dataclass(frozen=True, slots=True)
 class ConfidenceGate:
     """Where the drafts of R rows end, in one step. It follows the draws, depth by depth.
+
+    `add` changes the tensors in place, which selections of rows share.
 
     Attributes:
         threshold: of the product of confidences, above 0.
@@ -61,7 +64,7 @@ class ConfidenceGate:
         cls, threshold: float, count: int, device: torch.device, *, is_readable: bool
     ) -> "ConfidenceGate":
         """The gate for `count` rows before their first draft."""
-        path = torch.ones(count, device=device)
+        path = torch.ones(count, dtype=torch.float32, device=device)
         lengths = torch.zeros(count, dtype=torch.int64, device=device)
         return cls(threshold, np.arange(count), path, lengths, is_readable)
 

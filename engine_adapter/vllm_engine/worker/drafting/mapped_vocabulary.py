@@ -1,7 +1,7 @@
 """A draft model's vocabulary as the target's: its inputs and its logits are mapped, nothing else.
 
-All that drafts and verifies then sees one vocabulary, the target's. The logits of tokens that the
-draft model lacks are -inf before anything is drawn, so these tokens are never drafted, and the
+Samplers, constraints and the verifier see one vocabulary, the target's. The logits of tokens that
+the draft model lacks are -inf before anything is drawn, so these tokens are never drafted, and the
 distribution of a sampled draft is one over the target's tokens.
 """
 

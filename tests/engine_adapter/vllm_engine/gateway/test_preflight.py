@@ -171,7 +171,7 @@ def test_a_target_with_layers_that_were_never_run_is_refused(
     [
         (False, False, True, None),
         (True, True, True, None),
-        (True, False, True, "plamo2 has no attention"),
+        (True, False, True, "plamo2 has no attention beside recurrent layers"),
         (True, True, False, "plamo2 has recurrent layers, which are proven on CPU only"),
     ],
 )

@@ -8,7 +8,7 @@ _METHOD = "_update_states_after_model_execute"
 
 
 def commit_a_token_too_far() -> None:
-    """From now on, a row with a rejected draft goes on from the state after that draft."""
+    """From now on, a row with a rejected draft continues from the state after that draft."""
     runner = running_runner()
     original = getattr(runner, _METHOD)
 

@@ -329,5 +329,7 @@ def models_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patched.setattr(paged_head, "LoadedHead", DeviceLoaded)
         patched.setattr(paged_block_head, "LoadedBlockHead", DeviceLoaded)
         patched.setattr(compat, "set_forward_context", lambda *_, **__: nullcontext())
-        patched.setattr(penalties, "PIN_MEMORY", True)  # as on a GPU
+        # As on a GPU. vLLM's worker for CPUs replaces the method in every process that imports it.
+        patched.setattr(penalties, "PIN_MEMORY", True)
+        patched.setattr(torch.Tensor, "pin_memory", torch._C.TensorBase.pin_memory)
         yield
