@@ -199,6 +199,9 @@ async def _handle(request: Request, error: Exception) -> JSONResponse:
     if mapped.status == 500:
         log.error("request_failed", exc_info=error)
     exchange_of(request.scope).error = mapped.code or mapped.type
+    # A frame of FastAPI's that raised it has it in a variable. Such a cycle would hold the body
+    # until the garbage collector runs, which the server starts rarely.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     return error_response(mapped)
 
 

@@ -14,12 +14,14 @@ from tests.server.conftest import StartGateway
 
 CHAT = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 3}
 
-REQUESTS = {
+REQUESTS: dict[str, tuple[str, Any, int]] = {
     "a chat": ("/v1/chat/completions", CHAT, 200),
     "a stream": ("/v1/chat/completions", CHAT | {"stream": True}, 200),
     "a refused field": ("/v1/chat/completions", CHAT | {"temperature": "hot"}, 400),
     "an unknown model": ("/v1/chat/completions", CHAT | {"model": "other"}, 404),
     "an unknown path": ("/v1/nothing", {}, 404),
+    "a body that is not JSON": ("/v1/chat/completions", b'{"messages": ', 400),
+    "a body that is nested too deep": ("/v1/chat/completions", b"[" * 100_000, 400),
 }
 
 
@@ -60,7 +62,8 @@ async def test_a_request_is_freed_at_its_end(
 ) -> None:
     gateway = await start()
     path, body, status = REQUESTS[kind]
-    cycle = Cycle(gateway.app, path, json.dumps(body).encode())
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    cycle = Cycle(gateway.app, path, content)
     await cycle.run(gateway.app)
     assert cycle.status == status
     freed = weakref.ref(cycle)
