@@ -113,14 +113,18 @@ class ForwardInputBuilder:
 
         Args:
             token_ids: int32 [B, any], the token that the pass reads at each position of each row of
-                the engine's batch; `None` for a pass that reads none, or drafts.
+                the engine's batch; `None` for a pass that reads none, or drafts. A position after
+                its end gets any token.
         """
         stops = np.cumsum(length)
         row = np.repeat(rows, length)
         position = np.arange(stops[-1]) - np.repeat(stops - length - start, length)
         starts = np.concatenate([[0], stops]).astype(np.int32)
         seq_lens = (start + length).astype(np.int32)
-        tokens = np.empty(0, np.int32) if token_ids is None else token_ids[row, position]
+        tokens = np.empty(0, np.int32)
+        if token_ids is not None:
+            # A block of masks begins with the row's newest token and ends after it.
+            tokens = token_ids[row, np.minimum(position, token_ids.shape[1] - 1)]
         slots = [table.slots(row, position) for table in self._tables.values()]
         on_device, positions, *rest = to_device(
             self._device, rows, position, starts, seq_lens, tokens, *slots

@@ -244,7 +244,8 @@ def _start(config: EngineConfig) -> None:
 
     _engine = LLMEngine.from_vllm_config(arguments.engine_config(args))
     # As the gateway does: every run shows that a trial leaves no trace.
-    assert _engine.collective_rpc("specgate_try_proposers") == [{}]
+    faults = _engine.collective_rpc("specgate_try_proposers")
+    assert faults == [{}], faults
 
 
 def _restart(config: EngineConfig) -> None:

@@ -55,6 +55,15 @@ def test_prefill_covers_several_tokens_of_some_rows(builder: ForwardInputBuilder
     assert metadata.slot_mapping is inputs.slots[3]
 
 
+def test_a_block_that_ends_after_the_tokens_of_its_row_reads_the_newest_there(
+    builder: ForwardInputBuilder,
+) -> None:
+    token_ids = np.arange(8, dtype=np.int32).reshape(2, 4)
+    inputs = builder.prefill(np.array([1]), np.array([3]), np.array([3]), token_ids)
+    assert inputs.tokens.tolist() == [7, 7, 7]
+    assert inputs.positions.tolist() == [3, 4, 5]
+
+
 def test_each_decode_step_is_one_position_further_and_drops_rows(
     builder: ForwardInputBuilder,
 ) -> None:
