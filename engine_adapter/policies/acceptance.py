@@ -7,8 +7,8 @@ chance of the contrary a hazard. Means of accepted lengths would depend on the k
 these figures do not. A proposer with a model drafts what it is asked for, so all its drafts have
 the longest length. If it may end a draft early, where it is not sure, `ends` counts how often it
 does so at a position that it was asked for, after all before it were accepted. A position that is
-not drafted is no rejection: the hazards count drafted positions only. Every count decays with the
-steps in which it changes, so old traffic is forgotten.
+not drafted is not a rejection: the hazards count drafted positions only. Every count decays with
+the steps in which it changes, so old traffic is forgotten.
 
 What is not known yet is taken from what is near: a length's hazards from all lengths', a class's
 from all classes', and a position's from the position before it.

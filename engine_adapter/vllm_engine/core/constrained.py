@@ -3,7 +3,7 @@
 vLLM compiles the grammar of every sequence again, and lets a matcher that has failed end its text
 as if it were complete. Here equal grammars share one compilation, and a matcher that fails, or
 whose masks take too long, ends its request with the reason. Workers have matchers of their own for
-drafts; a grammar for which these take too long is no longer asked about drafts.
+drafts; drafts then ignore a grammar for which these take too long.
 """
 
 import threading

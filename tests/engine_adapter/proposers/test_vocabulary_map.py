@@ -60,7 +60,7 @@ def test_tokens_that_map_decode_to_the_same_text(target: str, draft: str) -> Non
         if pair[0] == both[0].eos_token_id:
             continue
         texts = [text(tokenizer, "x", one) for tokenizer, one in zip(both, pair, strict=True)]
-        # A byte that is no character is decoded to the mark of an error in all kinds.
+        # A byte that is not a whole character is decoded to the mark of an error in all kinds.
         assert texts[0] == texts[1]
 
 

@@ -8,27 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.engine_adapter.vllm_engine.support.window_models import FULL, SLIDING, WINDOW
-
-VOCABULARY = 2048
+from tests.engine_adapter.vllm_engine.support.window_models import FULL, SLIDING, SMALL, WINDOW
 
 ABSENT = object()
 """A field of `BASE` that a configuration refuses."""
 
-BASE: Mapping[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+BASE: Mapping[str, Any] = {**SMALL, "num_hidden_layers": 2, "tie_word_embeddings": False}
 """The fields of every configuration. A type of model ignores those that it does not have."""
 
 _WINDOWS: Mapping[str, Any] = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
@@ -217,7 +202,7 @@ SERVED: tuple[Architecture, ...] = (
         tie_word_embeddings=True,
         num_kv_shared_layers=0,
         hidden_size_per_layer_input=32,
-        vocab_size_per_layer_input=VOCABULARY,
+        vocab_size_per_layer_input=SMALL["vocab_size"],
         laurel_rank=32,
         no_eagle=_NO_OUTPUT,
     ),

@@ -312,7 +312,7 @@ def test_a_grammar_that_takes_too_long_at_drafts_guides_no_more_of_them(backend:
     assert starts(requests) == {"7": 7, "8": 8, "9": 9}, "these are quick"
     count_draft_times(by_id, {"7": (0.3, 5), "8": (0.3, 5), "ended": (9.0, 1)})
     assert starts(requests) == {"9": 9}
-    assert one.accept_tokens("r", backend.encode("yes")), "the text goes on"
+    assert one.accept_tokens("r", backend.encode("yes")), "the text continues"
     assert one.failure is None
 
 

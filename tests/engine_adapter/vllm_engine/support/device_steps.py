@@ -68,7 +68,7 @@ class DeviceModel:
         return joined[:, :HIDDEN]
 
     def precompute_and_store_context_kv(self, states: Any, positions: Any, slots: Any) -> None:
-        """There is no KV."""
+        """Stores nothing: the stand-in needs no KV."""
 
 
 class DeviceLoaded(ToyLoaded):

@@ -35,7 +35,7 @@ def windowed_target(folder: Path, kinds: Sequence[str] | None = None) -> str:
     return str(folder)
 
 
-_SMALL: dict[str, Any] = {
+SMALL: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 128,
     "intermediate_size": 192,
@@ -47,6 +47,7 @@ _SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+"""The fields of every small model."""
 
 ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "mistral": {"sliding_window": WINDOW},
@@ -87,7 +88,7 @@ def write_random_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(model_type, **(_SMALL | dict(fields)))
+    config = AutoConfig.for_model(model_type, **(SMALL | dict(fields)))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, weight in model.named_parameters():

@@ -59,7 +59,7 @@ def test_logits_move_to_the_targets_tokens_and_the_others_are_impossible(module:
     want = [[3.0, IMPOSSIBLE, 1.0, IMPOSSIBLE], [6.0, IMPOSSIBLE, 4.0, IMPOSSIBLE]]
     assert vocabulary.logits(logits).tolist() == want
     padded = torch.nn.functional.pad(logits, (0, 5), value=99.0)
-    assert vocabulary.logits(padded).tolist() == want, "padding of the output layer is no token"
+    assert vocabulary.logits(padded).tolist() == want, "padding of the output layer is not a token"
     assert vocabulary.logits(logits.bfloat16()).dtype == torch.bfloat16
     assert vocabulary.inputs(torch.tensor([0, 1, 2, 3], dtype=torch.int32)).tolist() == [2, 2, 0, 1]
 
