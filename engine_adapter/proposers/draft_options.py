@@ -1,4 +1,7 @@
-"""The options of methods that draft with a model: how tokens are drawn, and where a draft ends."""
+"""The options of methods that draft with a model: how tokens are drawn, and where a draft ends.
+
+Heads that compute missing KV from the target's hidden states have one more: `keep_states`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +18,12 @@ OPTIONS: Mapping[str, Any] = {
     MIN_CONFIDENCE: 0.0,
 }
 """The options, with their defaults."""
+
+KEEP_STATES = "keep_states"
+"""The option of a head that says whether the target's states are kept for it while it is idle."""
+
+HEAD_OPTIONS: Mapping[str, Any] = {**OPTIONS, KEEP_STATES: True}
+"""The options of a head with KV of its own, with their defaults."""
 
 _VALUES = {"draft_sampling": ("greedy", "probabilistic"), "verification": ("token", "block")}
 
@@ -43,3 +52,5 @@ def validate(spec: ProposerSpec) -> None:
     if type(threshold) not in (int, float) or not 0 <= threshold < 1:
         message = f"must be a number of at least 0 and below 1, got {clip(threshold)}"
         raise OptionError(MIN_CONFIDENCE, message)
+    if type(keeps := spec.options.get(KEEP_STATES, True)) is not bool:
+        raise OptionError(KEEP_STATES, f"must be true or false, got {clip(keeps)}")

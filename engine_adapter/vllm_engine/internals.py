@@ -158,7 +158,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
     "CPUWorker": ("vllm_config", "rank", "model_runner"),
-    "GPUWorker": ("vllm_config", "rank", "model_runner", "device"),
+    "GPUWorker": ("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
+    "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
     "CPUModelRunner": _RUNNER_ATTRIBUTES,
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
     "vllm.v1.worker.gpu_input_batch:InputBatch": (

@@ -102,6 +102,8 @@ class ProposerDispatch:
         without_blocks = [*ended, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
         self.sampled_drafts.forget(without_blocks)
         self._shadows.forget(without_blocks)
+        for head in self.host.heads:
+            head.drop_states()
         if not self.host.draft_models:
             return
         fresh = self._fresh_blocks(scheduler_output)
@@ -116,7 +118,7 @@ class ProposerDispatch:
         final: torch.Tensor,
         auxiliary: Sequence[torch.Tensor],
     ) -> None:
-        """Lets every head store the target's hidden states of a step, also if it does not draft.
+        """Gives every head the target's hidden states of a step, also if it does not draft.
 
         Args:
             slots: layer of the KV cache -> int64 [T or more], the slots of the tokens that the

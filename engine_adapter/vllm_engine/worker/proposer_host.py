@@ -20,6 +20,7 @@ from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
+from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenStateCache
 from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
@@ -94,6 +95,9 @@ class ProposerHost:
                 if spec.name in self.draft_models:
                     self.draft_models[spec.name].load(target)
         self.aux_layers = tuple(sorted({i for head in self.heads for i in head.aux_layers}))
+        reserved: dict[Any, HiddenStateCache] = {}
+        for head in self.heads:
+            head.reserve_states(reserved)
 
     def refusing(self, spec: ProposerSpec) -> AbstractContextManager[None]:
         """A scope in which a failure ends the start and names this proposer: see `refusal`."""

@@ -81,12 +81,6 @@ class DeviceLoaded(ToyLoaded):
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         super().__init__(spec, vllm_config, device, runner)
         self.vllm_config = vllm_config
-        self.layer_names = frozenset({f"{self.prefix}.0"})
-        spec_of_kv = SimpleNamespace(page_size_bytes=0)
-        names = list(self.layer_names)
-        self.draft_attn_groups = (
-            SimpleNamespace(kv_cache_group_id=0, layer_names=names, kv_cache_spec=spec_of_kv),
-        )
         self._slot_buffers = {0: torch.zeros(BUDGET, dtype=torch.int64, device=device)}
         self.input_ids = torch.zeros(BUDGET, dtype=torch.int32, device=device)
         self.positions = torch.zeros(BUDGET, dtype=torch.int64, device=device)
@@ -175,8 +169,10 @@ class Steps(RunnerHooks):
         )
         self.drafter.bind(self)
         self.drafter.load_model(DeviceModel())  # type: ignore[arg-type]
-        states = [head._states for head in self.drafter.host.heads]
-        self._state_layers = [one.name for one in states if one is not None]
+        states = [head._states for head in self.drafter.host.heads if head._states is not None]
+        self._state_layers = [one.name for one in states]
+        models = self.drafter.host.draft_models.values()
+        self._layers = {name for model in models for name in model.layer_names}
         group = SimpleNamespace(
             kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=self._state_layers
         )
@@ -184,7 +180,6 @@ class Steps(RunnerHooks):
         kv_cache = SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group])
         self.drafter.bind_kv_cache(kv_cache, [BLOCK])
         for one in states:
-            assert one is not None
             one.kv_cache = torch.zeros(blocks, 1, BLOCK, HIDDEN, device=GPU)
 
     # -- a step ------------------------------------------------------------------------------
@@ -216,7 +211,7 @@ class Steps(RunnerHooks):
                 auxiliary,
                 metadata,
                 None,
-                dict.fromkeys(self._state_layers, slots),
+                dict.fromkeys(self._layers, slots),
             )
 
     def _commit(self, emitted: Sequence[Sequence[int]]) -> Any:
