@@ -33,6 +33,11 @@ def samples(spec: ProposerSpec) -> bool:
     return bool(spec.options.get("draft_sampling") == "probabilistic")
 
 
+def verifies_blocks(spec: ProposerSpec) -> bool:
+    """Whether the proposer's sampled drafts are verified by the block rule."""
+    return bool(spec.options.get("verification") == "block")
+
+
 def min_confidence(spec: ProposerSpec) -> float:
     """The threshold of the proposer's confidence gate; 0 if it has none."""
     return float(spec.options.get(MIN_CONFIDENCE, 0.0))

@@ -65,7 +65,8 @@ def _free_on_host() -> int:
         path = Path(limit)
         if path.is_file() and (text := path.read_text().strip()) != "max":
             used = int((path.parent / usage).read_text())
-            parts = dict(line.split() for line in (path.parent / "memory.stat").open())
+            statistics = (path.parent / "memory.stat").read_text().splitlines()
+            parts = dict(line.split() for line in statistics)
             left.append(int(text) - used + int(parts.get(reclaimable, 0)))
     limit_of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit_of_process != resource.RLIM_INFINITY:

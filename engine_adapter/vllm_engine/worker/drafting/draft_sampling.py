@@ -19,7 +19,11 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_options import min_confidence, samples
+from engine_adapter.proposers.draft_options import (
+    min_confidence,
+    samples,
+    verifies_blocks,
+)
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
@@ -201,7 +205,7 @@ class SampledDraftStore:
         if get_method(spec.method).capabilities.runs_model:
             self._draws.add(spec.name)
         if samples(spec):
-            self._uses_block[spec.name] = spec.options["verification"] == "block"
+            self._uses_block[spec.name] = verifies_blocks(spec)
 
     def with_sampler(self, name: str, batch: DraftBatch, *, greedy: bool = False) -> DraftBatch:
         """The batch with a sampler, if it changes the drafts of a row.

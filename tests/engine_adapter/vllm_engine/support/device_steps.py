@@ -30,10 +30,12 @@ from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.heads import HIDDEN, VOCABULARY
 from tests.engine_adapter.vllm_engine.support.device_cases import (
+    GATED,
     LIMITED,
     PROPOSERS,
     SAMPLED,
     SEEDED,
+    UNKEPT,
     K,
 )
 from tests.engine_adapter.vllm_engine.support.pretend_device import GPU, Log, PretendDevice
@@ -109,8 +111,9 @@ class Steps(RunnerHooks):
     """
 
     def __init__(self, device: PretendDevice, method: str, asks: str, folder: Path) -> None:
-        self._spy, self._asks = device, asks
+        self._spy, self._asks, self._has_read = device, asks, False
         self.device, self.max_model_len = GPU, CONTEXT
+        self.parallel_config = SimpleNamespace(tensor_parallel_size=1)
         self.world = SimpleNamespace(
             budget=BUDGET, max_model_len=CONTEXT, draft_contexts={}, block_sizes=(BLOCK,)
         )
@@ -127,6 +130,10 @@ class Steps(RunnerHooks):
             fields["model"] = getattr(heads, method)(**layout).write(folder)
         if asks in (SAMPLED, SEEDED):
             fields["draft_sampling"] = "probabilistic"
+        if asks == GATED:
+            fields["min_confidence"] = 1e-6
+        if asks == UNKEPT:
+            fields["keep_states"] = False
         self._start_dispatch(fields)
 
     def _start_rows(self) -> None:
@@ -221,9 +228,11 @@ class Steps(RunnerHooks):
         for row, tokens in enumerate(emitted):
             begin = self.lengths[row]
             batch.token_ids_cpu[row, begin : begin + len(tokens)] = tokens
-            batch.num_computed_tokens_cpu[row] = begin - 1
+            # The first step reads the rows from their beginning.
+            batch.num_computed_tokens_cpu[row] = begin - 1 if self._has_read else 0
             self.lengths[row] += len(tokens)
             scheduled[batch.req_ids[row]] = 1 + len(self.drafts[row])
+        self._has_read = True
         plan = StepPlan({name: SpecMethod("it", K) for name in batch.req_ids}, {}, {}, {})
         return SimpleNamespace(
             total_num_scheduled_tokens=sum(scheduled.values()),

@@ -252,7 +252,7 @@ class ToyLoaded:
         self.max_model_len = world.max_model_len  # the target's, as vLLM's drafter has it
         self.weights_bytes = 0
         self.prefix = f"draft:{spec.name}"
-        layers = spec.model.split("/")[2:]
+        layers = (spec.model or "").split("/")[2:]
         self.eagle3_use_aux_hidden_state = bool(layers)
         self.draft_model_config = SimpleNamespace(
             max_model_len=world.draft_contexts.get(spec.name, world.max_model_len),
