@@ -29,6 +29,7 @@ from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
+from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 
 CASES = (
@@ -49,7 +50,7 @@ WARM_UP, STEPS, SHOWN = 10, 60, 40
 PARTS = ("schedule", "verify", "draft", "count")
 
 TABLE_HEAD = (
-    "| method | rows | requests with | rows with drafts | schedule | verify | draft | count | ms of CPU time |",
+    "| method | rows | requests with | rows with drafts | schedule | verify | draft | count | ms |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 
@@ -98,15 +99,20 @@ class _Runner(RunnerHooks):
         )
         self.drafts: list[list[int]] = [[] for _ in ids]
         self.rejection_sampler = Verifier(_Samples(self))
+        self._generators = GeneratorPool(self.device)
         self.drafter = _dispatch(method, self)
 
-    def verify(self) -> Any:
-        """Prepares the verification of the drafts, and ends it with the sampler's tokens."""
-        counts = [len(drafts) for drafts in self.drafts]
+    def metadata(self) -> Any:
+        """vLLM's `SpecDecodeMetadata` of the drafts."""
         flat = [token for drafts in self.drafts for token in drafts]
-        metadata: Any = SimpleNamespace(
-            num_draft_tokens=counts, draft_token_ids=torch.tensor(flat, dtype=torch.int32)
+        return SimpleNamespace(
+            num_draft_tokens=[len(drafts) for drafts in self.drafts],
+            draft_token_ids=torch.tensor(flat, dtype=torch.int32),
         )
+
+    def verify(self, metadata: Any) -> Any:
+        """Prepares the verification of the drafts, and ends it with the sampler's tokens."""
+        counts = metadata.num_draft_tokens
         drafted = self.drafter.sampled_drafts.pop_for_verification(counts)
         generators = self._seed_generators(metadata)
         assert not drafted
@@ -219,14 +225,14 @@ class _World:
             table.start_step()
             plan = table.plan(scheduled, verified, self._requests)
             runner.drafter.observe(_output(scheduled))
+        metadata = runner.metadata()
         with self.clock.part("verify"):
-            output = runner.verify()
+            output = runner.verify(metadata)
         emitted = [[t for t in row if t >= 0] for row in output.sampled_token_ids.tolist()]
         runner.commit(emitted)
         hidden = torch.empty(0, 1)
-        counts = [len(tokens) for tokens in runner.drafts]
         with self.clock.part("draft"):
-            step = TargetStep(scheduled, emitted, counts, hidden)
+            step = TargetStep(scheduled, emitted, metadata.num_draft_tokens, hidden)
             runner.drafts, report = runner.drafter.propose(plan, step)
         lengths = dict(zip(batch.req_ids, map(len, emitted), strict=True))
         with self.clock.part("count"):

@@ -49,12 +49,10 @@ def validate_drafts(drafts: object, batch: DraftBatch, vocab_size: int) -> Draft
     if (sizes > batch.k).any():
         i = int((sizes - batch.k).argmax())
         raise BadDrafts(f"drafted {sizes[i]} tokens for a row with k = {batch.k[i]}")
-    ids = _validate_ids(list(chain.from_iterable(drafts.tokens)), vocab_size)
+    rows = _validate_ids(drafts.tokens, sizes, vocab_size)
     probabilities = drafts.probabilities
     if probabilities is not None:
         probabilities = _validate_probabilities(probabilities, sizes, vocab_size)
-    ends = sizes.cumsum()
-    rows = [ids[a:b] for a, b in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
     return Drafts(rows, probabilities, drafts.catchup_tokens)
 
 
@@ -69,18 +67,26 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:_MAX_DESCRIPTION]
 
 
-def _validate_ids(tokens: list[Any], vocab_size: int) -> list[int]:
-    ids = np.array(tokens)
-    if not ids.size:
-        return []
+def _validate_ids(
+    tokens: Sequence[Sequence[Any]], sizes: npt.NDArray[np.int64], vocab_size: int
+) -> Sequence[Sequence[int]]:
+    flat = list(chain.from_iterable(tokens))
+    if not flat:
+        return tokens
+    if set(map(type, flat)) == {int}:
+        _check_range(min(flat), max(flat), vocab_size)
+        return tokens
+    ids = np.array(flat)
     if ids.dtype.kind not in "iu":
         raise BadDrafts(f"token ids must be integers, not {ids.dtype}")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise BadDrafts(
-            f"drafted ids in [{ids.min()}, {ids.max()}]; valid ids are in [0, {vocab_size})"
-        )
-    plain: list[int] = ids.tolist()
-    return plain
+    _check_range(ids.min(), ids.max(), vocab_size)
+    plain, ends = ids.tolist(), sizes.cumsum()
+    return [plain[a:b] for a, b in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+
+
+def _check_range(least: Any, most: Any, vocab_size: int) -> None:
+    if least < 0 or most >= vocab_size:
+        raise BadDrafts(f"drafted ids in [{least}, {most}]; valid ids are in [0, {vocab_size})")
 
 
 def _validate_probabilities(

@@ -31,7 +31,10 @@ from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+from engine_adapter.vllm_engine.worker.verification.seeding import (
+    GeneratorPool,
+    position_seeds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +134,10 @@ class RowSampler:
             options.top_p if (self.top_p[rows] < 1).any() else None,
         )
         probabilities = scaled.softmax(dim=-1, dtype=torch.float32)
-        generators = {
-            i: torch.Generator(logits.device).manual_seed(
-                position_seed(seed, int(self.num_tokens[row]) + depth)
-            )
-            for i, row in enumerate(rows)
-            if (seed := self.seeds[row]) is not None
-        }
+        given = [(i, seed) for i, row in enumerate(rows) if (seed := self.seeds[row]) is not None]
+        seeded = [i for i, _ in given]
+        seeds = position_seeds([seed for _, seed in given], self.num_tokens[rows[seeded]] + depth)
+        generators = GeneratorPool(logits.device).seeded(seeded, seeds)
         sampled, _ = self.sampler.topk_topp_sampler(scaled, generators, None, None)
         return sampled.long(), probabilities
 

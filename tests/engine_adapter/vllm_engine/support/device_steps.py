@@ -26,6 +26,7 @@ from engine_adapter.vllm_engine.worker.drafting import paged_block_head, paged_h
 from engine_adapter.vllm_engine.worker.drafting.weights import _NamedDraft
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
 from engine_adapter.vllm_engine.worker.verification import logits_processors
+from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.heads import HIDDEN, VOCABULARY
@@ -124,6 +125,7 @@ class Steps(RunnerHooks):
         self.sampler = _sampler()
         self.rejection_sampler = Verifier(self.sampler)
         self._step = StepState()
+        self._generators = GeneratorPool(GPU)
         fields = {"name": "it", "method": method, "num_speculative_tokens": K, **PROPOSERS[method]}
         if method in ("medusa", "mlp_speculator"):
             layout = {"token_map": 40} if method == "medusa" else {"n_predict": K}
