@@ -109,8 +109,8 @@ def _data_parallel(config: EngineConfig, given: Mapping[str, Any]) -> dict[str, 
     if given.get("enable_expert_parallel"):
         raise EngineConfigError(
             "enable_expert_parallel",
-            "cannot be set with data_parallel_size: vLLM would spread the experts over all engines, "
-            "which then step together and die together; without it each engine has all experts",
+            "cannot be set with data_parallel_size: vLLM would spread the experts over all "
+            "engines, which then step and die together; without it each engine has all experts",
         )
     if compat.current_platform.is_cpu():
         return {"data_parallel_size": 1}

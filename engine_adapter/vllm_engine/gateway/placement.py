@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from engine_adapter.config import EngineConfig
@@ -81,10 +81,7 @@ def dealt(cpus: list[Any], size: int) -> list[frozenset[int]]:
 
     of_cores = [{cpu.id for cpu in group} for _, group in groupby(sorted(cpus, key=core), core)]
     ends = [len(of_cores) * i // size for i in range(size + 1)]
-    return [
-        frozenset[int]().union(*of_cores[begin:end])
-        for begin, end in zip(ends, ends[1:], strict=False)
-    ]
+    return [frozenset[int]().union(*of_cores[begin:end]) for begin, end in pairwise(ends)]
 
 
 @contextmanager

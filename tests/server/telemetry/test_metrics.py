@@ -1,7 +1,6 @@
 """The gateway's metrics and their names."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest

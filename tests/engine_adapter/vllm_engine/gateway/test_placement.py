@@ -79,7 +79,7 @@ def test_one_engine_is_not_bound() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_more_engines_than_cores_are_refused() -> None:
-    with pytest.raises(EngineConfigError, match="5 engines need as many cores.* use 4") as caught:
+    with pytest.raises(EngineConfigError, match=r"5 engines need as many cores.* use 4") as caught:
         cores(config(0, data_parallel_size=5))
     assert caught.value.setting == "data_parallel_size"
 
@@ -158,6 +158,6 @@ def test_the_user_can_name_the_gpus() -> None:
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_too_few_gpus_are_refused() -> None:
-    with pytest.raises(EngineConfigError, match="3 engines need 12 GPUs .* there are 8") as caught:
+    with pytest.raises(EngineConfigError, match=r"3 engines need 12 GPUs .* there are 8") as caught:
         device_ids(config(0, data_parallel_size=3, tensor_parallel_size=4))
     assert caught.value.setting == "data_parallel_size"
