@@ -78,7 +78,7 @@ class Member:
 
     def catch_up(self) -> None:
         """Begins to give a live engine what it has missed."""
-        if self.missed and self.engine.failure is None and self._catching_up is None:
+        if self.missed and self._lives() and self._catching_up is None:
             self._catching_up = asyncio.create_task(self._catch_up(), name="engine-catch-up")
             self._catching_up.add_done_callback(self._caught_up)
 
@@ -90,17 +90,20 @@ class Member:
             await asyncio.gather(task, return_exceptions=True)
         await self.engine.stop()
 
+    def _lives(self) -> bool:
+        return self.engine.failure is None
+
     def _caught_up(self, _: object) -> None:
         self._catching_up = None
         self.catch_up()  # it may have missed another change since
 
     async def _catch_up(self) -> None:
-        while self.missed and self.engine.failure is None:
+        while self.missed and self._lives():
             change = self.missed[0]
             try:
                 await change.apply(self.engine)
             except Exception as error:
-                if self.engine.failure is not None:
+                if not self._lives():
                     return
                 if not _has_it(error):
                     log.error(
