@@ -31,7 +31,8 @@ class Switching:
             f"the switch to {switch.spec_method.proposer}",
             partial(_switch, switch=switch, running=running),
             partial(_switch, switch=old, running=running),
-            topic="switch",
+            # New requests carry their method: only switches of running ones are kept by an engine.
+            topic="switch" if running else None,
         )
         await make(change, members)
         self._last = switch

@@ -15,9 +15,9 @@ from tests.e2e.greedy import Plain
 from tests.e2e.served import Served
 from tests.e2e.traffic import gather
 
-pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(3600)]
 
-WAIT_S = 300
+WAIT_S = 900
 FLAGS = (
     str(model_path("target")),
     *("--dtype", "float32", "--max-model-len", "2048", "--spec-method", "ngram"),

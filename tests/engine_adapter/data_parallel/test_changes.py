@@ -157,6 +157,18 @@ async def test_an_engine_that_is_back_has_the_fleets_switch(start: StartFleet) -
     await end(tasks)
 
 
+async def test_an_engine_that_is_back_has_the_last_switch_of_running_requests(
+    start: StartFleet,
+) -> None:
+    fleet = await start()
+    kills(fleet, 1)
+    await fleet.engine.switch(Switch(SUFFIX, 1), running=True)
+    await fleet.engine.switch(Switch(NGRAM, 2), running=False)
+    await back(fleet, 1)
+    switches = [member._last_running_switch for member in fleet.members]
+    assert switches == [Switch(SUFFIX, 1)] * 2
+
+
 async def test_an_engine_that_dies_in_a_switch_gets_it_when_it_is_back(start: StartFleet) -> None:
     fleet = await start(fake_restart_s=0.02, **SLOW)
     fails_once(fleet.members[1], "switch")
