@@ -43,6 +43,7 @@ NAMES = {
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",
     "current_platform": "vllm.platforms",
+    "cpu_resource_utils": "vllm.utils.cpu_resource_utils:",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",
