@@ -69,6 +69,7 @@ NAMES = {
     "EagleProposer": "vllm.v1.spec_decode.eagle",
     "DFlashProposer": "vllm.v1.spec_decode.dflash",
     "SpeculativeConfig": "vllm.config",
+    "speculative": "vllm.config.speculative:",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
     "get_model_loader": "vllm.model_executor.model_loader",
