@@ -10,6 +10,7 @@ steps as most backends of GPUs do.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ ARGUMENTS: dict[str, Any] = {
     },
 }
 """An engine's arguments."""
+
+MEMORY = 8 << 30
+"""Bytes of the pretend GPU, of which none is ever used."""
 
 PROFILE, GRAPH_MEMORY, CAPTURING, SERVING = "profile", "graph memory", "capture", "serving"
 """The phases."""
@@ -95,6 +99,7 @@ def peaks() -> tuple[dict[str, int], dict[str, int]]:
 def _replace_device_calls() -> None:
     import logging
 
+    from vllm.compilation.backends import VllmBackend
     from vllm.utils import torch_utils
     from vllm.v1.worker import gpu_worker
 
@@ -116,9 +121,10 @@ def _replace_device_calls() -> None:
         (torch.cuda, "graph", pretend_capture),
         (torch.accelerator, "synchronize", lambda *_: None),
         (torch.accelerator, "empty_cache", lambda *_: None),
-        (torch.accelerator, "get_memory_info", lambda *_: (1 << 33, 1 << 34)),
+        (torch.accelerator, "get_memory_info", lambda *_: (MEMORY, MEMORY)),
         (torch_utils, "weak_ref_tensor", lambda tensor: tensor),
         (gpu_worker, "kernel_warmup", lambda *_: None),
+        (VllmBackend, "configure_post_pass", lambda _: None),  # of Inductor's
     ):
         setattr(where, name, value)
     # Then vLLM asserts that a replay's inputs have the addresses of the capture.
@@ -211,6 +217,7 @@ def _worker_class(base: Any) -> type:
                 self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
             )
             set_random_seed(self.model_config.seed)
+            self.init_snapshot = SimpleNamespace(free_memory=MEMORY)
             self._init_workspace_and_model_runner()
 
         def determine_available_memory(self) -> int:

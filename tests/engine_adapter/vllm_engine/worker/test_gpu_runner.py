@@ -1,7 +1,7 @@
 """Specgate's hooks in vLLM's GPU runner: profiling, capture, and steps that replay graphs.
 
-See `support/pretend_gpu.py` for what is replaced. What cannot be seen here: kernels of GPUs, Inductor's
-code, memory that is not torch's, and whether the order of work on streams is right.
+See `support/pretend_gpu.py` for what is replaced. Not seen here are the kernels of GPUs, Inductor's
+code, memory that is not torch's, and the order of work on streams.
 """
 
 import json
