@@ -22,10 +22,12 @@ class LiveMemory(TorchDispatchMode):
         self._now = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(made):
+            if storage._cdata not in given:
+                self._count(storage)
         return made
 
     def _count(self, storage: Any) -> None:
@@ -39,3 +41,7 @@ class LiveMemory(TorchDispatchMode):
 
     def _drop(self, key: int) -> None:
         self._now -= self._live.pop(key)
+
+
+def _storages(value: Any) -> list[Any]:
+    return [x.untyped_storage() for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
