@@ -57,6 +57,21 @@ def make_parser() -> Parser:
         choices=("bfloat16", "float16", "float32"),
         help="of the models (default: bfloat16, on a CPU float32)",
     )
+    _add_speed(parser)
+    add_count(parser, "--prompts", 12, "prompts of every method")
+    add_count(parser, "--max-tokens", 96, "length of every answer")
+    parser.add_argument(
+        "--limit",
+        type=number(1, 86400),
+        default=900.0,
+        metavar="S",
+        help="seconds of a stage; three times that for the speed (default: 900)",
+    )
+    return parser
+
+
+def _add_speed(parser: Parser) -> None:
+    """Adds what is compared with stock vLLM, and how often."""
     parser.add_argument(
         "--method",
         action="append",
@@ -71,17 +86,7 @@ def make_parser() -> Parser:
         metavar="N",
         help=f"streams of that comparison (repeatable; default: {' '.join(map(str, LEVELS))})",
     )
-    add_count(parser, "--prompts", 12, "prompts of every method")
-    add_count(parser, "--max-tokens", 96, "length of every answer")
     add_count(parser, "--pairs", 10, "rounds of the comparison of speed")
-    parser.add_argument(
-        "--limit",
-        type=number(1, 86400),
-        default=900.0,
-        metavar="S",
-        help="seconds of a stage; three times that for the speed (default: 900)",
-    )
-    return parser
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
