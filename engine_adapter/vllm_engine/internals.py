@@ -78,7 +78,7 @@ _RUNNER_ATTRIBUTES = (
     *("uniform_decode_query_len", "cudagraph_dispatcher"),
     "_draft_token_ids",
     *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
-    *("_dummy_run", "get_model", "max_model_len"),
+    *("_dummy_run", "model", "max_model_len"),
 )
 
 _DRAFT_ATTRIBUTES = (

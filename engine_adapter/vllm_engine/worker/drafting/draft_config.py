@@ -46,6 +46,7 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
     """
     target = vllm_config.speculative_config
     config = copy.copy(vllm_config)  # shares the registry of layers with the target's
+    config.additional_config = vllm_config.additional_config.compiled_for(spec.name)
     # Without a model of its own, vLLM takes the target's, but not the target's revision.
     within = None if spec.model else target.target_model_config
     is_model = spec.method == METHOD.name
