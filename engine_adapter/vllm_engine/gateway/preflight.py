@@ -187,8 +187,8 @@ def _check_layers(model_config: Any, known: Set[str]) -> None:
     if model_config.model_type in NOT_CAUSAL:
         raise EngineConfigError(
             "model",
-            f"{model_config.model_type} has attention that is not causal: vLLM's text with drafts "
-            "differs from its text without; choose another model",
+            f"{model_config.model_type} has attention that is not causal, so that a token would "
+            "depend on the drafts after it: choose another model",
         )
     kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
     if others := sorted(kinds - known):
