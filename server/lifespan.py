@@ -23,6 +23,7 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.fleet.member import Member
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.settings import Settings
@@ -112,6 +113,9 @@ async def _create_runtime(state: AppState) -> Runtime:
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )
     router = Router(settings.rules(keyring.api_key_names()), loaded_proposers, metrics)
+    policy_admin = PolicyAdmin(
+        engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
+    )
     allowed = AllowedModels(settings.loadable_folders(), settings.loadable_hub_ids())
     return Runtime(
         settings=settings,
@@ -126,8 +130,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         loaded_proposers=loaded_proposers,
         proposer_admin=ProposerAdmin(engine, switcher, allowed, metrics, audit),
         lora_admin=LoraAdmin(engine, settings.served_model_name, allowed, audit),
-        policy_admin=PolicyAdmin(
-            engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
-        ),
+        policy_admin=policy_admin,
+        fleet=Member(switcher, policy_admin),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
     )

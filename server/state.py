@@ -21,6 +21,7 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.fleet.member import Member
 from server.http.keyring import Keyring
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
@@ -54,6 +55,7 @@ class Runtime:
     proposer_admin: ProposerAdmin
     lora_admin: LoraAdmin
     policy_admin: PolicyAdmin
+    fleet: Member
     responses: ResponseStore
     started_at: float = field(default_factory=time.time)
 

@@ -168,7 +168,9 @@ class _FleetSwitch:
             return "no replica answers"
         if len(targets) > 1:
             found = ", ".join(f"{to.spec_method} at {name}" for to, name in targets.items())
-            return f"the replicas mean different methods by {self._order.speculative_model}: {found}"
+            return (
+                f"the replicas mean different methods by {self._order.speculative_model}: {found}"
+            )
         return None
 
     async def _commit_all(self, reserved: Sequence[_One], generation: int) -> str | None:
