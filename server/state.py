@@ -70,6 +70,7 @@ class AppState:
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
         leaving: the server was told to stop. It may accept requests for a while.
+        following: asks the fleet for its method.
         reading: the tasks of the requests whose body has not arrived in full.
     """
 
@@ -86,6 +87,7 @@ class AppState:
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
     reading: set[asyncio.Task[None]] = field(default_factory=set)
+    following: asyncio.Task[None] | None = None
 
     def leave(self) -> None:
         """Notes that the server was told to stop. Safe to call twice."""

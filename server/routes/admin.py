@@ -9,8 +9,8 @@ from engine_adapter.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.records import SwitchResult
 from server.control.refusals import REFUSALS, to_refusal
-from server.http.auth import caller
 from server.fleet.replica import ReplicaState
+from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.http.exchange import exchange_of
 from server.schema import admin as schema

@@ -1,4 +1,4 @@
-"""The three calls of a fleet switch: prepare, commit, roll back. `specgate switch --all` makes them."""
+"""The three calls of a fleet switch: prepare, commit, roll back."""
 
 from fastapi import APIRouter, Request
 
