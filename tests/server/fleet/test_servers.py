@@ -17,7 +17,7 @@ from tests.server.fleet.conftest import ADMIN_KEY, StartServer
 from tests.server.gateway import eventually
 from tests.server.threaded import ThreadedServer
 
-METHODS = ("ngram", "suffix", "draft", "none", "auto", "medusa")
+METHODS = ("ngram", "suffix", "draft", "none", "goodput", "medusa")
 MODES = ("immediate", "new_requests", "drain")
 PROMPTS = tuple(f"def f{i}(x):" for i in range(8))
 NGRAM_ONLY = {"proposer": [{"name": "ngram", "num_speculative_tokens": 5}]}
