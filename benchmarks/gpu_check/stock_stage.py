@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu_check.plan import EngineTask
 from benchmarks.gpu_check.prompts import read_prompts
@@ -31,7 +32,8 @@ def main(text: str) -> None:
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                texts[int(output.request_id.split("-")[0])] = list(output.outputs[0].token_ids)
+                completion: Any = output.outputs[0]
+                texts[int(output.request_id.split("-")[0])] = list(completion.token_ids)
     seconds = time.perf_counter() - began
     ordered = [texts[i] for i in range(len(prompts))]
     Path(task.stock_texts).write_text(json.dumps(ordered), "utf-8")
