@@ -185,12 +185,14 @@ NUM_TOTALS = 4
 class LoadState(StrEnum):
     """The state of a proposer that a worker loads while the engine serves.
 
-    `refused`: its options or weights cannot be used. `failed`: it ended with any other error.
+    `refused`: its options or weights cannot be used. `no_room`: they do not fit into the device's
+    memory. `failed`: it ended with any other error.
     """
 
     READING = "reading"
     READY = "ready"
     REFUSED = "refused"
+    NO_ROOM = "no_room"
     FAILED = "failed"
 
 
