@@ -18,6 +18,7 @@ from benchmarks.servers import ENVIRONMENT
 def main(text: str) -> None:
     """Runs the task, an `EngineTask` as JSON."""
     task = EngineTask.from_json(text)
+    Path(task.stock_texts).unlink(missing_ok=True)  # of an earlier check
     os.environ.update(ENVIRONMENT)  # read when vLLM is imported
     from vllm import AsyncEngineArgs, LLMEngine, SamplingParams
 
