@@ -62,12 +62,14 @@ NAMES = {
     "CPUModelRunner": "vllm.v1.worker.cpu_model_runner",
     "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
     "GPUModelRunner": "vllm.v1.worker.gpu_model_runner",
+    "MemorySnapshot": "vllm.utils.mem_utils",
     # What a draft model's forward pass needs. `DraftModelProposer` loads the model and builds
     # its attention groups and CUDA-graph keys; the drafting itself is ours.
     "DraftModelProposer": "vllm.v1.spec_decode.draft_model",
     "EagleProposer": "vllm.v1.spec_decode.eagle",
     "DFlashProposer": "vllm.v1.spec_decode.dflash",
     "SpeculativeConfig": "vllm.config",
+    "speculative": "vllm.config.speculative:",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
     "get_model_loader": "vllm.model_executor.model_loader",

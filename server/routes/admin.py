@@ -108,7 +108,7 @@ async def proposers(runtime: StartedRuntime) -> ProposersResponse:
 
 @router.post(
     "/v1/load_proposer",
-    responses=answers(errors={409: "proposer_exists, needs_restart, load_in_progress"}),
+    responses=answers(errors={409: "proposer_exists, needs_restart, no_room, load_in_progress"}),
 )
 async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""

@@ -183,6 +183,15 @@ def test_settings_reach_vllm() -> None:
 
 
 @pytest.mark.needs_vllm
+def test_compiled_code_is_found_again_although_the_pipe_is_another_one() -> None:
+    one, other = (
+        engine_config(engine_args(config(), 5, pipe)) for pipe in ("/tmp/one", "/tmp/other")
+    )
+    assert one.additional_config["specgate"]["progress_pipe"] == "/tmp/one"
+    assert one.compute_hash() == other.compute_hash()
+
+
+@pytest.mark.needs_vllm
 def test_the_classes_in_dotted_paths_exist() -> None:
     from importlib import import_module
 
