@@ -18,10 +18,13 @@ from tests.engine_adapter.vllm_engine.support.recorded import (
 )
 from tests.engine_adapter.vllm_engine.support.stock_texts import Prompt
 
-LENGTH, SHORT, BLOCK = 48, 24, 32
+LENGTH, SHORT, BLOCK = 64, 24, 32
 
 FEW_BLOCKS = 7
-"""Of each KV cache group: three prompts of `two_blocks` fit, and their texts do not."""
+"""Of each KV cache group: three prompts that lack six tokens to two blocks fit.
+
+However fast one row is, it has not ended when the others need a third block.
+"""
 
 OWN = "self"
 """The target as its own draft model: a draft of it that is refused must be refused at a tie."""
@@ -134,7 +137,7 @@ class Checks:
         """Three requests of one proposer, with the KV of two."""
         for method in self._methods:
             self._engine.reset_prefix_cache()
-            requests = [RecordedRequest(prompt, SHORT, method) for prompt in prompts]
+            requests = [RecordedRequest(prompt, LENGTH, method) for prompt in prompts]
             got = self._engine.run(requests, blocks=FEW_BLOCKS)
             assert got.preemptions > 0
             self._compare(requests, got)

@@ -42,7 +42,7 @@ LEAST_ACCEPTED = 0.5
 """Of the drafts of `ORIGINAL`: a checkpoint that is packed in another order writes other texts."""
 
 ENGINE: dict[str, Any] = {
-    "max_model_len": 512,
+    "max_model_len": 1024,
     "max_num_seqs": 64,
     "max_num_batched_tokens": 320,
     "block_size": BLOCK,
@@ -108,7 +108,6 @@ CASES = (
     Case("GPTQ", "GPTQ"),
     Case("W4A16", "W4A16"),
     Case("W8A8", "W8A8"),
-    Case("FP8", "FP8"),
     Case("fp8 KV", arguments={"dtype": "bfloat16", "kv_cache_dtype": "fp8"}),
     Case("bfloat16, mtp", has_mtp=True),
     Case("AWQ, mtp", "AWQ", has_mtp=True),
@@ -157,8 +156,11 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture(scope="module")
 def some(prompts: list[Prompt]) -> list[Prompt]:
-    """Three prompts of at most 150 tokens, and three that take two blocks but for six tokens."""
-    whole = [prompt[:150] for prompt in (prompts[0], prompts[8], prompts[10])]
+    """Three prompts of up to 600 tokens, and three that take two blocks but for six tokens.
+
+    Over short prompts every batch gives the same log probabilities.
+    """
+    whole = [prompts[0][:150], prompts[16][:450], prompts[18][:600]]
     return [*whole, *(prompts[i][-(2 * BLOCK - 6) :] for i in (1, 9, 11))]
 
 
@@ -170,7 +172,7 @@ def test_every_proposer_writes_what_plain_decoding_could(
     checks.plain()
     checks.greedy()
     checks.switch(some)
-    checks.prefix_hit(some[0])
+    checks.prefix_hit(some[1])
     checks.preemption(some[3:])
     found = checks.found
     print(row(case, checks))
