@@ -211,6 +211,10 @@ class Evidence:
                 self.draft_times[proposer].add(one.rows, one.longest, one.tokens, lag, one.seconds)
         self._planned_lag[:] = 0
 
+    def skip_step(self) -> None:
+        """Nothing is taken from this step: the next one's calls have their own catch-up."""
+        self._planned_lag[:] = 0
+
     def observe_step(self, rows: int, tokens: int, context: float, seconds: float) -> float:
         """Takes the target's part of a step without prefill; returns the prediction for it."""
         self.steps += 1
