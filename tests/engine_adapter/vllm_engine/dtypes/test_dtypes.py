@@ -44,7 +44,7 @@ LEAST_ACCEPTED = 0.5
 ENGINE: dict[str, Any] = {
     "max_model_len": 1024,
     "max_num_seqs": 64,
-    "max_num_batched_tokens": 320,
+    "max_num_batched_tokens": 1024,
     "block_size": BLOCK,
     "kv_cache_memory_bytes": 512 << 20,
 }
