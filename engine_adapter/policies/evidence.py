@@ -172,19 +172,19 @@ class Evidence:
         Those of ended requests and unloaded proposers are ignored, and those of lookups that were
         asked for less than they can draft: their length says nothing.
         """
-        index, drafts = self._index, []
-        for fate in seen:
-            slot, proposer = self.requests.slot(fate.request_id), index.get(fate.proposer)
+        index, slot_of, drafts = self._index.get, self.requests.slot, []
+        for request_id, name, asked, length, verified, accepted in seen:
+            slot, proposer = slot_of(request_id), index(name)
             traits = None if proposer is None else self._traits[proposer]
             if slot is None or proposer is None or traits is None:
                 continue
-            length, ended = fate.found, False
+            ended = False
             if not traits.lookup:
-                ended = traits.ends_early and fate.accepted == length < fate.asked
+                ended = traits.ends_early and accepted == length < asked
                 length = self._max_k if length else 0
-            elif fate.asked < traits.num_speculative_tokens:
+            elif asked < traits.num_speculative_tokens:
                 continue
-            drafts.append((slot, proposer, length, fate.verified, fate.accepted, ended))
+            drafts.append((slot, proposer, length, verified, accepted, ended))
         if not drafts:
             return
         slot_, proposer_, length_, verified_, accepted_, ended_ = np.array(drafts, np.intp).T
