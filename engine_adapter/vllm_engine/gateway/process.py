@@ -16,7 +16,7 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import arguments, preflight
+from engine_adapter.vllm_engine.gateway import arguments, preflight, ray_backend
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
@@ -79,7 +79,8 @@ class EngineProcess:
         silence_engine_death()
         # A core that only replays, as that of `bench gateway`, has no process that could hang.
         for process in self._processes:
-            watching = self._kill_when_hung(ProcessTree(process.pid))
+            tree = ray_backend.process_tree(process.pid, self._config, self.collective_rpc)
+            watching = self._kill_when_hung(await tree)
             self._watch = asyncio.create_task(watching, name="engine-heartbeat")
 
     async def _kill_when_hung(self, tree: ProcessTree, retry_s: float = TICK_S) -> None:
