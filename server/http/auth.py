@@ -31,6 +31,9 @@ METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset(
     {
         "/v1/switch_spec_method",
+        "/v1/prepare_switch",
+        "/v1/commit_switch",
+        "/v1/rollback_switch",
         "/v1/spec_method",
         "/v1/proposers",
         "/v1/load_proposer",

@@ -19,8 +19,9 @@ from pydantic_core import ErrorDetails
 from engine_adapter.proposers.checkpoint import CheckpointError
 from engine_adapter.text import clip
 from server.settings import Settings, flag
-from server.settings.access_settings import KEY_SETTINGS, NEVER_EMPTY, AccessSettings
+from server.settings.access_settings import NEVER_EMPTY, SECRET_SETTINGS, AccessSettings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.fleet_settings import FleetSettings
 from server.settings.http_settings import HttpSettings
 from server.settings.limit_settings import LimitSettings
 from server.settings.recovery_settings import RecoverySettings
@@ -35,6 +36,7 @@ PREFIX = "SPECGATE_"
 _GROUPS: Mapping[str, type[BaseModel]] = {
     "connections": HttpSettings,
     "keys": AccessSettings,
+    "fleet of several servers": FleetSettings,
     "limits": LimitSettings,
     "logs": TelemetrySettings,
     "hangs and deaths of the engine": RecoverySettings,
@@ -183,7 +185,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def forget_keys(environ: MutableMapping[str, str]) -> None:
     """Removes the keys from the environment, which the engine's processes inherit."""
-    for name in KEY_SETTINGS:
+    for name in SECRET_SETTINGS:
         environ.pop(PREFIX + name.upper(), None)
 
 
@@ -256,7 +258,7 @@ def _reason(detail: ErrorDetails) -> str:
     if isinstance(cause, ValueError):
         return str(cause)
     message = detail["msg"]
-    if detail["loc"][0] in KEY_SETTINGS:
+    if detail["loc"][0] in SECRET_SETTINGS:
         return message
     value = clip(detail["input"])
     hint = _SERVICE_LINK if value.startswith("'tcp://") else ""
