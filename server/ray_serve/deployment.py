@@ -55,7 +55,7 @@ class Specgate:
         forget_keys(os.environ)
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
         context = serve.get_replica_context()
-        self._name = context.replica_id.unique_id
+        self._name = context.replica_tag
         fleet = f"{context.app_name}/{context.deployment}"
         self._fleet = RayFleet(fleet, self._name, ray.get_runtime_context().get_actor_name() or "")
         self._attendance: Attendance | None = None

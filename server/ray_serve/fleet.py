@@ -119,9 +119,7 @@ class Fleet:
         active = self._in_force.active
         length = active.num_speculative_tokens or None
         return await self.switch(
-            replace(
-                order, speculative_model=active.spec_method, num_speculative_tokens=length
-            )
+            replace(order, speculative_model=active.spec_method, num_speculative_tokens=length)
         )
 
     async def declare(self, revision: int, order: Order) -> FleetReport | None:

@@ -60,7 +60,7 @@ def fleet_router(fleet: RayFleet) -> APIRouter:
         after_timeout = body.after_timeout()
         order = Order(
             asked.proposer,
-            asked.k,
+            asked.num_speculative_tokens,
             body.mode,
             body.timeout_s,
             after_timeout,
@@ -75,9 +75,7 @@ def fleet_router(fleet: RayFleet) -> APIRouter:
             message = "rules are set in the arguments of the deployment, not while it serves."
             raise InvalidField("rules", message)
         if body.policies is None:
-            raise InvalidField(
-                "policies", "policies is required.", "missing_required_parameter"
-            )
+            raise InvalidField("policies", "policies is required.", "missing_required_parameter")
         order = Order(None, mode="new_requests", reason=body.reason, policies=body.policies)
         report = await _changed(request, fleet.set_policies(order))
         return {"policies": body.policies, "fleet": asdict(report)}
