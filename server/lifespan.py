@@ -62,10 +62,10 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         state.leave()
-        tasks = [task for task in (starting, state.following) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        if state.peers is not None:
+            await state.peers.close()
         closing = [] if state.tracing is None else [state.tracing.close()]
         await asyncio.gather(state.engine.stop(), *closing)
         state.audit.close()
@@ -97,15 +97,11 @@ async def _join_fleet(state: AppState, member: Member) -> None:
     if not settings.fleet_peers and settings.fleet_state is None:
         return
     key = None if settings.fleet_key is None else settings.fleet_key.get_secret_value()
-    client = fleet_client(key)
-    peers = Peers(member, client, settings.fleet_peers, settings.fleet_state, settings.fleet_poll_s)
-    await peers.join()
-
-    async def follow() -> None:
-        async with client:
-            await peers.follow()
-
-    state.following = asyncio.create_task(follow())
+    state.peers = Peers(
+        *(member, fleet_client(key)),
+        *(settings.fleet_peers, settings.fleet_state, settings.fleet_poll_s),
+    )
+    await state.peers.join()
 
 
 async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:

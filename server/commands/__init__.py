@@ -2,8 +2,9 @@
 
 import sys
 
-FAILED, BAD_SETTING, INTERRUPTED = 1, 2, 130
-"""Exit statuses: the command failed; a flag or setting is invalid; Ctrl-C."""
+FAILED, BAD_SETTING, DIFFERING, INTERRUPTED = 1, 2, 3, 130
+"""Exit statuses: the command failed; a flag or setting is invalid; the replicas of a fleet may have
+different methods; Ctrl-C."""
 
 
 def print_error(message: str) -> None:

@@ -56,6 +56,7 @@ class Peers:
     """The sources of the method in force.
 
     Args:
+        client: closed by `close`.
         urls: of peers; a name stands for all its addresses. The server itself may be among them.
         state_file: a file that `read_state` reads; it may be replaced at any time.
         poll_s: seconds between two questions; 0 asks only at the start.
@@ -75,27 +76,35 @@ class Peers:
         self._state_file = state_file
         self._poll_s = poll_s
         self._refused: ReplicaState | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
-        """Takes the method in force, before the server is ready. Never raises for a source."""
+        """Takes the method in force, before the server is ready, and follows it from then on.
+
+        Never raises for a source.
+        """
         found = await self._ask(ASKED_AT_START)
-        if not found and (self._urls or self._state_file):
+        if not found:
             log.warning("fleet_not_found", peers=list(self._urls), state_file=self._state_file)
         await self._take(found)
+        if self._poll_s:
+            self._following = asyncio.create_task(self._follow())
 
-    async def follow(self) -> None:
-        """Asks again and again, until cancelled."""
-        while self._poll_s and (self._urls or self._state_file):
+    async def close(self) -> None:
+        """Asks nobody any more."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._client.aclose()
+
+    async def _follow(self) -> None:
+        while True:
             # Replicas that were started together do not ask together.
             await asyncio.sleep(self._poll_s * random.uniform(0.5, 1.5))
-            await self.ask_once()
-
-    async def ask_once(self) -> None:
-        """Asks one peer and the file."""
-        try:
-            await self._take(await self._ask(1))
-        except Exception as error:
-            log.error("fleet_follow_failed", exc_info=error)
+            try:
+                await self._take(await self._ask(1))
+            except Exception as error:
+                log.error("fleet_follow_failed", exc_info=error)
 
     async def _ask(self, most: int) -> list[ReplicaState]:
         """What at most so many peers and the file say; those that do not answer are left out."""
