@@ -20,7 +20,7 @@ from server.errors import ApiError, error_response
 from server.http.direct import indirect
 from server.ray_serve.actor import RayFleet
 from server.ray_serve.attendance import Attendance, FleetLost
-from server.ray_serve.routes import fleet_router
+from server.ray_serve.routes import serve_fleet
 from server.ray_serve.user_config import UserConfig, UserConfigError, read_user_config
 from server.routes.metrics import with_engine
 from server.settings import Settings
@@ -60,15 +60,11 @@ class Specgate:
         self._fleet = RayFleet(fleet, self._name, ray.get_runtime_context().get_actor_name() or "")
         self._attendance: Attendance | None = None
         self._application = _application(settings)
-        routes = self._application.router.routes
-        of_one_server = list(routes)
-        self._application.include_router(fleet_router(self._fleet))
-        # The first route that matches answers.
-        routes[:] = [*routes[len(of_one_server) :], *of_one_server]
+        serve_fleet(self._application, self._fleet)
         self._serves_one = self._application.router.lifespan_context
         self._application.router.lifespan_context = self._lifespan
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Serve calls for every request."""
         return self._application
 

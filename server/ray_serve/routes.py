@@ -5,19 +5,19 @@ any replica is a switch of the fleet.
 """
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import exposition
 
 from server.control.records import SpecMethodBody
 from server.errors import ApiError, InvalidField, Unavailable
 from server.fleet.replica import FleetOutcome, FleetReport, Order, ReplicaOutcome
-from server.http.auth import caller
+from server.http.auth import FLEET_PATH, caller
 from server.http.event_stream import until_disconnect
-from server.ray_serve.actor import RayFleet
 from server.ray_serve.attendance import FleetLost
+from server.ray_serve.fleet import FleetStatus
 from server.ray_serve.fleet_metrics import with_replicas
 from server.schema.admin import SwitchRequest
 from server.schema.policy import PolicyRequest
@@ -33,7 +33,7 @@ ONE_REPLICA = (
 )
 """Paths whose request would reach whichever replica Serve chooses, and no other."""
 
-_STATUS = {
+_STATUS: dict[str | None, int] = {
     "proposer_not_found": 404,
     "proposer_quarantined": 409,
     "switch_in_progress": 409,
@@ -49,8 +49,36 @@ _STATUS = {
 log = structlog.get_logger(__name__)
 
 
-def fleet_router(fleet: RayFleet) -> APIRouter:
-    """The routes over a fleet."""
+class FleetOfIngress(Protocol):
+    """The fleet, as the routes reach it: see `Fleet`. Every method may raise `FleetLost`."""
+
+    async def switch(self, order: Order) -> FleetReport | None:
+        """See `Fleet.switch`."""
+        ...
+
+    async def set_policies(self, order: Order) -> FleetReport | None:
+        """See `Fleet.set_policies`."""
+        ...
+
+    async def status(self) -> FleetStatus:
+        """See `Fleet.status`."""
+        ...
+
+    async def metrics(self) -> dict[str, str]:
+        """See `Fleet.metrics`."""
+        ...
+
+
+def serve_fleet(app: FastAPI, fleet: FleetOfIngress) -> None:
+    """Puts the fleet's routes before those of one server."""
+    routes = app.router.routes
+    of_one_server = list(routes)
+    app.include_router(_router(fleet))
+    # The first route that matches answers.
+    routes[:] = [*routes[len(of_one_server) :], *of_one_server]
+
+
+def _router(fleet: FleetOfIngress) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.post("/v1/switch_spec_method")
@@ -80,7 +108,7 @@ def fleet_router(fleet: RayFleet) -> APIRouter:
         report = await _changed(request, fleet.set_policies(order))
         return {"policies": body.policies, "fleet": asdict(report)}
 
-    @router.get("/v1/fleet")
+    @router.get(FLEET_PATH)
     async def show_fleet() -> dict[str, Any]:
         """What is in force, and what every replica has."""
         return asdict(await _known(fleet.status()))
@@ -106,7 +134,7 @@ def switched(report: FleetReport, mode: str) -> dict[str, Any]:
         "generation": report.fleet_generation,
         "fleet_generation": report.fleet_generation,
         "in_flight": sum(replica.in_flight or 0 for replica in report.replicas),
-        "aborted": 0,
+        "aborted": sum(replica.aborted or 0 for replica in report.replicas),
         "waited_ms": report.took_ms,
         "fleet": asdict(report),
     }
@@ -131,7 +159,8 @@ async def _changed(request: Request, change: Any) -> FleetReport:
 
 def failed(report: FleetReport) -> ApiError:
     """The error of a switch that the fleet has not made."""
-    code = next((replica.code for replica in report.replicas if replica.error), None)
+    refused = [r.code for r in report.replicas if r.outcome is ReplicaOutcome.REFUSED]
+    code = refused[0] if refused else "fleet_incomplete"
     unknown = [r.replica for r in report.replicas if r.outcome is ReplicaOutcome.UNKNOWN]
     end = {
         FleetOutcome.UNCHANGED: "nothing was changed at any replica",
@@ -139,10 +168,10 @@ def failed(report: FleetReport) -> ApiError:
         FleetOutcome.PARTIAL: f"not known of {', '.join(unknown)}; the next switch heals them",
         FleetOutcome.SWITCHED: "",
     }[report.outcome]
-    status = 503 if code is None else _STATUS.get(code, 400)
+    status = _STATUS.get(code, 400) if refused else 503
     kind = "server_error" if status >= 500 else "invalid_request_error"
     message = f"{report.error}; {end}."
-    return ApiError(status, message, type=kind, code=code or "fleet_incomplete")
+    return ApiError(status, message, type=kind, code=code)
 
 
 async def _known(answer: Any) -> Any:

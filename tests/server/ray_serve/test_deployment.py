@@ -53,7 +53,10 @@ class Fleet:
         """Deploys, or changes the number of replicas or other options."""
         from tests.server.ray_serve.fallible import Fallible
 
-        options = {"num_replicas": replicas, "ray_actor_options": {"num_cpus": 0.5}} | options
+        # With the same version, as a config file with the same import path and arguments has it,
+        # replicas are not replaced.
+        common = {"version": "1", "ray_actor_options": {"num_cpus": 0.5}}
+        options = common | {"num_replicas": replicas} | options
         bound = Fallible.options(**options).bind(ARGS)
         target = serve.RunTarget(bound, name="specgate", route_prefix="/")
         (self.handle,) = serve.run_many([target], wait_for_applications_running=False)
@@ -80,7 +83,7 @@ class Fleet:
     async def until(self, condition: Callable[[], Any]) -> None:
         """Waits until an awaitable condition holds."""
         async with asyncio.timeout(PATIENCE_S):
-            while not await condition():
+            while not await condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
 
     async def has(self, replicas: int) -> bool:

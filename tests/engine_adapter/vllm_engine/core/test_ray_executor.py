@@ -22,6 +22,7 @@ from tests.engine_adapter.vllm_engine.support.live import (
     greedy,
     pinned,
 )
+from tests.server.gateway import eventually
 
 pytest.importorskip("ray", reason=ray_cluster.ABSENT)
 
@@ -114,9 +115,7 @@ async def test_a_rank_that_is_killed_is_replaced(
     os.kill(before[1], sent)
     with pytest.raises(EngineError, match="This request is lost"):
         await lost
-    async with asyncio.timeout(PATIENCE_S):
-        while on_ray.engine.failure is not None:
-            await asyncio.sleep(0.2)
+    await eventually(lambda: on_ray.engine.failure is None, PATIENCE_S)
     after = await workers(on_ray)
     assert not set(after) & set(before)
     assert not any(psutil.pid_exists(pid) for pid in before)
