@@ -8,7 +8,12 @@ from ray import serve
 from server.ray_serve.deployment import Specgate
 
 
-@serve.deployment(name="specgate", max_ongoing_requests=10_000, graceful_shutdown_timeout_s=120)
+@serve.deployment(
+    name="specgate",
+    max_ongoing_requests=10_000,
+    graceful_shutdown_timeout_s=120,
+    ray_actor_options={"num_cpus": 0.5},
+)
 class Fallible(Specgate.func_or_class):  # type: ignore[misc]
     """A replica that a handle can tell to fail."""
 
@@ -37,6 +42,11 @@ class Fallible(Specgate.func_or_class):  # type: ignore[misc]
         """Lets the process of the replica `at` end when the fleet calls `method`."""
         if self._name == at:
             setattr(self._attendance._replica, method, _die)
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """The application of a Serve config file."""
+    return Fallible.bind(args)
 
 
 async def _die(*_: Any) -> None:

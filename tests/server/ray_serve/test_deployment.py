@@ -43,23 +43,27 @@ PATIENCE_S = 300.0
 class Fleet:
     """A deployment that runs, and a client of its ingress."""
 
-    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
+    def __init__(self, url: str, client: httpx.AsyncClient, args: dict[str, Any]) -> None:
         self.url = url
         self.client = client
         self.handle: Any = None
-        self._revision = 0
+        self._args = args
 
     def deploy(self, replicas: int, **options: Any) -> None:
-        """Deploys, or changes the number of replicas or other options."""
-        from tests.server.ray_serve.fallible import Fallible
+        """Deploys a Serve config file, or applies a changed one; returns before that has ended."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
 
-        # With the same version, as a config file with the same import path and arguments has it,
-        # replicas are not replaced.
-        common = {"version": "1", "ray_actor_options": {"num_cpus": 0.5}}
-        options = common | {"num_replicas": replicas} | options
-        bound = Fallible.options(**options).bind(ARGS)
-        target = serve.RunTarget(bound, name="specgate", route_prefix="/")
-        (self.handle,) = serve.run_many([target], wait_for_applications_running=False)
+        application = {
+            "name": "specgate",
+            "route_prefix": "/",
+            "import_path": "tests.server.ray_serve.fallible:app",
+            "args": self._args,
+            "deployments": [{"name": "specgate", "num_replicas": replicas, **options}],
+        }
+        config = ServeDeploySchema.model_validate({"applications": [application]})
+        _get_global_client().deploy_apps(config)
+        self.handle = serve.get_deployment_handle("specgate", "specgate")
 
     async def switch(self, method: str | None, **fields: Any) -> httpx.Response:
         """A switch at whichever replica the proxy chooses."""
@@ -107,7 +111,7 @@ async def fleet(address: str) -> AsyncIterator[Fleet]:
     await asyncio.to_thread(serve.start, http_options=http, proxy_location="HeadOnly")
     url = f"http://{ray_cluster.HOST}:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False) as client:
-        made = Fleet(url, client)
+        made = Fleet(url, client, ARGS)
         await asyncio.to_thread(made.deploy, 4)
         await _until_up(made)
         yield made
