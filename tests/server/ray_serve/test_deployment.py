@@ -46,7 +46,7 @@ class Fleet:
     def __init__(self, url: str, client: httpx.AsyncClient, args: dict[str, Any]) -> None:
         self.url = url
         self.client = client
-        self.handle: Any = None
+        self._handle: Any = None
         self._args = args
 
     def deploy(self, replicas: int, **options: Any) -> None:
@@ -63,7 +63,6 @@ class Fleet:
         }
         config = ServeDeploySchema.model_validate({"applications": [application]})
         _get_global_client().deploy_apps(config)
-        self.handle = serve.get_deployment_handle("specgate", "specgate")
 
     async def switch(self, method: str | None, **fields: Any) -> httpx.Response:
         """A switch at whichever replica the proxy chooses."""
@@ -78,7 +77,9 @@ class Fleet:
 
     async def each(self, method: str, *arguments: Any) -> list[Any]:
         """Runs a method of `Fallible` at every replica that Serve knows."""
-        return list(await self.handle.broadcast(method, *arguments).results_async(timeout_s=60))
+        if self._handle is None:
+            self._handle = serve.get_deployment_handle("specgate", "specgate")
+        return list(await self._handle.broadcast(method, *arguments).results_async(timeout_s=60))
 
     async def states(self) -> set[tuple[str, int]]:
         """The methods and fleet generations of all replicas, as each of them says itself."""
