@@ -80,7 +80,14 @@ def serve_fleet(app: FastAPI, fleet: FleetOfIngress) -> None:
 
 def _router(fleet: FleetOfIngress) -> APIRouter:
     router = APIRouter(include_in_schema=False)
+    _add_changes(router, fleet)
+    _add_views(router, fleet)
+    for path in ONE_REPLICA:
+        router.add_api_route(path, _refuse, methods=["POST"])
+    return router
 
+
+def _add_changes(router: APIRouter, fleet: FleetOfIngress) -> None:
     @router.post("/v1/switch_spec_method")
     async def switch_spec_method(request: Request, body: SwitchRequest) -> dict[str, Any]:
         """Makes another proposer, a policy, or plain decoding the method of every replica."""
@@ -108,6 +115,8 @@ def _router(fleet: FleetOfIngress) -> APIRouter:
         report = await _changed(request, fleet.set_policies(order))
         return {"policies": body.policies, "fleet": asdict(report)}
 
+
+def _add_views(router: APIRouter, fleet: FleetOfIngress) -> None:
     @router.get(FLEET_PATH)
     async def show_fleet() -> dict[str, Any]:
         """What is in force, and what every replica has."""
@@ -118,10 +127,6 @@ def _router(fleet: FleetOfIngress) -> APIRouter:
         """The series of all replicas, each with a label `replica`."""
         body = with_replicas(await _known(fleet.metrics()))
         return Response(body, media_type=exposition.CONTENT_TYPE_PLAIN_0_0_4)
-
-    for path in ONE_REPLICA:
-        router.add_api_route(path, _refuse, methods=["POST"])
-    return router
 
 
 def switched(report: FleetReport, mode: str) -> dict[str, Any]:

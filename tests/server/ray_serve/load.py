@@ -36,12 +36,13 @@ class Load:
     """What the clients have seen.
 
     Attributes:
-        done: requests whose text was right.
+        begun: requests that were sent.
+        done: those whose text was right.
         faults: the others, each with what was wrong.
     """
 
     def __init__(self) -> None:
-        self.done = 0
+        self.begun = self.done = 0
         self.faults: list[str] = []
 
 
@@ -63,6 +64,7 @@ async def under_load(
             turn = number
             while not stopping.is_set():
                 prompt = prompts[turn % len(prompts)]
+                load.begun += 1
                 try:
                     text = await complete(client, prompt, stream=bool(turn % 2))
                     assert text == expected[prompt], (text, expected[prompt])

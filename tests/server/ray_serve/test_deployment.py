@@ -4,21 +4,21 @@ The replicas have fake engines, whose texts do not depend on the method.
 """
 
 import asyncio
-import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 
 from tests import ray_cluster
-from tests.server.ray_serve.load import texts_of, under_load
+from tests.server.ray_serve.load import Load, texts_of, under_load
 
 ray = pytest.importorskip("ray", reason=ray_cluster.ABSENT)
 serve = pytest.importorskip("ray.serve", reason=ray_cluster.ABSENT)
+
+from tests.server.ray_serve.serving import Fleet, serving, switch_under_load  # noqa: E402
 
 pytestmark = [
     pytest.mark.prove,
@@ -36,96 +36,12 @@ ARGS = {
     "spec_method": "none",
 }
 METHODS = ("ngram", "suffix", "none", "goodput")
-SWITCHES = 50
-PATIENCE_S = 300.0
-
-
-class Fleet:
-    """A deployment that runs, and a client of its ingress."""
-
-    def __init__(self, url: str, client: httpx.AsyncClient, args: dict[str, Any]) -> None:
-        self.url = url
-        self.client = client
-        self._handle: Any = None
-        self._args = args
-
-    def deploy(self, replicas: int, **options: Any) -> None:
-        """Deploys a Serve config file, or applies a changed one; returns before that has ended."""
-        from ray.serve.context import _get_global_client
-        from ray.serve.schema import ServeDeploySchema
-
-        application = {
-            "name": "specgate",
-            "route_prefix": "/",
-            "import_path": "tests.server.ray_serve.fallible:app",
-            "args": self._args,
-            "deployments": [{"name": "specgate", "num_replicas": replicas, **options}],
-        }
-        config = ServeDeploySchema.model_validate({"applications": [application]})
-        _get_global_client().deploy_apps(config)
-
-    async def switch(self, method: str | None, **fields: Any) -> httpx.Response:
-        """A switch at whichever replica the proxy chooses."""
-        body = {"speculative_model": method, **fields}
-        return await self.client.post("/v1/switch_spec_method", json=body)
-
-    async def switched(self, method: str | None, **fields: Any) -> int:
-        """A switch that must succeed; the fleet generation."""
-        answer = await self.switch(method, **fields)
-        assert answer.status_code == 200, answer.text
-        return int(answer.json()["fleet_generation"])
-
-    async def each(self, method: str, *arguments: Any) -> list[Any]:
-        """Runs a method of `Fallible` at every replica that Serve knows."""
-        if self._handle is None:
-            self._handle = serve.get_deployment_handle("specgate", "specgate")
-        return list(await self._handle.broadcast(method, *arguments).results_async(timeout_s=60))
-
-    async def states(self) -> set[tuple[str, int]]:
-        """The methods and fleet generations of all replicas, as each of them says itself."""
-        return {(method, generation) for _, method, generation in await self.each("active")}
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Waits until an awaitable condition holds."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not await condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
-
-    async def has(self, replicas: int) -> bool:
-        """Whether so many replicas have joined, and Serve routes to them and to no other."""
-        fleet = (await self.client.get("/v1/fleet")).json()["replicas"]
-        return len(fleet) == replicas and len(await self.each("active")) == replicas
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with ray_cluster.cluster() as started:
-        yield started
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(address: str) -> AsyncIterator[Fleet]:
-    """Four replicas."""
-    port = ray_cluster.free_ports(1)
-    await asyncio.to_thread(ray.init, address, namespace="serve", log_to_driver=False)
-    http = {"host": ray_cluster.HOST, "port": port}
-    await asyncio.to_thread(serve.start, http_options=http, proxy_location="HeadOnly")
-    url = f"http://{ray_cluster.HOST}:{port}"
-    async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False) as client:
-        made = Fleet(url, client, ARGS)
-        await asyncio.to_thread(made.deploy, 4)
-        await _until_up(made)
+async def fleet() -> AsyncIterator[Fleet]:
+    async with serving(ARGS, 4) as made:
         yield made
-        await asyncio.to_thread(serve.shutdown)
-        await asyncio.to_thread(ray.shutdown)
-
-
-async def _until_up(made: Fleet) -> None:
-    async def is_up() -> bool:
-        return (await made.client.get("/ready")).status_code == 200
-
-    await made.until(is_up)
-    await made.until(lambda: made.has(4))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -138,21 +54,10 @@ async def four(fleet: Fleet) -> Fleet:
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
 async def test_fifty_switches_under_load(four: Fleet, mode: str) -> None:
-    expected = await texts_of(four.client, PROMPTS)
-    generations = []
-    async with under_load(four.url, expected) as load:
-        for method in itertools.islice(itertools.cycle(METHODS), SWITCHES):
-            before = load.done
-            generations.append(await four.switched(method, mode=mode, timeout_s=60))
-            assert await four.states() == {(method, generations[-1])}
-            # Every switch has requests before and after it.
-            await four.until(_passed(load, before))
-    assert load.faults == []
-    assert load.done >= SWITCHES
-    assert generations == list(range(generations[0], generations[0] + SWITCHES))
+    await switch_under_load(four, mode, METHODS, PROMPTS)
 
 
-def _passed(load: Any, before: int) -> Callable[[], Any]:
+def _passed(load: Load, before: int) -> Callable[[], Any]:
     async def passed() -> bool:
         return load.done > before
 
