@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
@@ -52,10 +53,16 @@ class Fleet:
         return int(answer.json()["fleet_generation"])
 
     async def each(self, method: str, *arguments: Any) -> list[Any]:
-        """Runs a method of `Fallible` at every replica that Serve knows."""
+        """Runs a method of `Fallible` at every replica that lives; Serve may know of others."""
         if self._handle is None:
             self._handle = serve.get_deployment_handle("specgate", "specgate")
-        return list(await self._handle.broadcast(method, *arguments).results_async(timeout_s=60))
+        calls = self._handle.broadcast(method, *arguments)
+        results = await calls.results_async(timeout_s=60, return_exceptions=True)
+        living = [result for result in results if not isinstance(result, RayActorError)]
+        for result in living:
+            if isinstance(result, Exception):
+                raise result
+        return living
 
     async def states(self) -> set[tuple[str, int]]:
         """The methods and fleet generations of all replicas, as each of them says itself."""
