@@ -11,16 +11,15 @@ import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from ray import serve
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from engine_adapter.factory import create_engine
 from server.app import create_app
 from server.commands.serve import open_audit
-from server.errors import ApiError, error_response
-from server.http.direct import indirect
 from server.ray_serve.actor import RayFleet
 from server.ray_serve.attendance import Attendance, FleetLost
 from server.ray_serve.routes import serve_fleet
+from server.ray_serve.this_machine import OnlyThisMachine
 from server.ray_serve.user_config import UserConfig, UserConfigError, read_user_config
 from server.routes.metrics import with_engine
 from server.settings import Settings
@@ -135,26 +134,6 @@ def _application(settings: Settings) -> FastAPI:
     if not settings.insecure and not settings.keys_at_start.has(Role.API):
         application.add_middleware(OnlyThisMachine)
     return application
-
-
-class OnlyThisMachine:
-    """Without an API key, only direct requests from a proxy's own machine are answered.
-
-    Serve's proxies listen, not the replicas, so no replica can see on which address.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses, or passes on."""
-        app = self._app
-        if scope["type"] == "http" and (reason := indirect(scope)) is not None:
-            message = f"Without an API key only this machine is served; {reason}. Set a key."
-            app = error_response(
-                ApiError(403, message, type="permission_error", code="host_not_allowed")
-            )
-        await app(scope, receive, send)
 
 
 def app(args: dict[str, Any]) -> serve.Application:

@@ -9,6 +9,7 @@ import pytest
 
 from server.ray_serve.attendance import FleetLost
 from server.ray_serve.routes import ONE_REPLICA, serve_fleet
+from server.ray_serve.this_machine import OnlyThisMachine
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, eventually
 from tests.server.ray_serve.house import House
@@ -161,3 +162,19 @@ async def test_what_the_fleet_shows_needs_an_admin_key(start: StartGateway) -> N
     for path in ("/v1/fleet", "/metrics"):
         assert (await gateway.client.get(path)).status_code == 401
     await house.close()
+
+
+async def test_without_keys_only_the_proxys_machine_is_served(start: StartGateway) -> None:
+    gateway = await start()
+    app = OnlyThisMachine(gateway.app)
+
+    async def status(peer: str, **headers: str) -> int:
+        transport = httpx.ASGITransport(app, client=(peer, 1))
+        async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+            answer = await client.get("/v1/models", headers=headers)
+        return answer.status_code
+
+    assert await status("127.0.0.1") == 200
+    assert await status("203.0.113.7") == 403
+    assert await status("127.0.0.1", host="example.org") == 403
+    assert await status("127.0.0.1", **{"x-forwarded-for": "203.0.113.7"}) == 403
