@@ -31,7 +31,7 @@ def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) ->
     if options.all:
         return switch_all(options, urls)
     for name in FLEET_ONLY:
-        if getattr(options, name):
+        if getattr(options, name) not in (None, False):
             parser.error(f"--{name.replace('_', '-')}: needs --all")
     wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == SwitchMode.DRAIN else 0.0
     try:

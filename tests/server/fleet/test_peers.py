@@ -10,10 +10,9 @@ from server.control.records import SpecMethodBody
 from server.control.types import SwitchMode
 from server.fleet.peers import read_state, state_json
 from server.fleet.replica import ReplicaState
-from tests.server.conftest import StartGateway
-from tests.server.fleet.conftest import ADMIN_KEY, StartServer
+from tests.server.conftest import StartGateway, StartServer
 from tests.server.gateway import Gateway, eventually
-from tests.server.threaded import ThreadedServer
+from tests.server.threaded import ADMIN_KEY, ThreadedServer
 
 CLOSED = "http://127.0.0.1:9"
 STATE = ReplicaState(7, SpecMethodBody("ngram", 3), policies={"load": {"disable_by_batch_size": 3}})

@@ -13,11 +13,11 @@ from server.fleet.addresses import Address
 from server.fleet.coordinator import switch_fleet
 from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
 from server.fleet.replica import FleetOutcome, Order, ReplicaOutcome
-from tests.server.fleet.conftest import ADMIN_KEY, StartServer
+from tests.server.conftest import StartServer
 from tests.server.gateway import eventually
-from tests.server.threaded import ThreadedServer
+from tests.server.threaded import ADMIN_KEY, ThreadedServer
 
-METHODS = ("ngram", "suffix", "draft", "none", "auto", "medusa")
+METHODS = ("ngram", "suffix", "draft", "none", "goodput", "medusa")
 MODES = ("immediate", "new_requests", "drain")
 PROMPTS = tuple(f"def f{i}(x):" for i in range(8))
 NGRAM_ONLY = {"proposer": [{"name": "ngram", "num_speculative_tokens": 5}]}
