@@ -4,6 +4,7 @@ They come before the routes of `server.routes`, so that a request for `/v1/switc
 any replica is a switch of the fleet.
 """
 
+import asyncio
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -125,7 +126,9 @@ def _add_views(router: APIRouter, fleet: FleetOfIngress) -> None:
     @router.get("/metrics")
     async def metrics() -> Response:
         """The series of all replicas, each with a label `replica`."""
-        body = with_replicas(await _known(fleet.metrics()))
+        texts = await _known(fleet.metrics())
+        # In a thread: it takes as long as the texts of all replicas are large.
+        body = await asyncio.to_thread(with_replicas, texts)
         return Response(body, media_type=exposition.CONTENT_TYPE_PLAIN_0_0_4)
 
 

@@ -6,6 +6,8 @@ The replicas have fake engines, whose texts do not depend on the method.
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from tests import ray_cluster
+from tests.e2e.served import environment
 from tests.server.ray_serve.load import Load, texts_of, under_load
 
 ray = pytest.importorskip("ray", reason=ray_cluster.ABSENT)
@@ -235,3 +238,18 @@ async def test_the_metrics_are_those_of_all_replicas(four: Fleet) -> None:
     names = {name for name, *_ in await four.each("active")}
     assert len(names) == 4
     assert all(f'specgate_fleet_generation{{replica="{name}"}}' in text for name in names)
+
+
+async def test_the_command_switches_the_fleet(four: Fleet) -> None:
+    command = [sys.executable, "-m", "server.cli", "switch", "suffix", "--url", four.url]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        command,
+        cwd=ray_cluster.ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "-> suffix" in done.stdout
+    assert {name for name, _ in await four.states()} == {"suffix"}
