@@ -76,8 +76,11 @@ class Fleet:
 
     async def has(self, replicas: int) -> bool:
         """Whether so many replicas have joined, and Serve routes to them and to no other."""
-        fleet = (await self.client.get("/v1/fleet")).json()["replicas"]
-        return len(fleet) == replicas and len(await self.each("active")) == replicas
+        answer = await self.client.get("/v1/fleet")
+        # It may have reached a replica that died, or a fleet that did.
+        if answer.status_code != 200 or len(answer.json()["replicas"]) != replicas:
+            return False
+        return len(await self.each("active")) == replicas
 
     async def is_ready(self) -> bool:
         """Whether a replica takes requests."""

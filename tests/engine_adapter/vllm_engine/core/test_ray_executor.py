@@ -110,7 +110,7 @@ async def test_a_rank_that_is_killed_is_replaced(
     on_ray: Live, stock: Stock, prompts: list[Prompt], sent: signal.Signals
 ) -> None:
     before = await workers(on_ray)
-    lost = asyncio.create_task(generate(on_ray, prompts[0], greedy(900, ignore_eos=True)))
+    lost = asyncio.create_task(generate(on_ray, prompts[0], greedy(900)))
     await asyncio.sleep(0.2)
     os.kill(before[1], sent)
     with pytest.raises(EngineError, match="This request is lost"):
