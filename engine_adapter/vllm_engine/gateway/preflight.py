@@ -27,6 +27,13 @@ LAYER_KINDS = {"full_attention", "sliding_attention"}
 TARGET_KINDS = LAYER_KINDS | {"linear_attention", "conv", "hybrid", "moe", "mlp"}
 """Those of a target. `worker.recurrent` knows more of the recurrent ones when they are loaded."""
 
+NOT_CAUSAL = {"hrm_text"}
+"""Types of models whose attention sees the tokens of a step that come after a token.
+
+They are trained to read prompts so. In vLLM (`PrefillPrefixLMAttention`) they read drafts so too,
+and a token would depend on the drafts after it.
+"""
+
 
 def check_libraries() -> str:
     """The installed vLLM's version.
@@ -171,6 +178,12 @@ def check_state(vllm_config: Any) -> None:
 
 
 def _check_layers(model_config: Any, known: Set[str]) -> None:
+    if model_config.model_type in NOT_CAUSAL:
+        raise EngineConfigError(
+            "model",
+            f"{model_config.model_type} has attention that is not causal: vLLM's text with drafts "
+            "differs from its text without; choose another model",
+        )
     kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
     if others := sorted(kinds - known):
         raise EngineConfigError(

@@ -23,13 +23,19 @@ def uses_ray(arguments: Mapping[str, Any]) -> bool:
     return arguments.get(BACKEND) == "ray"
 
 
-def executor() -> str:
+def executor(config: EngineConfig) -> str:
     """What vLLM's argument says for Ray: its own executor, or on CPU the one of `core`.
 
     Raises:
-        EngineConfigError: Ray is not installed, or the environment asks for the executor over
-            compiled graphs.
+        EngineConfigError: Ray is not installed, the environment asks for the executor over compiled
+            graphs, or there are several engines.
     """
+    if config.data_parallel_size > 1:
+        raise EngineConfigError(
+            "data_parallel_size",
+            f"must be 1 with {BACKEND} ray, because Ray places the ranks; run replicas under Ray "
+            "Serve instead",
+        )
     if find_spec("ray") is None:
         raise EngineConfigError(BACKEND, "ray is not installed; install specgate[ray]")
     if os.environ.get(_OLD_EXECUTOR, "1") != "1":

@@ -166,6 +166,16 @@ def test_a_target_with_layers_that_were_never_run_is_refused(
     assert f"{fields['model_type']} ({kind}) has layers whose cache" in str(error)
 
 
+@pytest.mark.parametrize("role", ["model", "proposer"])
+def test_a_model_whose_attention_is_not_causal_is_refused(make_model: MakeModel, role: str) -> None:
+    fields = LLAMA | {"model_type": "hrm_text"}
+    target = make_model("target", fields if role == "model" else LLAMA)
+    drafts = [draft(make_model("draft", fields))] if role == "proposer" else []
+    error = refusal(preflight.check_models, config(target, drafts))
+    assert error.setting == role
+    assert "hrm_text has attention that is not causal" in str(error)
+
+
 @pytest.mark.parametrize(
     ("state", "hybrid", "on_cpu", "reason"),
     [

@@ -32,20 +32,26 @@ def test_only_on_cpu_the_executor_is_ours(
 ) -> None:
     platform = SimpleNamespace(is_cpu=lambda: is_cpu)
     monkeypatch.setitem(vars(compat), "current_platform", platform)
-    assert executor() == expected
+    assert executor(config()) == expected
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_backend, "find_spec", lambda name: None)
     with pytest.raises(EngineConfigError, match=r"install specgate\[ray\]") as caught:
-        executor()
+        executor(config())
     assert caught.value.setting == BACKEND
 
 
 def test_the_executor_over_compiled_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     with pytest.raises(EngineConfigError, match="VLLM_USE_RAY_V2_EXECUTOR_BACKEND must be 1"):
-        executor()
+        executor(config())
+
+
+def test_several_engines_are_refused() -> None:
+    with pytest.raises(EngineConfigError, match="Ray places the ranks") as caught:
+        executor(config(data_parallel_size=2))
+    assert caught.value.setting == "data_parallel_size"
 
 
 @pytest.fixture
