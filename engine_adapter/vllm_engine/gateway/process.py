@@ -79,9 +79,8 @@ class EngineProcess:
         silence_engine_death()
         # A core that only replays, as that of `bench gateway`, has no process that could hang.
         for process in self._processes:
-            tree = ray_backend.process_tree(process.pid, self._config, self.collective_rpc)
-            watching = self._kill_when_hung(await tree)
-            self._watch = asyncio.create_task(watching, name="engine-heartbeat")
+            tree = await ray_backend.tree_of(process.pid, self._config, self.collective_rpc)
+            self._watch = asyncio.create_task(self._kill_when_hung(tree), name="engine-heartbeat")
 
     async def _kill_when_hung(self, tree: ProcessTree, retry_s: float = TICK_S) -> None:
         """Kills a process that hangs: its death then ends every call that waits for it.

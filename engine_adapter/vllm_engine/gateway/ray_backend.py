@@ -47,7 +47,7 @@ def executor(config: EngineConfig) -> str:
     return "ray"
 
 
-async def process_tree(
+async def tree_of(
     pid: int, config: EngineConfig, collective_rpc: Callable[[str], Awaitable[list[Any]]]
 ) -> ProcessTree:
     """An engine process with its workers. Ray's are no children of it, and may be elsewhere.

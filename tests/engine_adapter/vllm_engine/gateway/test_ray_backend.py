@@ -15,7 +15,7 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import ray_backend
-from engine_adapter.vllm_engine.gateway.ray_backend import BACKEND, executor, process_tree
+from engine_adapter.vllm_engine.gateway.ray_backend import BACKEND, executor, tree_of
 
 OURS = "engine_adapter.vllm_engine.core.ray_executor.CPURayExecutor"
 
@@ -75,7 +75,7 @@ async def test_without_ray_the_workers_are_children_and_nobody_is_asked(
     async def rpc(method: str) -> list[Any]:
         raise AssertionError(method)
 
-    tree = await process_tree(sleepers[0], config(), rpc)
+    tree = await tree_of(sleepers[0], config(), rpc)
     os.kill(sleepers[1], signal.SIGSTOP)
     sight = tree.look()
     assert sight is not None
@@ -87,7 +87,7 @@ async def test_the_actors_of_this_machine_are_watched_and_killed(sleepers: list[
         assert method == "specgate_process"
         return [[socket.gethostname(), sleepers[1]]]
 
-    tree = await process_tree(sleepers[0], config(**{BACKEND: "ray"}), rpc)
+    tree = await tree_of(sleepers[0], config(**{BACKEND: "ray"}), rpc)
     os.kill(sleepers[1], signal.SIGSTOP)
     sight = tree.look()
     assert sight is not None
@@ -102,5 +102,5 @@ async def test_an_engine_with_a_rank_elsewhere_is_never_seen_idle(sleepers: list
     async def rpc(method: str) -> list[Any]:
         return [[socket.gethostname(), sleepers[1]], ["another-machine", 1]]
 
-    tree = await process_tree(sleepers[0], config(**{BACKEND: "ray"}), rpc)
+    tree = await tree_of(sleepers[0], config(**{BACKEND: "ray"}), rpc)
     assert tree.look() is None
