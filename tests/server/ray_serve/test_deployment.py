@@ -91,8 +91,8 @@ async def test_a_replica_killed_in_mid_switch(four: Fleet, method: str) -> None:
         names = {replica["replica"] for replica in answer.json()["fleet"]["replicas"]}
         assert odd not in names
     else:
-        # Serve's proxy had chosen the replica that died for the request itself.
-        assert "died" in answer.text, answer.text
+        # Serve's proxy had chosen the replica that died for this request.
+        assert answer.status_code == 500, answer.text
         await four.switched("ngram")
     await four.until(lambda: four.has(4))
     ((name, _),) = await four.states()
