@@ -195,12 +195,14 @@ async def test_user_config_switches_the_replicas_in_place(four: Fleet) -> None:
     # One that cannot work disturbs nobody.
     await asyncio.to_thread(four.deploy, 4, user_config={"revision": 3, "spec_method": "eagle"})
     await four.until(lambda: _has_revision(four, 3))
+    await four.until(lambda: four.has(4))
     assert {name for name, _ in await four.states()} == {"suffix"}
     assert set(await four.each("process")) == before
 
 
 async def _all_have(four: Fleet, method: str) -> bool:
-    return {name for name, _ in await four.states()} == {method}
+    # Serve does not route to a replica while it reconfigures it.
+    return await four.has(4) and {name for name, _ in await four.states()} == {method}
 
 
 async def _has_revision(four: Fleet, revision: int) -> bool:
