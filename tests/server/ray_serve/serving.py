@@ -29,14 +29,20 @@ class Fleet:
         self._handle: Any = None
         self._args = args
 
-    def deploy(self, replicas: int, **options: Any) -> None:
-        """Deploys a Serve config file, or applies a changed one; returns before that has ended."""
+    def deploy(self, replicas: int | None, **options: Any) -> None:
+        """Deploys a Serve config file, or applies a changed one; returns before that has ended.
+
+        Args:
+            replicas: `None` with an `autoscaling_config`.
+        """
+        if replicas is not None:
+            options["num_replicas"] = replicas
         application = {
             "name": "specgate",
             "route_prefix": "/",
             "import_path": "tests.server.ray_serve.fallible:app",
             "args": self._args,
-            "deployments": [{"name": "specgate", "num_replicas": replicas, **options}],
+            "deployments": [{"name": "specgate", **options}],
         }
         config = ServeDeploySchema.model_validate({"applications": [application]})
         _get_global_client().deploy_apps(config)

@@ -219,6 +219,23 @@ async def test_no_request_is_lost_when_the_fleet_shrinks_and_grows(four: Fleet) 
     assert load.faults == []
 
 
+async def test_autoscaling_follows_the_requests_and_the_new_ones_have_the_method(
+    four: Fleet,
+) -> None:
+    generation = await four.switched("ngram")
+    expected = await texts_of(four.client, PROMPTS)
+    times = {"upscale_delay_s": 1, "downscale_delay_s": 1, "look_back_period_s": 2}
+    scaling = {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 2, **times}
+    await asyncio.to_thread(four.deploy, None, autoscaling_config=scaling)
+    await four.until(lambda: four.has(1))
+    async with under_load(four.url, expected, clients=12) as load:
+        await four.until(lambda: four.has(3))
+        assert await four.states() == {("ngram", generation)}
+        await four.until(_passed(load, load.done + 20))
+    await four.until(lambda: four.has(1))
+    assert load.faults == []
+
+
 async def test_a_client_that_leaves_ends_its_sequence(four: Fleet) -> None:
     body = {"prompt": "long", "max_tokens": 2000, "temperature": 0, "stream": True}
     async with four.client.stream("POST", "/v1/completions", json=body) as answer:
