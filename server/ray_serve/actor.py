@@ -75,7 +75,9 @@ class RayFleet:
 
     async def join(self, state: ReplicaState, revision: int) -> ReplicaState:
         """See `Fleet.join`."""
-        return await self._call(lambda a: a.join.remote(self._name, self._actor, state, revision))
+        who = (self._name, self._actor)
+        in_force: ReplicaState = await self._call(lambda a: a.join.remote(*who, state, revision))
+        return in_force
 
     async def leave(self) -> None:
         """See `Fleet.leave`."""
@@ -83,7 +85,8 @@ class RayFleet:
 
     async def collect(self) -> list[Call] | None:
         """See `Fleet.collect`."""
-        return await self._call(lambda a: a.collect.remote(self._name))
+        calls: list[Call] | None = await self._call(lambda a: a.collect.remote(self._name))
+        return calls
 
     async def answer(self, answer: Answer) -> None:
         """See `Fleet.answer`."""
@@ -91,23 +94,28 @@ class RayFleet:
 
     async def switch(self, order: Order) -> FleetReport | None:
         """See `Fleet.switch`. If its caller is cancelled, the switch is rolled back."""
-        return await self._call(lambda a: a.switch.remote(order))
+        report: FleetReport | None = await self._call(lambda a: a.switch.remote(order))
+        return report
 
     async def set_policies(self, order: Order) -> FleetReport | None:
         """See `Fleet.set_policies`."""
-        return await self._call(lambda a: a.set_policies.remote(order))
+        report: FleetReport | None = await self._call(lambda a: a.set_policies.remote(order))
+        return report
 
     async def declare(self, revision: int, order: Order) -> FleetReport | None:
         """See `Fleet.declare`."""
-        return await self._call(lambda a: a.declare.remote(revision, order))
+        report: FleetReport | None = await self._call(lambda a: a.declare.remote(revision, order))
+        return report
 
     async def status(self) -> FleetStatus:
         """See `Fleet.status`."""
-        return await self._call(lambda a: a.status.remote())
+        status: FleetStatus = await self._call(lambda a: a.status.remote())
+        return status
 
     async def metrics(self) -> dict[str, str]:
         """See `Fleet.metrics`."""
-        return await self._call(lambda a: a.metrics.remote())
+        texts: dict[str, str] = await self._call(lambda a: a.metrics.remote())
+        return texts
 
     async def _call(self, begin: Callable[[Any], Any]) -> Any:
         try:

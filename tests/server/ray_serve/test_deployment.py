@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -214,7 +215,7 @@ async def test_no_request_is_lost_when_the_fleet_shrinks_and_grows(four: Fleet) 
     async with under_load(four.url, expected, clients=8) as load:
         for number in (2, 4):
             await asyncio.to_thread(four.deploy, number)
-            await four.until(lambda number=number: four.has(number))
+            await four.until(partial(four.has, number))
             await four.until(_passed(load, load.done + 20))
     assert load.faults == []
 

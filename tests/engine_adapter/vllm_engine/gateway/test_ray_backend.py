@@ -95,6 +95,7 @@ async def test_the_actors_of_this_machine_are_watched_and_killed(sleepers: list[
     tree.kill()
     for pid in sleepers:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+        assert ended is not None
         assert ended.si_status == signal.SIGKILL
 
 
