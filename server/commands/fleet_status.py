@@ -3,8 +3,7 @@
 import argparse
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,15 +13,12 @@ from rich.text import Text
 from server.commands import DIFFERING, FAILED, print_error
 from server.commands.admin_client import printable, shown
 from server.fleet.addresses import resolve
-from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
-from server.fleet.replica import ReplicaRefused, ReplicaUnreachable
+from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.view import ReplicaView, common, view
 from server.http.descriptors import raise_limit
 
 REFRESH_S = 2.0
 """Seconds between two updates of `--watch`."""
-
-ANSWER_S = 10.0
-"""How long a replica may take to answer, in seconds."""
 
 _WIDTH = 200
 
@@ -37,10 +33,10 @@ def status_all(
     raise_limit()
     try:
         while True:
-            fleet = asyncio.run(fetch(urls, options.admin_key))
-            agrees = _agrees(fleet)
+            fleet = asyncio.run(_fetch(urls, options.admin_key))
+            agrees = not any(one.differs for one in fleet)
             if options.json:
-                print(json.dumps({"agrees": agrees, "replicas": fleet}), flush=True)
+                print(json.dumps({"agrees": agrees, "replicas": _json(fleet)}), flush=True)
             else:
                 # Without markup: an error is arbitrary text.
                 Console(width=_WIDTH, markup=False, highlight=False).print(tables(fleet))
@@ -52,84 +48,64 @@ def status_all(
         return FAILED
 
 
-async def fetch(urls: Sequence[str], admin_key: str | None) -> list[dict[str, Any]]:
-    """For each replica its name, and its `GET /v1/spec_method` or why there is none."""
+async def _fetch(urls: Sequence[str], admin_key: str | None) -> list[ReplicaView]:
     async with fleet_client(admin_key) as client:
-        replicas = http_replicas(client, await resolve(urls))
-        return await asyncio.gather(*map(ask, replicas))
+        return await view(http_replicas(client, await resolve(urls)))
 
 
-async def ask(replica: HttpReplica) -> dict[str, Any]:
-    """The replica's name, and its `spec_method` or an `error`."""
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            return {"replica": replica.name, "spec_method": await replica.spec_method()}
-    except (ReplicaRefused, ReplicaUnreachable) as error:
-        return {"replica": replica.name, "error": str(error)}
-    except TimeoutError:
-        return {"replica": replica.name, "error": f"no answer within {ANSWER_S:g} s"}
+def _json(fleet: Sequence[ReplicaView]) -> list[dict[str, Any]]:
+    return [
+        {"replica": one.replica, "differs": one.differs}
+        | ({"error": one.error} if one.spec_method is None else {"spec_method": one.spec_method})
+        for one in fleet
+    ]
 
 
-def tables(fleet: Sequence[dict[str, Any]]) -> Group:
-    """What `fetch` returns: a line for each replica, those that differ marked."""
-    common = _common(fleet)
+def tables(fleet: Sequence[ReplicaView]) -> Group:
+    """A line for each replica, those that differ marked."""
     names = ("", "replica", "active", "generation", "in flight", "acceptance rate", "engine", "why")
     table = Table(*names, box=None, pad_edge=False)
     for one in fleet:
-        table.add_row(*_row(one, common))
-    return Group(Text(_summary(fleet, common)), Text(), table)
+        table.add_row(*_row(one))
+    return Group(Text(_summary(fleet)), Text(), table)
 
 
-def _row(one: dict[str, Any], common: tuple[str, int] | None) -> tuple[str, ...]:
-    if "error" in one:
-        return ("!", one["replica"], "?", "-", "-", "-", "-", printable(one["error"]))
-    method = one["spec_method"]
-    differs = _has(one) != common
+def _row(one: ReplicaView) -> tuple[str, ...]:
+    method = one.spec_method
+    if method is None:
+        return ("!", one.replica, "?", "-", "-", "-", "-", printable(one.error or ""))
     engine = method["engine"]
     why = [
-        *(["differs from the others"] if differs else []),
+        *(["differs from the others"] if one.differs else []),
         *(["a switch runs, or is prepared"] if method["fleet"]["switching"] else []),
         *([engine["reason"]] if engine["reason"] else []),
     ]
     return (
-        "!" if differs or engine["state"] != "serving" else "",
-        one["replica"],
+        "!" if one.differs or engine["state"] != "serving" else "",
+        one.replica,
         shown(method),
         str(method["fleet"]["generation"]),
         str(sum(method["in_flight"].values())),
-        _acceptance(method["proposers"].values()),
+        _acceptance(method["proposers"]),
         engine["state"],
         printable("; ".join(why)),
     )
 
 
-def _summary(fleet: Sequence[dict[str, Any]], common: tuple[str, int] | None) -> str:
-    silent = sum("error" in one for one in fleet)
-    differing = sum("error" not in one and _has(one) != common for one in fleet)
+def _summary(fleet: Sequence[ReplicaView]) -> str:
+    silent = sum(one.spec_method is None for one in fleet)
+    differing = sum(one.differs for one in fleet) - silent
     parts = [f"{len(fleet)} replicas"]
-    if common is not None:
-        parts.append(f"{common[0]}, generation {common[1]}")
+    if (most := common(fleet)) is not None:
+        method = {"spec_method": most[0], "num_speculative_tokens": most[1]}
+        parts.append(f"{shown(method)}, generation {most[2]}")
     parts.append(f"{differing} differ" if differing else "all that answer agree")
     if silent:
         parts.append(f"{silent} do not answer")
     return "fleet      " + "; ".join(parts)
 
 
-def _has(one: dict[str, Any]) -> tuple[str, int]:
-    """What must be the same everywhere: the method with its k, and the generation."""
-    return shown(one["spec_method"]), one["spec_method"]["fleet"]["generation"]
-
-
-def _common(fleet: Sequence[dict[str, Any]]) -> tuple[str, int] | None:
-    """What most replicas have; of two that are as frequent, the one of the higher generation."""
-    counts = Counter(_has(one) for one in fleet if "error" not in one)
-    return max(counts, key=lambda has: (counts[has], has[1]), default=None)
-
-
-def _agrees(fleet: Sequence[dict[str, Any]]) -> bool:
-    return all("error" not in one for one in fleet) and len({_has(one) for one in fleet}) == 1
-
-
-def _acceptance(figures: Any) -> str:
-    drafted = sum(one["drafted"] for one in figures)
-    return f"{sum(one['accepted'] for one in figures) / drafted:.2f}" if drafted else "-"
+def _acceptance(proposers: Mapping[str, Any]) -> str:
+    drafted = sum(one["drafted"] for one in proposers.values())
+    accepted = sum(one["accepted"] for one in proposers.values())
+    return f"{accepted / drafted:.2f}" if drafted else "-"

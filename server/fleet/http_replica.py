@@ -116,10 +116,17 @@ class HttpReplica:
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        try:
-            response = await self._client.request(
+        async def send() -> httpx.Response:
+            return await self._client.request(
                 method, self._url + path, json=body, extensions=self._extensions
             )
+
+        try:
+            try:
+                response = await send()
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                # The server may just have closed an idle connection. Every call may be repeated.
+                response = await send()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = tls_problem(error) or str(error) or type(error).__name__
             raise ReplicaUnreachable(f"cannot be reached: {reason}") from None

@@ -250,3 +250,34 @@ async def test_a_drain_that_one_server_cannot_end_is_rolled_back_everywhere(
         assert moved.outcome == FleetOutcome.SWITCHED
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+class Flaky(httpx.AsyncHTTPTransport):
+    """Loses the answers of a path once, after the server has sent them."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self.lost = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if request.url.path == self._path and not self.lost:
+            self.lost += 1
+            await response.aread()
+            raise httpx.ReadError("the connection was closed")
+        return response
+
+
+@pytest.mark.parametrize("path", ["/v1/prepare_switch", "/v1/commit_switch"])
+async def test_a_call_whose_connection_is_closed_is_repeated(
+    servers: list[ThreadedServer], path: str
+) -> None:
+    transport = Flaky(path)
+    async with fleet_client(ADMIN_KEY, transport) as client:
+        report = await switch_fleet(http_replicas(client, addresses(servers)), Order("ngram"))
+    assert transport.lost == 1
+    assert report.outcome == FleetOutcome.SWITCHED
+    assert has(servers) == {("ngram", 1)}
+    switches = [one for server in servers for one in server.runtime.audit.switches]
+    assert len(switches) == 4, "no server has switched twice"
