@@ -1,5 +1,7 @@
 """The workers, which vLLM loads by their dotted paths."""
 
+import os
+import socket
 from typing import Any
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
@@ -48,6 +50,10 @@ class WorkerHooks:
         tokens = blocks * self.vllm_config.cache_config.block_size
         with self._progress.stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
             super().initialize_from_config(kv_cache_config)
+
+    def specgate_process(self) -> list[Any]:
+        """The machine and the process of this rank: the host's name and the process's id."""
+        return [socket.gethostname(), os.getpid()]
 
     def specgate_memory(self) -> dict[str, tuple[int, int]]:
         """Proposer -> its bytes of weights and of KV on this rank."""

@@ -13,6 +13,7 @@ from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway import ray_backend
 from engine_adapter.vllm_engine.gateway.arguments import (
     CPU_KV_CACHE_BYTES,
     WAITING,
@@ -128,6 +129,21 @@ def test_a_reserved_argument_is_refused_with_any_value(value: Any) -> None:
 def test_a_kind_of_parallelism_that_is_not_proven_must_be_1(name: str) -> None:
     assert refusal(**{name: 2}).setting == name
     assert getattr(engine_args(config(**{name: 1}), 5, None), name) == 1
+
+
+@pytest.mark.needs_vllm
+def test_a_pipeline_is_refused_with_the_reason() -> None:
+    message = str(refusal(pipeline_parallel_size=2))
+    assert "drafts in a pipeline's last stage" in message
+    assert "tensor_parallel_size" in message
+
+
+@pytest.mark.needs_vllm
+def test_ray_is_replaced_by_the_executor_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "find_spec", lambda name: object())
+    args = engine_args(config(distributed_executor_backend="ray"), 5, None)
+    assert args.distributed_executor_backend == ray_backend.executor(config())
+    assert engine_args(config(), 5, None).distributed_executor_backend is None
 
 
 @pytest.mark.needs_vllm
