@@ -113,6 +113,7 @@ class _One:
             None if self.failure is None else str(self.failure),
             getattr(self.failure, "code", None),
             round(self.took_s * 1e3, 3),
+            result.aborted if outcome == ReplicaOutcome.SWITCHED and result else None,
         )
 
 

@@ -161,6 +161,7 @@ class ReplicaReport:
         previous, active: before and after; `None` if not known.
         fleet_generation: the one that it has; `None` if not known.
         in_flight: admitted and unfinished requests when it switched; `None` if it has not.
+        aborted: requests that its drain ended; `None` if it has not switched.
         error, code: why it has not switched, as the replica says.
         took_ms: of its calls together.
     """
@@ -174,6 +175,7 @@ class ReplicaReport:
     error: str | None
     code: str | None
     took_ms: float
+    aborted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
