@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from server.control.records import SwitchResult
-from server.fleet.addresses import Address
 from server.fleet import coordinator
+from server.fleet.addresses import Address
 from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
 from server.fleet.replica import FleetOutcome, FleetReport, Order, Replica, ReplicaOutcome
 from tests.server.conftest import StartServer
