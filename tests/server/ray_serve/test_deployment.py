@@ -94,6 +94,7 @@ async def test_a_replica_killed_in_mid_switch(four: Fleet, method: str) -> None:
     else:
         # Serve's proxy had chosen the replica that died for this request.
         assert answer.status_code == 500, answer.text
+        await four.until(lambda: four.has(4))
         await four.switched("ngram")
     await four.until(lambda: four.has(4))
     ((name, _),) = await four.states()
