@@ -148,6 +148,14 @@ def engine_config(args: Any) -> Any:
     return args.create_engine_config()
 
 
+def reason_of(error: Exception) -> str:
+    """Why vLLM refuses its arguments, without what pydantic prints around the reason."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return str(error)
+    return "; ".join(item["msg"].removeprefix("Value error, ") for item in listed())
+
+
 def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:
     """vLLM's configuration of structured output: one backend, and compact JSON.
 

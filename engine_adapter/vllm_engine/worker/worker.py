@@ -2,8 +2,6 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
@@ -21,6 +19,7 @@ from engine_adapter.vllm_engine.worker.device_memory import (
     release_memory,
     side_stream,
 )
+from engine_adapter.vllm_engine.worker.refusal import refusing_quantized
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 from engine_adapter.vllm_engine.worker.trial import Trial
 
@@ -40,14 +39,16 @@ class WorkerHooks:
                 patch_lora_masking()
             if self.vllm_config.model_config.has_inner_state:
                 patch_recurrent_layers()
-        with self._stage(f"loading target {self.vllm_config.model_config.model}"):
+        model = self.vllm_config.model_config
+        loading = self._progress.stage(f"loading target {model.model}")
+        with loading, refusing_quantized(model, self._progress):
             super().load_model(*args, **kwargs)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocates the KV cache as vLLM does, with a progress line that gives its size."""
         blocks = kv_cache_config.num_blocks
         tokens = blocks * self.vllm_config.cache_config.block_size
-        with self._stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
+        with self._progress.stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
             super().initialize_from_config(kv_cache_config)
 
     def specgate_process(self) -> list[Any]:
@@ -104,11 +105,10 @@ class WorkerHooks:
         self.model_runner.drafter.remove(name)
         release_memory(self.model_runner.device)
 
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
+    @property
+    def _progress(self) -> ProgressWriter:
         pipe = SpecgateConfig.of(self.vllm_config).progress_pipe
-        with ProgressWriter(pipe if self.rank == 0 else None).stage(name):
-            yield
+        return ProgressWriter(pipe if self.rank == 0 else None)
 
 
 def cpu_worker_class() -> type:

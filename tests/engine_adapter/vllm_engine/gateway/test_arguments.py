@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError, field_validator
 
 from demo import model_path
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
@@ -19,6 +20,7 @@ from engine_adapter.vllm_engine.gateway.arguments import (
     engine_args,
     engine_config,
     prepare_environment,
+    reason_of,
 )
 
 DEFAULTS = {
@@ -185,6 +187,21 @@ def test_an_argument_that_is_unknown_to_vllm_is_named() -> None:
 
 
 @pytest.mark.needs_vllm
+def test_a_refusal_of_vllm_is_told_without_pydantics_words() -> None:
+    class Config(BaseModel):
+        dtype: str
+
+        @field_validator("dtype")
+        @classmethod
+        def check(cls, value: str) -> str:
+            raise ValueError(f"{value} is not supported for quantization method awq.")
+
+    with pytest.raises(ValidationError) as caught:
+        Config(dtype="float32")
+    assert reason_of(caught.value) == "float32 is not supported for quantization method awq."
+    assert reason_of(OSError("no such folder")) == "no such folder"
+
+
 def test_settings_reach_vllm() -> None:
     given = config(max_model_len=512, max_num_seqs=7, seed=None, dtype="float32")
     args = engine_args(given, 9, "/pipe")
