@@ -15,6 +15,7 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import preflight
+from engine_adapter.vllm_engine.wire import SpecgateConfig
 from tests.engine_adapter.proposers.heads import (
     Heads,
     fasterdecoding_medusa,
@@ -183,13 +184,42 @@ def test_what_vllm_knows_of_a_target_with_a_state(
     monkeypatch.setitem(vars(compat), "current_platform", platform)
     text = SimpleNamespace(model_type="plamo2")
     model = SimpleNamespace(has_inner_state=state, is_hybrid=hybrid, hf_text_config=text)
-    vllm_config = SimpleNamespace(model_config=model)
+    cache = SimpleNamespace(cache_dtype="auto")
+    vllm_config = SimpleNamespace(model_config=model, cache_config=cache)
     if reason is None:
         preflight.check_state(vllm_config)
         return
     error = refusal(preflight.check_state, vllm_config)
     assert error.setting == "model"
     assert reason in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "refused"),
+    [
+        ("fp8", {"name": "head", "method": "eagle3", "model": "a/b"}, True),
+        ("fp8_e5m2", {"name": "mtp"}, True),
+        ("bfloat16", {"name": "head", "method": "eagle", "model": "a/b"}, False),
+        ("fp8", {"name": "small", "method": "draft_model", "model": "a/b"}, False),
+        ("fp8", {"name": "heads", "method": "medusa", "model": "a/b"}, False),
+    ],
+)
+def test_heads_are_refused_beside_a_quantized_kv_cache(
+    kind: str, fields: dict[str, Any], refused: bool
+) -> None:
+    config = SpecgateConfig(parse_specs([fields]))
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(has_inner_state=False),
+        cache_config=SimpleNamespace(cache_dtype=kind),
+        additional_config=config.to_additional_config(),
+    )
+    if not refused:
+        preflight.check_state(vllm_config)
+        return
+    error = refusal(preflight.check_state, vllm_config)
+    assert error.setting == "kv_cache_dtype"
+    assert repr(fields["name"]) in error.message
+    assert kind in error.message
 
 
 @pytest.mark.parametrize(
