@@ -19,6 +19,7 @@ from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
+from server.commands.bench import gpu
 from server.commands.bench.load_arguments import make_parser
 from server.control.records import (
     Drain,
@@ -29,8 +30,9 @@ from server.control.records import (
     SwitchResult,
 )
 from server.control.types import SwitchMode
+from server.fleet.replica import Prepared, ReplicaState
 from server.openai.usage import speculative_decoding
-from server.schema import admin, policy
+from server.schema import admin, fleet, policy
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import SpecDecode, StreamOptions
@@ -64,6 +66,11 @@ NOT_SETTINGS = (
 
 BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}
 """Flags of `specgate bench load`."""
+
+GPU_FLAGS = {flag for action in gpu.make_parser()._actions for flag in action.option_strings} - {
+    *("-h", "--help")
+}
+"""Flags of `specgate bench gpu`."""
 
 VLLM_NAMES = (
     "spec_decode_num_drafts_total",
@@ -160,6 +167,12 @@ PARTS = (
     ReasoningItem,
     admin.SwitchRequest,
     admin.SpecMethodResponse,
+    admin.Fleet,
+    fleet.PrepareRequest,
+    fleet.CommitRequest,
+    fleet.RollbackRequest,
+    Prepared,
+    ReplicaState,
     admin.Proposer,
     SwitchResult,
     Drain,
@@ -216,7 +229,7 @@ def test_every_error_code_is_documented_and_every_documented_one_exists() -> Non
 def test_every_metric_of_ours_is_in_a_table_with_type_and_labels(
     own_metrics: dict[str, tuple[str, tuple[str, ...]]],
 ) -> None:
-    assert len(own_metrics) == 43
+    assert len(own_metrics) == 44
     table = {cells[0]: cells for cells in checks.rows(METRICS)}
     for name, (kind, labels) in own_metrics.items():
         cells = table[f"`{name}`"]
@@ -277,12 +290,19 @@ def test_every_flag_of_the_load_benchmark_is_in_its_tables() -> None:
     assert [f for f in sorted(flags) if not re.search(rf"`{f}[ `]", cells)] == []
 
 
+def test_every_flag_of_the_gpu_check_is_in_its_table() -> None:
+    cells = " ".join(row[0] for row in checks.rows(PAGES["docs/gpu.md"]))
+    assert [f for f in sorted(GPU_FLAGS) if not re.search(rf"`{f}[ `]", cells)] == []
+
+
 def test_every_workload_is_documented() -> None:
     assert checks.missing(PAGES["docs/benchmarks.md"], WORKLOADS) == []
 
 
 def test_only_settings_that_exist_are_documented() -> None:
-    flags = {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS) | BENCH_FLAGS
+    flags = (
+        {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS) | BENCH_FLAGS | GPU_FLAGS
+    )
     pages = {page: text for page, text in PAGES.items() if page != "demo/README.md"}
     assert checks.unknown_flags(pages, flags) == []
 

@@ -1,7 +1,4 @@
-"""What the policies know: the loaded proposers, what is accepted, what costs how much, who lags.
-
-One object for all policies, fed by every step, whatever chose its drafts.
-"""
+"""What the policies know: the loaded proposers, what is accepted, costs and lags. One for all."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -211,7 +208,7 @@ class Evidence:
         self._planned_lag[:] = 0
 
     def skip_step(self) -> None:
-        """Nothing is taken from this step: the next one's calls have their own catch-up."""
+        """Takes nothing from a step; the catch-up of the next one is its own."""
         self._planned_lag[:] = 0
 
     def observe_step(self, rows: int, tokens: int, context: float, seconds: float) -> float:

@@ -43,6 +43,7 @@ NAMES = {
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",
     "current_platform": "vllm.platforms",
+    "cpu_resource_utils": "vllm.utils.cpu_resource_utils:",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",
@@ -55,6 +56,10 @@ NAMES = {
     "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",
     "get_structured_output_key": "vllm.v1.structured_output.request",
     "cached_tokenizer_from_config": "vllm.tokenizers",
+    # Ray's executor, which needs the package ray to be imported.
+    "RayExecutorV2": "vllm.v1.executor.ray_executor_v2",
+    "RayWorkerProc": "vllm.v1.executor.ray_executor_v2",
+    "ray_executor_v2": "vllm.v1.executor.ray_executor_v2:",
     # V1 workers and runners, in which the proposers are hooked.
     "cpu_worker": "vllm.v1.worker.cpu_worker:",
     "CPUWorker": "vllm.v1.worker.cpu_worker",
@@ -68,6 +73,7 @@ NAMES = {
     "EagleProposer": "vllm.v1.spec_decode.eagle",
     "DFlashProposer": "vllm.v1.spec_decode.dflash",
     "SpeculativeConfig": "vllm.config",
+    "speculative": "vllm.config.speculative:",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
     "get_model_loader": "vllm.model_executor.model_loader",

@@ -42,6 +42,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "_free_request",
         "make_stats",
     ),
+    "RayExecutorV2": ("_init_executor", "_build_runtime_env", "_get_actor_resource_kwargs"),
+    "RayWorkerProc": ("get_node_and_physical_gpu_ids",),
     "CPUModelRunner": _RUNNER_HOOKS,
     "GPUModelRunner": _RUNNER_HOOKS,
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
@@ -49,7 +51,10 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
     "EagleProposer": _HEAD_HOOKS,
     "DFlashProposer": _HEAD_HOOKS,
-    "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
+    "SpeculativeConfig": (
+        "compose_draft_hf_overrides",
+        "verify_equal_vocab_size_if_draft_model",
+    ),
     "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
     "PrometheusStatLogger": ("record",),
     "GuidanceGrammar": (
@@ -75,7 +80,7 @@ _RUNNER_ATTRIBUTES = (
     *("uniform_decode_query_len", "cudagraph_dispatcher"),
     "_draft_token_ids",
     *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
-    *("_dummy_run", "get_model", "max_model_len"),
+    *("_dummy_run", "model", "max_model_len"),
 )
 
 _DRAFT_ATTRIBUTES = (
@@ -103,6 +108,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core_client:MPClient": ("resources",),
     "vllm.v1.engine.core_client:BackgroundResources": ("engine_manager",),
     "vllm.v1.engine.utils:CoreEngineProcManager": ("processes",),
+    "cpu_resource_utils": ("get_allowed_cpu_list", "parse_id_list"),
+    "vllm.utils.cpu_resource_utils:LogicalCPUInfo": ("id", "physical_core", "numa_node"),
     "PrometheusStatLogger": (
         *("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls"),
         *("_kv_connector_cls", "_ec_connector_cls", "_perf_metrics_cls"),
@@ -155,11 +162,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine:EngineCoreOutputs": ("outputs",),
     "vllm.v1.engine:EngineCoreOutput": ("request_id", "kv_transfer_params"),
     "vllm.v1.metrics.stats:SchedulerStats": ("kv_connector_stats",),
+    "current_platform": ("ray_device_key",),
+    "ray_executor_v2": ("RayWorkerProc", "ray"),
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
     "CPUWorker": ("vllm_config", "rank", "model_runner"),
     "GPUWorker": ("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
-    "vllm.config.cache:CacheConfig": ("cache_dtype", "get_resolved_kv_cache_layout"),
+    "vllm.config.cache:CacheConfig": ("get_resolved_kv_cache_layout",),
     "vllm.v1.kv_cache_layout:KVCacheLayout": ("is_layer_compact",),
     "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
     "CPUModelRunner": _RUNNER_ATTRIBUTES,
@@ -195,6 +204,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.sample.sampler:Sampler": ("apply_logits_processors", "topk_topp_sampler"),
     "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP",),
+    "speculative": ("SpeculativeConfig",),
     "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor": ("min_p", "min_p_count"),
     "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor": (
         *("biases", "bias_tensor", "logits_slice"),
@@ -232,7 +242,11 @@ PATCHES = {
     "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
     "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
     "mamba_mixer2",
+    "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
+    "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
+    "module_names.patch_speculative_config": "speculative.SpeculativeConfig, while it makes a "
+    "draft model's configuration",
 }
 """Function of `patches` -> the object of vLLM's that it changes."""

@@ -23,6 +23,7 @@ from server.commands.admin_client import (
     printable,
     shown,
 )
+from server.commands.fleet_status import status_all
 
 SWITCHES_SHOWN = 5
 REFRESH_S = 2.0
@@ -42,10 +43,13 @@ def status(
     parser.add_argument(
         "--watch", action="store_true", help=f"look again every {REFRESH_S:g} seconds"
     )
-    parser.add_connection()
+    parser.add_connection(several=True)
     options = parser.parse_args(argv)
+    urls = parser.fleet_urls(options)
+    if options.all:
+        return status_all(options, urls, sleep)
     try:
-        with AdminClient(options.url, options.admin_key, transport) as client:
+        with AdminClient(urls[0], options.admin_key, transport) as client:
             if options.json:
                 _print_json(client, options.watch, sleep)
             else:
@@ -113,15 +117,25 @@ def _lines(method: dict[str, Any]) -> list[str]:
     ]
     if policy := method.get("policy"):
         lines += policy_lines(policy)
-    engine = method["engine"]
-    if engine["state"] != "serving":
-        lines.append(f"engine     {engine['state']}: {printable(engine['reason'])}")
+    lines += _engine_lines(method)
     if drain := method["drain"]:
         lines.append(
             f"drain      to {shown(drain['to'])}: {drain['held']} held, "
             f"{drain['waited_ms'] / 1e3:.1f} of {drain['timeout_s']:g} s"
         )
     return lines
+
+
+def _engine_lines(method: dict[str, Any]) -> list[str]:
+    """The engines that do not serve, with their numbers if there are several."""
+    engines = method.get("engines", [])
+    several = engines[1:]
+    names = [f"engine {number}" for number in range(len(engines))] if several else ["engine"]
+    return [
+        f"{name:<10} {engine['state']}: {printable(engine['reason'])}"
+        for name, engine in zip(names, engines if several else [method["engine"]], strict=True)
+        if engine["state"] != "serving"
+    ]
 
 
 def _proposers(method: dict[str, Any], loaded: Sequence[dict[str, Any]]) -> Table:

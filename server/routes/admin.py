@@ -4,13 +4,11 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.errors import EngineDead
 from engine_adapter.types import ProposerInfo
 from server.contract.answers import answers
-from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
-from server.control.method_names import SelectionError
 from server.control.records import SwitchResult
-from server.errors import ApiError, InvalidField, NotFound, Stopping
+from server.control.refusals import REFUSALS, to_refusal
+from server.fleet.replica import ReplicaState
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.http.exchange import exchange_of
@@ -56,19 +54,8 @@ async def switch_spec_method(
     try:
         # A drain must not make requests wait for a caller that is gone.
         result = await until_disconnect(request.receive, switching)
-    except SelectionError as error:
-        kind = NotFound if error.code == "proposer_not_found" else InvalidField
-        raise kind(message=error.message, param=error.param, code=error.code) from None
-    except ProposerQuarantined as error:
-        raise ApiError(409, f"{error}.", code="proposer_quarantined") from None
-    except SwitchInProgress:
-        message = "Another switch has not ended yet; nothing was changed."
-        raise ApiError(409, message, code="switch_in_progress") from None
-    except DrainTimeout as error:
-        message = f"{error}; the method was not changed."
-        raise ApiError(504, message, type="server_error", code="drain_timeout") from None
-    except DrainStopped:
-        raise Stopping("The server is stopping; nothing was changed.") from None
+    except REFUSALS as error:
+        raise to_refusal(error) from None
     if (span := exchange_of(request.scope).span) is not None:
         span.annotate(
             spec_method=result.active.spec_method,
@@ -94,8 +81,10 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
         policy=runtime.policy_admin.status(active.name),
         window_s=WINDOW_S,
         proposers=runtime.metrics.rolling_stats(),
-        engine=_engine(runtime.engine.failure),
+        engine=schema.Engine.of(runtime.engine.failure),
+        engines=[schema.Engine.of(failure) for failure in runtime.engine.failures],
         switches=list(runtime.audit.switches),
+        fleet=_fleet(runtime.fleet.state()),
     )
 
 
@@ -142,8 +131,9 @@ def _proposer(info: ProposerInfo, runtime: Runtime) -> Proposer:
     )
 
 
-def _engine(failure: EngineDead | None) -> schema.Engine:
-    if failure is None:
-        return schema.Engine(state="serving")
-    state = "dead" if failure.retry_after_s is None else "restarting"
-    return schema.Engine(state=state, reason=str(failure), retry_after_s=failure.retry_after_s)
+def _fleet(state: ReplicaState) -> schema.Fleet:
+    return schema.Fleet(
+        generation=state.fleet_generation,
+        switching=state.is_switching,
+        policies={name: dict(given) for name, given in state.policies.items()},
+    )

@@ -23,6 +23,12 @@ class EngineArguments(BaseModel):
     )
     seed: int | None = Field(None, description="seed of the engine's own generator")
     tensor_parallel_size: Count | None = Field(None, description="GPUs that share each layer")
+    distributed_executor_backend: Literal["mp", "ray"] | None = Field(
+        None, description="where the ranks run: processes of this machine (mp), or actors of Ray"
+    )
+    data_parallel_size: Count | None = Field(
+        None, description="engines, each with a copy of MODEL, that share the requests (1)"
+    )
     max_model_len: Count | None = Field(
         None, description="context in tokens, prompt and generation together (2048 for the demo)"
     )

@@ -37,6 +37,8 @@ Proposers that fail, and those that are not tried any more:
     specgate_proposer_quarantined == 1
 Active method:
     specgate_spec_method_info
+Fleets whose servers differ:
+    max by (job) (specgate_fleet_generation) != min by (job) (specgate_fleet_generation)
 Switches that did not happen:
     increase(specgate_spec_method_switches_total{outcome!="switched"}[1h])
 Slowest switches:
@@ -65,7 +67,7 @@ Requests by routing rule, and rules whose method cannot be used:
     sum by (rule) (increase(specgate_routing_rule_skips_total[5m])) > 0
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
@@ -177,6 +179,9 @@ class Metrics:
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )
+        self._fleet_generation = make.gauge(
+            "specgate_fleet_generation", "Number of the last fleet switch; 0 before the first"
+        )
         self._switches = make.counter(
             "specgate_spec_method_switches", "Switches asked for", "mode", "outcome"
         )
@@ -231,8 +236,6 @@ class Metrics:
             self._proposers.catchup.labels(name).inc(tokens)
         for name in report.faults:
             self._proposers.errors.labels(name).inc()
-        for name in report.quarantined:
-            self._proposers.quarantined.labels(name).set(1)
         if report.policy is not None:
             self.policies.on_step(report.policy)
 
@@ -240,15 +243,19 @@ class Metrics:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
         outcome = RestartOutcome.RESTARTED if succeeded else RestartOutcome.FAILED
         self._restarts.labels(outcome).inc()
-        if succeeded:
-            # The new process has forgotten which proposers failed.
-            for name in self._rolling:
-                self._proposers.quarantined.labels(name).set(0)
 
-    def set_engine(self, *, up: bool, given_up: bool) -> None:
-        """Shows whether the engine serves, and whether a dead one will never be replaced."""
+    def set_engine(self, *, up: bool, given_up: bool, quarantined: Collection[str] = ()) -> None:
+        """Shows the engine's state.
+
+        Args:
+            up: it serves.
+            given_up: a dead one will never be replaced.
+            quarantined: the proposers that it does not try any more.
+        """
         self._engine_up.set(int(up))
         self._engine_given_up.set(int(given_up))
+        for name in self._rolling:
+            self._proposers.quarantined.labels(name).set(int(name in quarantined))
 
     def rolling_stats(self) -> dict[str, RollingStats]:
         """Each proposer's sums and ratios of the last minute."""
@@ -262,6 +269,10 @@ class Metrics:
         """Shows `name` as the one active method."""
         self._spec_method.clear()
         self._spec_method.labels(name).set(1)
+
+    def set_fleet_generation(self, generation: int) -> None:
+        """Shows the number of the last fleet switch."""
+        self._fleet_generation.set(generation)
 
     def count_switch(
         self, mode: SwitchMode, outcome: SwitchOutcome, seconds: float | None = None

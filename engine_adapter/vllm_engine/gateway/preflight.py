@@ -10,7 +10,6 @@ import structlog
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.contract import OptionError, ProposerSpec, TargetSizes
-from engine_adapter.proposers.draft_options import KEEP_STATES
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.proposers.vocabulary_map import (
     HETEROGENEOUS_VOCAB,
@@ -19,7 +18,6 @@ from engine_adapter.proposers.vocabulary_map import (
 )
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.proven_models import is_proven
-from engine_adapter.vllm_engine.wire import SpecgateConfig
 
 log = structlog.get_logger(__name__)
 
@@ -29,8 +27,12 @@ LAYER_KINDS = {"full_attention", "sliding_attention"}
 TARGET_KINDS = LAYER_KINDS | {"linear_attention", "conv", "hybrid", "moe", "mlp"}
 """Those of a target. `worker.recurrent` knows more of the recurrent ones when they are loaded."""
 
-PLAIN_KV = ("auto", "float16", "bfloat16")
-"""The types of KV that heads have been run with: as in the model, without quantization."""
+NOT_CAUSAL = {"hrm_text"}
+"""Types of models whose attention sees the tokens of a step that come after a token.
+
+They are trained to read prompts so. In vLLM (`PrefillPrefixLMAttention`) they read drafts so too,
+and a token would depend on the drafts after it.
+"""
 
 
 def check_libraries() -> str:
@@ -156,10 +158,8 @@ def check_state(vllm_config: Any) -> None:
     """Checks what the target's configuration need not tell, and vLLM knows.
 
     Raises:
-        EngineConfigError: the target keeps a recurrent state that cannot follow rejected drafts, or
-            the KV of heads would be quantized.
+        EngineConfigError: the target keeps a recurrent state that cannot follow rejected drafts.
     """
-    _check_quantized_kv(vllm_config)
     model = vllm_config.model_config
     if not model.has_inner_state:
         return
@@ -177,20 +177,13 @@ def check_state(vllm_config: Any) -> None:
         )
 
 
-def _check_quantized_kv(vllm_config: Any) -> None:
-    kind = vllm_config.cache_config.cache_dtype
-    if kind in PLAIN_KV:
-        return
-    for spec in SpecgateConfig.of(vllm_config).proposers:
-        if KEEP_STATES in spec.options:
-            raise EngineConfigError(
-                "kv_cache_dtype",
-                f"must be one of {', '.join(PLAIN_KV)} beside {spec.name!r}: heads of the method "
-                f"{spec.method} have not been run with {kind}",
-            )
-
-
 def _check_layers(model_config: Any, known: Set[str]) -> None:
+    if model_config.model_type in NOT_CAUSAL:
+        raise EngineConfigError(
+            "model",
+            f"{model_config.model_type} has attention that is not causal: vLLM's text with drafts "
+            "differs from its text without; choose another model",
+        )
     kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
     if others := sorted(kinds - known):
         raise EngineConfigError(

@@ -60,6 +60,31 @@ def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
         raise SystemExit(1) from error
 
 
+@contextmanager
+def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[None]:
+    """The same for a quantized target whose weights vLLM cannot load on this machine.
+
+    Args:
+        model_config: vLLM's; a target that is not quantized is never refused.
+        progress: to the gateway.
+    """
+    method = model_config.quantization
+    try:
+        yield
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        if method is None:
+            raise
+        reason = log_and_describe(f"the target's quantization {method}", error)
+        progress.refuse(
+            "model",
+            f"{model_config.model}: vLLM cannot load its weights, quantized as {method}, on this "
+            f"machine: {reason}",
+        )
+        raise SystemExit(1) from error
+
+
 def check_layout(cache_config: Any, progress: ProgressWriter) -> None:
     """Ends this process if the KV of a layer does not lie together, after it has told the gateway.
 

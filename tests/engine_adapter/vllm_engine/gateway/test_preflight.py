@@ -15,7 +15,6 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import preflight
-from engine_adapter.vllm_engine.wire import SpecgateConfig
 from tests.engine_adapter.proposers.heads import (
     Heads,
     fasterdecoding_medusa,
@@ -167,6 +166,16 @@ def test_a_target_with_layers_that_were_never_run_is_refused(
     assert f"{fields['model_type']} ({kind}) has layers whose cache" in str(error)
 
 
+@pytest.mark.parametrize("role", ["model", "proposer"])
+def test_a_model_whose_attention_is_not_causal_is_refused(make_model: MakeModel, role: str) -> None:
+    fields = LLAMA | {"model_type": "hrm_text"}
+    target = make_model("target", fields if role == "model" else LLAMA)
+    drafts = [draft(make_model("draft", fields))] if role == "proposer" else []
+    error = refusal(preflight.check_models, config(target, drafts))
+    assert error.setting == role
+    assert "hrm_text has attention that is not causal" in str(error)
+
+
 @pytest.mark.parametrize(
     ("state", "hybrid", "on_cpu", "reason"),
     [
@@ -184,42 +193,13 @@ def test_what_vllm_knows_of_a_target_with_a_state(
     monkeypatch.setitem(vars(compat), "current_platform", platform)
     text = SimpleNamespace(model_type="plamo2")
     model = SimpleNamespace(has_inner_state=state, is_hybrid=hybrid, hf_text_config=text)
-    cache = SimpleNamespace(cache_dtype="auto")
-    vllm_config = SimpleNamespace(model_config=model, cache_config=cache)
+    vllm_config = SimpleNamespace(model_config=model)
     if reason is None:
         preflight.check_state(vllm_config)
         return
     error = refusal(preflight.check_state, vllm_config)
     assert error.setting == "model"
     assert reason in str(error)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "refused"),
-    [
-        ("fp8", {"name": "head", "method": "eagle3", "model": "a/b"}, True),
-        ("fp8_e5m2", {"name": "mtp"}, True),
-        ("bfloat16", {"name": "head", "method": "eagle", "model": "a/b"}, False),
-        ("fp8", {"name": "small", "method": "draft_model", "model": "a/b"}, False),
-        ("fp8", {"name": "heads", "method": "medusa", "model": "a/b"}, False),
-    ],
-)
-def test_heads_are_refused_beside_a_quantized_kv_cache(
-    kind: str, fields: dict[str, Any], refused: bool
-) -> None:
-    config = SpecgateConfig(parse_specs([fields]))
-    vllm_config = SimpleNamespace(
-        model_config=SimpleNamespace(has_inner_state=False),
-        cache_config=SimpleNamespace(cache_dtype=kind),
-        additional_config=config.to_additional_config(),
-    )
-    if not refused:
-        preflight.check_state(vllm_config)
-        return
-    error = refusal(preflight.check_state, vllm_config)
-    assert error.setting == "kv_cache_dtype"
-    assert repr(fields["name"]) in error.message
-    assert kind in error.message
 
 
 @pytest.mark.parametrize(
