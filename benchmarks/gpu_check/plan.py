@@ -136,8 +136,20 @@ def stages(plan: CheckPlan) -> list[Stage]:
             rows_of_log=waits_in,
         ),
         _speed_stage(plan),
-        _engine_stage(plan, "parallel", "exactness over two devices", parallel, devices=2),
+        _engine_stage(
+            plan,
+            "parallel",
+            "exactness over two devices",
+            parallel,
+            environment=_of_two_ranks(plan),
+            devices=2,
+        ),
     ]
+
+
+def _of_two_ranks(plan: CheckPlan) -> Mapping[str, str]:
+    # vLLM gives each rank on a CPU a NUMA node, of which most machines have one.
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if plan.device is Device.CPU else {}
 
 
 def _engine_stage(

@@ -79,9 +79,6 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
     given["structured_outputs_config"] = structured_outputs_config(config)
-    own: Any = SpecgateConfig(
-        tuple(config.proposers), progress_pipe, config.policies, config.primary
-    ).to_additional_config()
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -95,7 +92,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
                 "model": "engine_adapter.vllm_engine.worker.dispatch.ProposerDispatch",
                 "num_speculative_tokens": capacity,
             },
-            additional_config=own,
+            additional_config=_own_config(config, progress_pipe),
             **given,
         )
     except TypeError as error:
@@ -124,6 +121,13 @@ def _data_parallel(config: EngineConfig, given: Mapping[str, Any]) -> dict[str, 
     if compat.current_platform.is_cpu():
         return {"data_parallel_size": 1}
     return {"data_parallel_size": 1, "device_ids": placement.device_ids(config)}
+
+
+def _own_config(config: EngineConfig, progress_pipe: str | None) -> Any:
+    """Specgate's part of vLLM's configuration; vLLM's annotation knows only dictionaries."""
+    return SpecgateConfig(
+        tuple(config.proposers), progress_pipe, config.policies, config.primary
+    ).to_additional_config()
 
 
 def engine_config(args: Any) -> Any:

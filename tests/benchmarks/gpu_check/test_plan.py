@@ -62,6 +62,11 @@ def test_the_speed_on_a_gpu_is_with_graphs_and_against_stocks_defaults() -> None
     assert json.dumps(NGRAM) in gpu.command
 
 
+def test_ranks_on_a_cpu_need_no_numa_node_each() -> None:
+    assert "VLLM_CPU_OMP_THREADS_BIND" in planned(Device.CPU)["parallel"].environment
+    assert planned(Device.CUDA)["parallel"].environment == {}
+
+
 def test_the_arguments_of_the_comparison_are_those_of_its_command() -> None:
     from server.commands.bench.compare import make_parser
 
