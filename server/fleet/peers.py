@@ -44,7 +44,8 @@ def read_state(path: str) -> ReplicaState | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ValueError(f"{path} does not have the state of a fleet: {error.errors()[0]['msg']}") from None
+        reason = error.errors()[0]["msg"]
+        raise ValueError(f"{path} does not have the state of a fleet: {reason}") from None
 
 
 def state_json(state: ReplicaState) -> bytes:
