@@ -120,12 +120,6 @@ def _w8a8(weight: torch.Tensor) -> Tensors:
     return {"weight": (weight / scale).round().to(torch.int8), "weight_scale": scale}
 
 
-def _fp8(weight: torch.Tensor) -> Tensors:
-    """One scale for a matrix, in E4M3, as vLLM's `fp8` reads it."""
-    scale = weight.abs().max() / torch.finfo(torch.float8_e4m3fn).max
-    return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale.reshape(1)}
-
-
 def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Any:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
@@ -177,6 +171,5 @@ LAYOUTS: Mapping[str, Layout] = {
         ),
         _w8a8,
     ),
-    "FP8": Layout({"quant_method": "fp8", "activation_scheme": "dynamic"}, _fp8),
 }
 """Each layout by its name in docs/models.md."""

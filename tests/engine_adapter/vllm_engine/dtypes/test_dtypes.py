@@ -3,6 +3,7 @@
 With `-s` each test prints its row of the table.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ ORIGINAL = "original"
 LEAST_ACCEPTED = 0.5
 """Of the drafts of `ORIGINAL`: a checkpoint that is packed in another order writes other texts."""
 
-THREADS = "2"
+THREADS = os.environ.get("THREADS", "2")
 """With one thread, vLLM's results on CPU do not depend on the batch, and there is no noise."""
 
 ENGINE: dict[str, Any] = {
