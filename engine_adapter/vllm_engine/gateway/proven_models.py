@@ -44,6 +44,7 @@ PROVEN: frozenset[str] = frozenset(
         "MistralForCausalLM",
         "MixtralForCausalLM",
         "NemotronForCausalLM",
+        "NemotronHForCausalLM",
         "OPTForCausalLM",
         "Olmo2ForCausalLM",
         "Olmo3ForCausalLM",

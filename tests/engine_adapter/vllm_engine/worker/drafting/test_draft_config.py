@@ -38,7 +38,8 @@ def draft(model: Path, target: Any) -> Any:
     """vLLM's configuration of a draft model in the folder."""
     module = import_module("engine_adapter.vllm_engine.worker.drafting.draft_config")
     spec = parse_spec({"name": "small", "method": "draft_model", "model": str(model)})
-    config = SimpleNamespace(speculative_config=target)
+    additional = SimpleNamespace(compiled_for=lambda name: name)
+    config = SimpleNamespace(speculative_config=target, additional_config=additional)
     return module.draft_vllm_config(spec, config).speculative_config
 
 
