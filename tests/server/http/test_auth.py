@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.http.auth import ADMIN_PATHS, AuthMiddleware, key_name
 from server.http.keyring import Keyring
-from server.routes import admin, lora, policy
+from server.routes import admin, fleet, lora, policy
 from server.settings import Settings
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, Gateway, build
@@ -103,7 +103,7 @@ async def test_every_admin_route_refuses_an_inference_key() -> None:
 
 
 def test_every_admin_route_is_on_the_list() -> None:
-    routers = (admin.router, lora.router, policy.router)
+    routers = (admin.router, fleet.router, lora.router, policy.router)
     found = {route.path for router in routers for route in router.routes}  # type: ignore[attr-defined]
     assert found == ADMIN_PATHS
 

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from tests import ray_cluster
 
-pytest.importorskip("ray", reason=ray_cluster.ABSENT)
+pytest.importorskip("ray.serve", reason=ray_cluster.ABSENT)
 
 from tests.server.ray_serve.serving import Fleet, serving, switch_under_load
 
