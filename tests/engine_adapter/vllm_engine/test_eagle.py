@@ -136,11 +136,8 @@ async def test_a_head_without_kept_states_drafts_the_same_for_rows_that_begin_wi
 ) -> None:
     some = [prompts[8], prompts[16]]
     want = never_switched(engine, some, LEAN[method], 24)
-    got = engine.run(
-        [*(RecordedRequest(prompt, 24, method) for prompt in some)]
-        + [RecordedRequest(prompts[9], 24, PLAIN)],
-        {12: method},
-    )
+    begun = [RecordedRequest(prompt, 24, method) for prompt in some]
+    got = engine.run([*begun, RecordedRequest(prompts[9], 24, PLAIN)], {12: method})
     assert got.outputs[:2] == want.outputs
     for i in range(2):
         assert got.of(i, method.proposer) == want.of(i, LEAN[method].proposer)
