@@ -31,7 +31,7 @@ from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
+from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 
 CASES = (
     ("ngram", 256, ""),
@@ -119,7 +119,7 @@ class _Runner(RunnerHooks):
         assert not drafted
         sampling = self.input_batch.sampling_metadata
         logits = torch.empty(sum(counts) + len(counts), 1)
-        inputs = SimpleNamespace(drafts=drafted, generators=generators)
+        inputs = VerifyInputs(drafted, generators)
         return self.rejection_sampler(metadata, inputs, logits, sampling)
 
     def commit(self, emitted: Sequence[Sequence[int]]) -> None:

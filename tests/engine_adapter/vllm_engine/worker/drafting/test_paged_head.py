@@ -207,7 +207,7 @@ def test_copied_blocks_stay_valid(make: Any) -> None:
 def test_heads_that_read_the_same_states_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.engine_adapter.vllm_engine.support.paged_world import World
 
-    heads = [
+    heads: list[dict[str, Any]] = [
         {"name": "one", "method": "eagle", "model": "toy/5"},
         {"name": "two", "method": "eagle", "model": "toy/6"},
         {"name": "three", "method": "eagle3", "model": "toy/7/0,4"},
@@ -215,13 +215,13 @@ def test_heads_that_read_the_same_states_share_them(monkeypatch: pytest.MonkeyPa
         {"name": "five", "method": "eagle3", "model": "toy/8/0,4"},
     ]
     world = World(monkeypatch, proposers=heads)
-    one, two, three, four, five = (world.toy(str(head["name"])) for head in heads)
+    one, two, three, four, five = world.dispatch.host.heads
     assert one._states is two._states
     assert three._states is four._states
     assert len({id(head._states) for head in (one, three, five)}) == 3
     assert one.kv_bytes > 0
     assert two.kv_bytes == four.kv_bytes == 0
     for head in heads:
-        world.add(str(head["name"]), prompt(10), SpecMethod(str(head["name"]), 3))
+        world.add(head["name"], prompt(10), SpecMethod(head["name"], 3))
     for _ in range(5):
         assert all(world.step().drafts.values())
