@@ -42,6 +42,13 @@ def prepare_environment(config: EngineConfig) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
+def tokenizer_source(config: EngineConfig) -> tuple[str, str | None]:
+    """The folder or hub id of the target's tokenizer, and its revision, as vLLM takes them."""
+    given = config.arguments
+    revision = given.get("tokenizer_revision") or given.get("revision")
+    return given.get("tokenizer") or config.model, revision
+
+
 def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) -> Any:
     """Builds vLLM's `AsyncEngineArgs`.
 
@@ -102,7 +109,7 @@ def engine_config(args: Any) -> Any:
     """
     wanted = args.enable_prefix_caching
     config = args.create_engine_config()
-    if not config.model_config.has_inner_state or not compat.current_platform.is_cpu():
+    if not config.model_config.is_hybrid or not compat.current_platform.is_cpu():
         return config
     if wanted:
         raise EngineConfigError(

@@ -16,16 +16,17 @@ from engine_adapter.proposers.vocabulary_map import (
     load_tokenizer,
     map_vocabularies,
 )
-from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine import compat, state_layers
+from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.proven_models import is_proven
 
 log = structlog.get_logger(__name__)
 
-LAYER_KINDS = {"full_attention", "sliding_attention"}
+LAYER_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 """The kinds of layers, as configurations name them, that a draft model can have."""
 
 TARGET_KINDS = LAYER_KINDS | {"linear_attention", "conv", "hybrid", "moe", "mlp"}
-"""Those of a target. `worker.recurrent` knows more of the recurrent ones when they are loaded."""
+"""Those of a target. `check_state` knows more of the recurrent ones."""
 
 
 def check_libraries() -> str:
@@ -98,11 +99,11 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
             draft_config = _load_config("model", spec.model, config)
             _check_layers(draft_config, LAYER_KINDS)
             _warn_unless_proven(spec.model, draft_config)
-            draft = _tokenizer("model", spec.model, config)
+            draft = _tokenizer("model", spec.model, None, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
         if target is None:
-            target = _target_tokenizer(config)
+            target = _tokenizer("tokenizer", *tokenizer_source(config), config)
         if spec.options[HETEROGENEOUS_VOCAB]:
             _check_mapping(spec, target, draft, target_size, draft_config.get_text_config())
         elif draft.get_vocab() != target.get_vocab():
@@ -120,12 +121,6 @@ def _check_mapping(spec: ProposerSpec, target: Any, draft: Any, size: int, text:
     except OptionError as error:
         raise EngineConfigError("proposer", f"{spec.name}: {error}", error.option) from error
     log.info("vocabulary_mapped", proposer=spec.name, detail=str(mapped))
-
-
-def _target_tokenizer(config: EngineConfig) -> Any:
-    if tokenizer := config.arguments.get("tokenizer"):
-        return _tokenizer("tokenizer", tokenizer, config)
-    return _tokenizer("tokenizer", config.model, config, config.arguments.get("revision"))
 
 
 def _load_config(
@@ -148,13 +143,17 @@ def _load_config(
 
 
 def check_state(vllm_config: Any) -> None:
-    """Checks what the target's configuration need not tell, and vLLM knows.
+    """Checks the layers with a state, which the target's configuration need not tell.
+
+    Reads no weights: it asks vLLM's class of the model.
 
     Raises:
-        EngineConfigError: the target keeps a recurrent state that cannot follow rejected drafts.
+        EngineConfigError: the target has such layers on a GPU, without attention, of a kind that
+            cannot follow rejected drafts, or in a dtype without kernels.
     """
     model = vllm_config.model_config
-    if not model.has_inner_state:
+    # Granite 4 without Mamba has a class with a state, and attention only.
+    if not model.is_hybrid and not model.is_attention_free:
         return
     kind = model.hf_text_config.model_type
     if not compat.current_platform.is_cpu():
@@ -162,11 +161,22 @@ def check_state(vllm_config: Any) -> None:
             "model",
             f"{kind} has recurrent layers, which are proven on CPU only: choose another model",
         )
-    if not model.is_hybrid:
+    if model.is_attention_free:
         raise EngineConfigError(
             "model",
             f"{kind} has no attention beside recurrent layers, and vLLM counts the accepted drafts "
             "only of models that have both: choose another model",
+        )
+    cls, _ = model.registry.resolve_model_cls(model.architectures, model_config=model)
+    layers = state_layers.layers_of(cls)
+    if fault := state_layers.fault_of(layers):
+        raise EngineConfigError("model", f"{kind}: {fault}")
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype != "bfloat16" and state_layers.GATED_DELTA in {layer.__name__ for layer in layers}:
+        raise EngineConfigError(
+            "dtype",
+            f"must be bfloat16 for {kind} on a CPU, got {dtype}: vLLM's kernels of gated delta "
+            "networks have no other dtype there",
         )
 
 
@@ -201,7 +211,7 @@ def _check_latent_attention(text: Any) -> None:
         )
 
 
-def _tokenizer(setting: str, model: str, config: EngineConfig, revision: str | None = None) -> Any:
+def _tokenizer(setting: str, model: str, revision: str | None, config: EngineConfig) -> Any:
     trust = bool(config.arguments.get("trust_remote_code"))
     try:
         return load_tokenizer(model, revision, trust_remote_code=trust)

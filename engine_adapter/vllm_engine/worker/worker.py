@@ -31,7 +31,7 @@ class WorkerHooks:
             patch_logprob_ranks()
             if self.vllm_config.lora_config:
                 patch_lora_masking()
-            if self.vllm_config.model_config.has_inner_state:
+            if self.vllm_config.model_config.is_hybrid:
                 patch_recurrent_layers()
         with self._stage(f"loading target {self.vllm_config.model_config.model}"):
             super().load_model(*args, **kwargs)

@@ -231,7 +231,7 @@ class Arguments:
     """vLLM's arguments for a target; its prefix cache is on unless it is set."""
 
     def __init__(self, *, recurrent: bool, caching: bool | None) -> None:
-        self._model = SimpleNamespace(has_inner_state=recurrent)
+        self._model = SimpleNamespace(is_hybrid=recurrent)
         self.enable_prefix_caching = caching
 
     def create_engine_config(self) -> Any:

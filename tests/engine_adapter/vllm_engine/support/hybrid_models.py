@@ -25,11 +25,38 @@ HYBRIDS: Mapping[str, dict[str, Any]] = {
         "shared_intermediate_size": 192,
         "position_embedding_type": "rope",
     },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"] * 2,
+        "block_auto_adjust_ff_dim": False,
+        "conv_dim": 128,
+        "block_dim": 128,
+    },
 }
 """Model type -> its fields. Each model has four layers."""
+
+_GATED_DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+
+GATED_DELTAS: Mapping[str, dict[str, Any]] = {
+    "qwen3_5_text": _GATED_DELTA,
+    "qwen3_next": _GATED_DELTA
+    | {
+        "mlp_only_layers": [0, 1, 2],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
+}
+"""The same for models whose kernels need bfloat16 on a CPU."""
 
 
 def random_hybrid(folder: Path, model_type: str, seed: int = 0) -> str:
     """A random model of an architecture with the demo's tokenizer."""
-    fields = {"num_hidden_layers": 4} | HYBRIDS[model_type]
+    fields = {"num_hidden_layers": 4} | {**HYBRIDS, **GATED_DELTAS}[model_type]
     return write_random_model(folder, model_type, fields, seed, scale=1.0)

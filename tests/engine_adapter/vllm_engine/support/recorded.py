@@ -111,11 +111,14 @@ class RecordedEngine:
 
     Args:
         config: the engine's configuration.
+        prepare: is called in the process before the engine starts.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, prepare: Callable[[], None] | None = None
+    ) -> None:
         self._pool = ProcessPoolExecutor(
-            1, get_context("spawn"), initializer=_start, initargs=(config,)
+            1, get_context("spawn"), initializer=_start, initargs=(config, prepare)
         )
 
     def restart(self, config: EngineConfig) -> None:
@@ -232,11 +235,13 @@ _engine: Any = None
 _count = 0
 
 
-def _start(config: EngineConfig) -> None:
+def _start(config: EngineConfig, prepare: Callable[[], None] | None = None) -> None:
     from engine_adapter.vllm_engine.gateway import arguments
 
     global _engine
     arguments.prepare_environment(config)
+    if prepare is not None:
+        prepare()
     args = arguments.engine_args(
         config, draft_capacity(config.proposers, config.max_speculative_tokens), None
     )

@@ -1,4 +1,4 @@
-"""Models with sliding windows: the demo's target with windows, and small random models."""
+"""Models with sliding windows or chunks: the demo's target with windows, and small random models."""
 
 import json
 import shutil
@@ -12,6 +12,9 @@ from demo import model_path
 
 WINDOW = 48
 """Tokens; less than a prompt, more than a block of 32."""
+
+CHUNK = 64
+"""Tokens of a chunk of attention; vLLM needs a multiple of a block."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -59,6 +62,13 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
     "olmo3": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
     "exaone4": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "llama4_text": {
+        "attention_chunk_size": CHUNK,
+        "no_rope_layer_interval": 2,
+        "intermediate_size_mlp": 192,
+        "interleave_moe_layer_step": 3,  # so no layer has experts
+        "use_qk_norm": False,
+    },
     "gpt_oss": {
         "sliding_window": WINDOW,
         "layer_types": [SLIDING, FULL],
