@@ -14,6 +14,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.state_layers import fault_of
 from engine_adapter.vllm_engine.worker.refusal import refuse
 
+
 class RecurrentStateHooks:
     """Mixed into a V1 runner, before `RunnerHooks`."""
 

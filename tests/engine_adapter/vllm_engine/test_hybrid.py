@@ -1,9 +1,11 @@
 """Targets with recurrent layers: exact texts, whatever part of a draft is accepted.
 
 Small random models in float32. vLLM's kernels of gated delta networks need bfloat16 on a CPU, so
-with such a target the engine has kernels of PyTorch, and transformers is the reference. The request's predicted output is the target's own text with mistakes, so
-drafts are accepted in part, at every length, and each is followed by steps without drafts. Rows
-with other proposers and prompts in chunks share the batches.
+with such a target the engine has kernels of PyTorch, and transformers is the reference.
+
+The request's predicted output is the target's own text with mistakes, so drafts are accepted in
+part, at every length, and each is followed by steps without drafts. Rows with other proposers and
+prompts in chunks share the batches.
 """
 
 import json
@@ -98,9 +100,7 @@ def proposers_for(target: str, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=[*HYBRIDS, *GATED_DELTAS]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[*HYBRIDS, *GATED_DELTAS])
 async def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Case]:

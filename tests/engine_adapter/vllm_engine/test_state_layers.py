@@ -1,6 +1,8 @@
 """Which layers with a state vLLM's models are made of, and which of them are refused."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 
 import pytest
 
@@ -12,12 +14,10 @@ MODELS = [
     ("falcon_h1", "FalconH1ForCausalLM", {"MambaMixer2"}),
     ("granitemoehybrid", "GraniteMoeHybridForCausalLM", {"MambaMixer2"}),
     ("nemotron_h", "NemotronHForCausalLM", {"MambaMixer2"}),
-    ("nano_nemotron_vl", "NemotronH_Nano_VL_V2", {"MambaMixer2"}),
     ("zamba2", "Zamba2ForCausalLM", {"MambaMixer2"}),
     ("lfm2", "Lfm2ForCausalLM", {"ShortConv"}),
     ("lfm2_moe", "Lfm2MoeForCausalLM", {"ShortConv"}),
     ("qwen3_next", "Qwen3NextForCausalLM", {GATED_DELTA}),
-    ("qwen3_5", "Qwen3_5ForConditionalGeneration", {GATED_DELTA}),
     ("jamba", "JambaForCausalLM", {"MambaMixer"}),
     ("olmo_hybrid", "OlmoHybridForCausalLM", {"OlmoHybridGatedDeltaNetAttention"}),
     ("bailing_moe_linear", "BailingMoeV25ForCausalLM", {"BailingMoELinearAttention"}),
@@ -35,3 +35,14 @@ def test_the_layers_are_those_of_the_class(module: str, name: str, layers: set[s
     for layer in layers - FOLLOWING:
         assert fault is not None
         assert f"{layer}: it " in fault
+
+
+def test_a_wrapper_has_the_layers_of_the_model_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = import_module("vllm.model_executor.models.jamba").JambaForCausalLM
+    module = ModuleType("wrapping")
+    wrapper = type("Wrapper", (), {"__module__": module.__name__})
+    vars(module).update(Wrapper=wrapper, JambaForCausalLM=inner, number=1)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert {layer.__name__ for layer in layers_of(wrapper)} == {"MambaMixer"}

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.engine_adapter.vllm_engine.support.window_models import CHUNK, FULL, SLIDING, SMALL, WINDOW
+from tests.engine_adapter.vllm_engine.support.window_models import (
+    CHUNK,
+    FULL,
+    SLIDING,
+    SMALL,
+    WINDOW,
+)
 
 ABSENT = object()
 """A field of `BASE` that a configuration refuses."""

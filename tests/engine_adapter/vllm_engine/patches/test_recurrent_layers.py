@@ -24,7 +24,7 @@ Drawn = torch.Generator
 
 def direct(inputs: torch.Tensor, weight: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
     """The outputs [T - W + 1, D] for the inputs [T, D]."""
-    out = functional.conv1d(inputs.T[None], weight[:, None], bias, groups=D)[0].T
+    out = functional.conv1d(inputs.T[None], weight[:, None], bias, groups=len(weight))[0].T
     return functional.silu(out) if activation else out
 
 

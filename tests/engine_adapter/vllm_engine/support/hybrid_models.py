@@ -34,18 +34,13 @@ HYBRIDS: Mapping[str, dict[str, Any]] = {
 }
 """Model type -> its fields. Each model has four layers."""
 
-_GATED_DELTA: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-}
-
 GATED_DELTAS: Mapping[str, dict[str, Any]] = {
-    "qwen3_5_text": _GATED_DELTA,
-    "qwen3_next": _GATED_DELTA
-    | {
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
         "mlp_only_layers": [0, 1, 2],
         "num_experts": 4,
         "num_experts_per_tok": 2,

@@ -114,9 +114,7 @@ class RecordedEngine:
         prepare: is called in the process before the engine starts.
     """
 
-    def __init__(
-        self, config: EngineConfig, prepare: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, prepare: Callable[[], None] | None = None) -> None:
         self._pool = ProcessPoolExecutor(
             1, get_context("spawn"), initializer=_start, initargs=(config, prepare)
         )

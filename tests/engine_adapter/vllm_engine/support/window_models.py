@@ -1,4 +1,4 @@
-"""Models with sliding windows or chunks: the demo's target with windows, and small random models."""
+"""Models with windows or chunks: the demo's target with windows, and small random models."""
 
 import json
 import shutil
