@@ -20,7 +20,6 @@ from engine_adapter.proposers.contract import (
     TargetSizes,
 )
 
-
 NUM_LAYERS = "num_nextn_predict_layers"
 """The field of the target's configuration with the number of its MTP layers."""
 

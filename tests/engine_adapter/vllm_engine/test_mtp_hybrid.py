@@ -88,13 +88,13 @@ async def test_texts_are_exact_under_switches_and_preemption(
 ) -> None:
     some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
     want = never_switched(case.engine, some, MTP, 40)
-    methods = [MTP, NGRAM, PLAIN, CASCADE]
+    methods = [PLAIN, MTP, NGRAM, CASCADE]
     switches = {step: methods[step // 3 % 4] for step in range(0, 900, 3)}
     requests = [RecordedRequest(prompt, 40, PLAIN, at=i) for i, prompt in enumerate(some)]
     got = case.engine.run(requests, switches)
     assert got.preemptions > 0
     assert same_drafts(got, want, "mtp") > 50
-    assert got.catchup["mtp"] > sum(map(len, some))
+    assert got.catchup["mtp"] > 2 * len(some[0]), "the first prompts were read while it was idle"
     for prompt, output in zip(some, got.outputs, strict=True):
         assert await case.target.gap(prompt, output) < TIE
 

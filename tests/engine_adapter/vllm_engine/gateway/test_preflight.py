@@ -15,7 +15,7 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine import compat, state_layers
-from engine_adapter.vllm_engine.gateway import preflight
+from engine_adapter.vllm_engine.gateway import arguments, preflight
 from tests.engine_adapter.proposers.heads import (
     Heads,
     fasterdecoding_medusa,
@@ -34,6 +34,13 @@ LLAMA = {
     "vocab_size": 32,
 }
 WORDS = ("the", "cat", "sat", "on", "a", "mat")
+
+GRANITE = {
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 2,
+    "mamba_d_head": 16,
+}
 
 MakeModel = Callable[..., str]
 
@@ -64,9 +71,9 @@ def config(
     model: str = "m",
     proposers: Sequence[dict[str, Any]] = (),
     capacity: int | None = None,
-    **arguments: Any,
+    **given: Any,
 ) -> EngineConfig:
-    return EngineConfig(model, model, parse_specs(proposers), capacity, arguments)
+    return EngineConfig(model, model, parse_specs(proposers), capacity, given)
 
 
 def draft(model: str, name: str = "small", **fields: Any) -> dict[str, Any]:
@@ -220,6 +227,37 @@ def test_a_target_whose_states_cannot_follow_drafts_is_refused_before_it_is_load
     assert reason in str(error)
 
 
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize(
+    ("architecture", "fields", "refused"),
+    [
+        ("JambaForCausalLM", {"model_type": "jamba"}, ("model", "jamba: its recurrent layers")),
+        (
+            "Qwen3NextForCausalLM",
+            {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]},
+            ("dtype", "must be bfloat16 for qwen3_next on a CPU, got float32"),
+        ),
+        ("GraniteMoeHybridForCausalLM", GRANITE, None),
+    ],
+    ids=["jamba", "qwen3_next", "granitemoehybrid"],
+)
+def test_vllms_class_of_the_model_tells_its_layers_without_weights(
+    make_model: MakeModel,
+    architecture: str,
+    fields: dict[str, Any],
+    refused: tuple[str, str] | None,
+) -> None:
+    folder = make_model("target", LLAMA | fields | {"architectures": [architecture]})
+    given = config(folder, dtype="float32", max_model_len=64)
+    vllm_config = arguments.engine_config(arguments.engine_args(given, 5, None))
+    if refused is None:
+        preflight.check_state(vllm_config)
+        return
+    error = refusal(preflight.check_state, vllm_config)
+    assert error.setting == refused[0]
+    assert refused[1] in str(error)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -340,7 +378,7 @@ def test_a_draft_model_without_tokenizer_is_named_with_proposer(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("given", "expected"),
     [
         ({}, ("{target}", None)),
         ({"revision": "r1"}, ("{target}", "r1")),
@@ -353,7 +391,7 @@ def test_a_draft_model_without_tokenizer_is_named_with_proposer(
 def test_a_draft_models_tokenizer_is_compared_with_the_one_that_vllm_loads(
     make_model: MakeModel,
     monkeypatch: pytest.MonkeyPatch,
-    arguments: dict[str, str],
+    given: dict[str, str],
     expected: tuple[str, str | None],
 ) -> None:
     target, small = make_model("target"), make_model("draft")
@@ -364,7 +402,7 @@ def test_a_draft_models_tokenizer_is_compared_with_the_one_that_vllm_loads(
         return SimpleNamespace(get_vocab=dict)
 
     monkeypatch.setattr(preflight, "load_tokenizer", load)
-    preflight.check_models(config(target, [draft(small)], **arguments))
+    preflight.check_models(config(target, [draft(small)], **given))
     name, revision = expected
     assert read == [(small, None), (name.format(target=target), revision)]
 
