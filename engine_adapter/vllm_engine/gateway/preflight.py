@@ -22,7 +22,9 @@ from engine_adapter.vllm_engine.gateway.proven_models import is_proven
 
 log = structlog.get_logger(__name__)
 
-LAYER_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+CHUNKED = "chunked_attention"
+
+LAYER_KINDS = {"full_attention", "sliding_attention", CHUNKED}
 """The kinds of layers, as configurations name them, that a draft model can have."""
 
 TARGET_KINDS = LAYER_KINDS | {"linear_attention", "conv", "hybrid", "moe", "mlp"}
@@ -142,6 +144,23 @@ def _load_config(
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 
+def check_chunks(vllm_config: Any) -> None:
+    """Checks that the target's chunks of attention consist of whole blocks.
+
+    vLLM asserts it when the first request runs.
+
+    Raises:
+        EngineConfigError: they do not.
+    """
+    text, size = vllm_config.model_config.hf_text_config, vllm_config.cache_config.block_size
+    if CHUNKED in _kinds(text) and text.attention_chunk_size % size:
+        raise EngineConfigError(
+            "block_size",
+            f"{size} must divide {text.attention_chunk_size}, the tokens of the target's chunks of "
+            "attention",
+        )
+
+
 def check_state(vllm_config: Any) -> None:
     """Checks the layers with a state, which the target's configuration need not tell.
 
@@ -181,13 +200,16 @@ def check_state(vllm_config: Any) -> None:
 
 
 def _check_layers(model_config: Any, known: Set[str]) -> None:
-    kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
-    if others := sorted(kinds - known):
+    if others := sorted(_kinds(model_config.get_text_config()) - known):
         raise EngineConfigError(
             "model",
             f"{model_config.model_type} ({', '.join(others)}) has layers whose cache is not proven "
             "to follow switches and rejected drafts: choose another model",
         )
+
+
+def _kinds(text_config: Any) -> set[str]:
+    return set(getattr(text_config, "layer_types", None) or ())
 
 
 def _warn_unless_proven(model: str, model_config: Any) -> None:

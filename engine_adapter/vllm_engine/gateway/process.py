@@ -138,6 +138,7 @@ class EngineProcess:
             args = arguments.engine_args(self._config, self._capacity, pipe)
             vllm_config = arguments.engine_config(args)
             preflight.check_state(vllm_config)
+            preflight.check_chunks(vllm_config)
         except EngineConfigError:
             raise
         except Exception as error:  # vLLM raises many types for a bad argument

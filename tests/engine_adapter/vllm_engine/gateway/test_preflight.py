@@ -227,6 +227,31 @@ def test_a_target_whose_states_cannot_follow_drafts_is_refused_before_it_is_load
     assert reason in str(error)
 
 
+@pytest.mark.parametrize(
+    ("chunk", "kinds", "fits"),
+    [
+        (8192, ["chunked_attention", "full_attention"], True),
+        (96, ["chunked_attention", "full_attention"], False),
+        (96, ["full_attention"], True),
+        (96, None, True),
+    ],
+)
+def test_chunks_of_attention_must_consist_of_blocks(
+    chunk: int, kinds: list[str] | None, fits: bool
+) -> None:
+    text = SimpleNamespace(attention_chunk_size=chunk, layer_types=kinds)
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_text_config=text),
+        cache_config=SimpleNamespace(block_size=64),
+    )
+    if fits:
+        preflight.check_chunks(vllm_config)
+        return
+    error = refusal(preflight.check_chunks, vllm_config)
+    assert error.setting == "block_size"
+    assert "64 must divide 96" in str(error)
+
+
 @pytest.mark.needs_vllm
 @pytest.mark.parametrize(
     ("architecture", "fields", "refused"),

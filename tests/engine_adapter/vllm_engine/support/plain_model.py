@@ -15,18 +15,18 @@ class PlainModel:
 
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
-    @torch.inference_mode()
     async def greedy(self, prompts: Sequence[Prompt], max_tokens: int) -> list[tuple[int, ...]]:
         """The greedy continuations, each of `max_tokens` tokens."""
         given = {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens, "do_sample": False}
         given["eos_token_id"] = None
-        made = {p: self._model.generate(torch.tensor([p]), **given) for p in set(prompts)}
+        with torch.inference_mode():
+            made = {p: self._model.generate(torch.tensor([p]), **given) for p in set(prompts)}
         return [tuple(made[p][0, len(p) :].tolist()) for p in prompts]
 
-    @torch.inference_mode()
     async def gap(self, prompt: Prompt, tokens: tuple[int, ...]) -> float:
         """See `live.Stock.gap`."""
-        logits = self._model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         scores = logits.log_softmax(-1)
         chosen = scores.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         return float((scores.amax(1) - chosen).max())

@@ -13,8 +13,8 @@ from demo import model_path
 WINDOW = 48
 """Tokens; less than a prompt, more than a block of 32."""
 
-CHUNK = 64
-"""Tokens of a chunk of attention; vLLM needs a multiple of a block."""
+CHUNK = 128
+"""Tokens of a chunk of attention; a multiple of the blocks of every engine here."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
