@@ -17,7 +17,7 @@ BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: serve unit test prove check openapi format clean
+.PHONY: serve unit test prove check gpu-check openapi format clean
 
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
@@ -39,6 +39,12 @@ check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES) tests
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+# On a machine with a GPU, whose environment is not the one that this file installs.
+GPU_PYTHON ?= python3
+
+gpu-check:  ## Checks everything that needs a GPU; ARGS="..." goes to `specgate bench gpu`.
+	$(GPU_PYTHON) -m server.cli bench gpu $(ARGS)
 
 openapi: $(VENV)/.cpu  ## Rewrites docs/openapi.json, which a test compares with the server's.
 	$(BIN)/python -m server.contract docs/openapi.json

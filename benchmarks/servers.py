@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -49,6 +50,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
 """The variables that Specgate sets for itself on CPU; stock vLLM gets them too."""
+
+
+OWN_CHOICES = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER")
+"""The variables among them that change what stock vLLM runs."""
 
 
 def vllm_arguments() -> dict[str, Any]:
@@ -86,10 +91,16 @@ class ServerLauncher:
     Attributes:
         folder: for each server's log, `<name>.log`.
         engine: `--engine` of Specgate's servers.
+        arguments: of every server, in place of those of `ARGUMENTS` with the same names.
+        graphs: whether the servers compile models and capture graphs.
+        stock_defaults: whether stock vLLM chooses its model runner and its scheduling itself.
     """
 
     folder: Path
     engine: str = "vllm"
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    graphs: bool = False
+    stock_defaults: bool = False
 
     @asynccontextmanager
     async def stock(self, target: str, spec: ProposerSpec | None) -> AsyncIterator[System]:
@@ -99,10 +110,13 @@ class ServerLauncher:
         fails because it looks for the metadata of a distribution called vllm.
         """
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
-        command += ["--no-async-scheduling", "--disable-uvicorn-access-log", *shared_flags()]
+        without: Sequence[str] = OWN_CHOICES if self.stock_defaults else ()
+        command += [] if self.stock_defaults else ["--no-async-scheduling"]
+        command += ["--disable-uvicorn-access-log", *self._shared_flags()]
         if spec is not None:
             command += ["--speculative-config", json.dumps(speculative_config(spec))]
-        async with self._running("stock", command, "/health", sends_proposer=False) as system:
+        running = self._running("stock", command, "/health", without, sends_proposer=False)
+        async with running as system:
             yield system
 
     @asynccontextmanager
@@ -111,7 +125,8 @@ class ServerLauncher:
     ) -> AsyncIterator[System]:
         """See `SystemLauncher.specgate`."""
         command = [sys.executable, "-m", "server.cli", "serve", target, "--no-access-log"]
-        command += ["--engine", self.engine, "--spec-method", "none", *shared_flags()]
+        command += ["--engine", self.engine, "--spec-method", "none"]
+        command += self._shared_flags()
         for spec in specs:
             command += ["--proposer", json.dumps(proposer_fields(spec))]
         async with self._running(name, command, "/ready", sends_proposer=True) as system:
@@ -119,32 +134,45 @@ class ServerLauncher:
 
     @asynccontextmanager
     async def _running(
-        self, name: str, command: Sequence[str], health: str, *, sends_proposer: bool
+        self,
+        name: str,
+        command: Sequence[str],
+        health: str,
+        without: Sequence[str] = (),
+        *,
+        sends_proposer: bool,
     ) -> AsyncIterator[System]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with ServerGroup(name, command, self.folder / f"{name}.log") as process:
+        with ServerGroup(name, command, self.folder / f"{name}.log", without) as process:
             await process.wait_until_answering(health)
             await process.check_idle()
             yield HttpSystem(name, process.port, NAME, sends_proposer=sends_proposer)
 
+    def _shared_flags(self) -> list[str]:
+        flags = shared_flags(self.arguments)
+        return [flag for flag in flags if flag != "--enforce-eager"] if self.graphs else flags
 
-def shared_flags() -> list[str]:
-    """The flags of every server."""
-    words = [word for name, value in ARGUMENTS.items() for word in (f"--{name}", value)]
+
+def shared_flags(replaced: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """The flags of every server; `replaced`: arguments in place of those of `ARGUMENTS`."""
+    given = {**ARGUMENTS, **replaced}
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
     return ["--served-model-name", NAME, "--host", "127.0.0.1", "--enforce-eager", *words]
 
 
 class ServerGroup:
     """A server's process group, which ends when the context is left."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, without: Sequence[str] = ()
+    ) -> None:
         self.port = _free_port()
         self._name = name
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--port", str(self.port)],
-                env=_environment(),
+                env=_environment(without),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -214,12 +242,17 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
-def _environment() -> dict[str, str]:
-    """The same for every server: this process's environment without Specgate's settings."""
+def _environment(without: Sequence[str]) -> dict[str, str]:
+    """This process's environment without Specgate's settings, and with `ENVIRONMENT`.
+
+    Args:
+        without: names that are left out of `ENVIRONMENT`.
+    """
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("SPECGATE_")
     }
-    return {**inherited, **ENVIRONMENT}
+    given = {name: value for name, value in ENVIRONMENT.items() if name not in without}
+    return {**inherited, **given}
 
 
 def _free_port() -> int:

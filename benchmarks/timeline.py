@@ -140,7 +140,7 @@ def decoding(streams: Sequence[Timeline]) -> Decoding:
     a step is counted. Raises `ValueError` if a stream has no step after all have begun.
     """
     start = max(stream.times_s[0] for stream in streams)
-    begins = [int(np.searchsorted(stream.times_s, start)) for stream in streams]
+    begins = [_first_moment(stream, start) for stream in streams]
     if any(begin + 1 >= len(s.times_s) for begin, s in zip(begins, streams, strict=True)):
         raise ValueError("a stream ended before all others had begun: use more tokens per answer")
     end = max(
@@ -157,3 +157,16 @@ def decoding(streams: Sequence[Timeline]) -> Decoding:
         tokens, seconds = tokens + gained, seconds + took
         steps += gained / stream.tokens_per_step if stream.tokens_per_step else last - begin
     return Decoding(float(end - start), sum(rates), 1e3 * seconds / steps, tokens / steps)
+
+
+def _first_moment(stream: Timeline, start: float) -> int:
+    """The event from which a stream is measured.
+
+    Events that are read together have one time. The last of them counts, so that the next one is
+    later.
+    """
+    times_s = stream.times_s
+    first = int(np.searchsorted(times_s, start))
+    if first == len(times_s):
+        return first
+    return int(np.searchsorted(times_s, times_s[first], side="right")) - 1

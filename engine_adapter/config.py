@@ -77,6 +77,7 @@ class EngineConfig:
         tool_call_parser: finds the calls that the target makes by itself; `None` looks for none.
         max_constraint_s: the most CPU time that compiling a request's constraint takes, in seconds.
         reasoning_parser: tells the target's reasoning from its answer; `None` does not.
+        data_parallel_index: which one this is of the engines that share the requests.
     """
 
     model: str
@@ -93,6 +94,12 @@ class EngineConfig:
     max_constraint_s: float = 2.0
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    data_parallel_index: int = 0
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many engines share the requests."""
+        return int(self.arguments.get("data_parallel_size") or 1)
 
 
 def draft_capacity(proposers: Sequence[ProposerSpec], max_speculative_tokens: int | None) -> int:

@@ -64,7 +64,7 @@ class ProposerRefused(EngineError):
 
     Attributes:
         code: a short constant for programs: `proposer_not_found`, `proposer_exists`,
-            `proposer_in_use`, `needs_restart` or `load_in_progress`.
+            `proposer_in_use`, `needs_restart`, `no_room` or `load_in_progress`.
     """
 
     def __init__(self, code: str, message: str) -> None:

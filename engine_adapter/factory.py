@@ -5,6 +5,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.config import EngineConfig, draft_capacity
+from engine_adapter.data_parallel.engine import DataParallelEngine
 from engine_adapter.interface import Engine, EngineObserver
 from engine_adapter.proposers.methods import with_prediction
 
@@ -28,6 +29,18 @@ def create_engine(
     """
     capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
     config = replace(config, proposers=with_prediction(config.proposers, capacity))
+    if config.data_parallel_size == 1:
+        return _one_engine(name, config, registry, observer)
+
+    def create(index: int, own: EngineObserver) -> Engine:
+        return _one_engine(name, replace(config, data_parallel_index=index), registry, own)
+
+    return DataParallelEngine(create, config.data_parallel_size, config.proposers, observer)
+
+
+def _one_engine(
+    name: str, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
+) -> Engine:
     if name == "vllm":
         from engine_adapter.vllm_engine.gateway.engine import VllmEngine
 

@@ -51,6 +51,11 @@ class Engine(Protocol):
         """Why the engine is dead, and when it should serve again; `None` while it can serve."""
         ...
 
+    @property
+    def failures(self) -> tuple[EngineDead | None, ...]:
+        """`failure` of each engine that shares the requests, in order; one if there is only one."""
+        ...
+
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """Loads the models.
 

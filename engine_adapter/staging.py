@@ -1,10 +1,12 @@
-"""Copies arrays from the CPU to the device without waiting for it.
+"""Copies arrays from the CPU to the device without waiting for it, and joins what is there.
 
 A copy from ordinary memory waits until the device has done all the work that it was given before. A
 copy from pinned memory takes its place in that work, and the CPU continues. Each copy has a cost of
 its own, so arrays that are needed together travel together.
 """
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ import torch
 
 _ALIGNMENT = 16
 """Bytes; a multiple of the size of every element."""
+
+_PART = 1 << 22
+"""Elements of a part of a large copy."""
 
 
 def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
@@ -24,7 +29,7 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Ten
         return [torch.from_numpy(array) for array in arrays]
     starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)])
     # torch does not reuse pinned memory before the copies from it are done.
-    buffer = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=True)
+    buffer = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=_can_pin(device.type))
     raw = buffer.numpy()
     for array, start in zip(arrays, starts.tolist(), strict=False):
         raw[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -35,3 +40,43 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Ten
         .view(array.shape)
         for array, start in zip(arrays, starts.tolist(), strict=False)
     ]
+
+
+def fill(there: torch.Tensor, given: torch.Tensor) -> None:
+    """Copies a large tensor on the CPU into one on the device, which may have another dtype.
+
+    Its parts are pinned one by one: to pin all of it would take as much memory again.
+    """
+    if there.device.type == "cpu" or not _can_pin(there.device.type):
+        there.copy_(given)
+        return
+    target, source = there.view(-1), given.reshape(-1)
+    for start in range(0, len(source), _PART):
+        part = source[start : start + _PART].to(there.dtype).pin_memory()
+        target[start : start + _PART].copy_(part, non_blocking=True)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors [n_i, V] one after the other: [sum of n_i, V].
+
+    Nothing is copied if they lie in memory like this, as the parts of one tensor do.
+    """
+    first = parts[0]
+    base, end = first.untyped_storage().data_ptr(), first.storage_offset()
+    for part in parts:
+        here = part.untyped_storage().data_ptr(), part.storage_offset()
+        if here != (base, end) or not part.is_contiguous():
+            return torch.cat(list(parts))
+        end += part.numel()
+    rows = sum(len(part) for part in parts)
+    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
+
+
+@cache
+def _can_pin(kind: str) -> bool:
+    """Whether memory can be pinned for this kind of device: not on every system."""
+    try:
+        torch.empty(1, pin_memory=True)
+    except RuntimeError:
+        return False
+    return True

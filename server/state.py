@@ -104,9 +104,9 @@ class AppState:
 
     @property
     def engine_given_up(self) -> bool:
-        """Whether only a restart of the server can bring an engine back."""
-        failure = self.engine.failure
-        dead = failure is not None and failure.retry_after_s is None
+        """Whether only a restart of the server can bring an engine back: one of several, or all."""
+        failures = self.engine.failures
+        dead = any(failure is not None and failure.retry_after_s is None for failure in failures)
         return dead or self.startup_error is not None
 
 

@@ -17,11 +17,13 @@ ENGINE_LIBRARIES = frozenset({"torch", "vllm"})
 PLAIN_PARTS = (
     "engine_adapter.config",
     "engine_adapter.counts",
+    "engine_adapter.data_parallel",
     "engine_adapter.errors",
     "engine_adapter.factory",
     "engine_adapter.interface",
     "engine_adapter.lora_registry",
     "engine_adapter.message_parts",
+    "engine_adapter.metric_families",
     "engine_adapter.parsing",
     "engine_adapter.proposer_registry",
     "engine_adapter.types",

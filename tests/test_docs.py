@@ -19,6 +19,7 @@ from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
+from server.commands.bench import gpu
 from server.commands.bench.load_arguments import make_parser
 from server.control.records import (
     Drain,
@@ -64,6 +65,11 @@ NOT_SETTINGS = (
 
 BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}
 """Flags of `specgate bench load`."""
+
+GPU_FLAGS = {flag for action in gpu.make_parser()._actions for flag in action.option_strings} - {
+    *("-h", "--help")
+}
+"""Flags of `specgate bench gpu`."""
 
 VLLM_NAMES = (
     "spec_decode_num_drafts_total",
@@ -277,12 +283,19 @@ def test_every_flag_of_the_load_benchmark_is_in_its_tables() -> None:
     assert [f for f in sorted(flags) if not re.search(rf"`{f}[ `]", cells)] == []
 
 
+def test_every_flag_of_the_gpu_check_is_in_its_table() -> None:
+    cells = " ".join(row[0] for row in checks.rows(PAGES["docs/gpu.md"]))
+    assert [f for f in sorted(GPU_FLAGS) if not re.search(rf"`{f}[ `]", cells)] == []
+
+
 def test_every_workload_is_documented() -> None:
     assert checks.missing(PAGES["docs/benchmarks.md"], WORKLOADS) == []
 
 
 def test_only_settings_that_exist_are_documented() -> None:
-    flags = {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS) | BENCH_FLAGS
+    flags = (
+        {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS) | BENCH_FLAGS | GPU_FLAGS
+    )
     pages = {page: text for page, text in PAGES.items() if page != "demo/README.md"}
     assert checks.unknown_flags(pages, flags) == []
 

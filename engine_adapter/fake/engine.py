@@ -1,4 +1,7 @@
-"""`FakeEngine`: an `Engine` without a model."""
+"""`FakeEngine`: an `Engine` without a model.
+
+Long because it has every call of the seam.
+"""
 
 import asyncio
 import itertools
@@ -63,7 +66,9 @@ class FakeEngine:
         self._capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
         self._proposer_registry = ProposerRegistry(config.proposers, self._capacity)
         self._lora_registry = LoraRegistry(config.arguments)
-        self._metrics = FakeMetrics(registry, config.served_model_name, self._capacity)
+        self._metrics = FakeMetrics(
+            registry, config.served_model_name, self._capacity, config.data_parallel_index
+        )
         self._batch = Batch(self._options)
         self._planning = StepPlanning(config, self._capacity)
         self._stepper = Stepper(
@@ -88,6 +93,11 @@ class FakeEngine:
     def failure(self) -> EngineDead | None:
         """See `Engine.failure`."""
         return self._lifetime.failure
+
+    @property
+    def failures(self) -> tuple[EngineDead | None, ...]:
+        """See `Engine.failures`."""
+        return (self.failure,)
 
     @property
     def num_running(self) -> int:

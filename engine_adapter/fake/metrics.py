@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine_adapter.counts import ProposerCounts
 from engine_adapter.fake.sequence import FakeSequence
+from engine_adapter.metric_families import family
 from engine_adapter.types import NONE
 
 _LABELS = ("model_name", "engine")
@@ -22,10 +23,12 @@ _REASONS = ("stop", "length", "abort", "error")
 class FakeMetrics:
     """One engine's series in one registry."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, max_draft: int) -> None:
-        """Registers every name; positions are in [0, max_draft)."""
+    def __init__(
+        self, registry: CollectorRegistry, model_name: str, max_draft: int, engine: int = 0
+    ) -> None:
+        """Registers every name; positions are in [0, max_draft). `engine` is the label's value."""
         self._registry = registry
-        self._values = (model_name, "0")
+        self._values = (model_name, str(engine))
         self._running = self._gauge("num_requests_running", "Requests in the batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "KV usage; 1 is 100 percent.")
@@ -102,19 +105,21 @@ class FakeMetrics:
             self._tpot.observe(decode_s / (sequence.num_output_tokens - 1))
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        gauge: Gauge = family(self._registry, Gauge, f"vllm:{name}", text, _LABELS)
         return gauge.labels(*self._values)
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        counter: Counter = family(self._registry, Counter, f"vllm:{name}", text, _LABELS)
         return counter.labels(*self._values)
 
     def _labelled(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self._registry)
+        labels = (*_LABELS, label)
+        counter: Counter = family(self._registry, Counter, f"vllm:{name}", text, labels)
+        return counter
 
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         text = f"Histogram of {name.replace('_', ' ')}."
-        histogram = Histogram(
-            f"vllm:{name}", text, _LABELS, registry=self._registry, buckets=buckets
+        histogram: Histogram = family(
+            self._registry, Histogram, f"vllm:{name}", text, _LABELS, buckets=buckets
         )
         return histogram.labels(*self._values)

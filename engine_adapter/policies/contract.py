@@ -24,8 +24,7 @@ class RequestClass(IntEnum):
     STRUCTURED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RowView:
+class RowView(NamedTuple):
     """A request of the step that can get drafts, or reads a part of its prompt.
 
     Attributes:

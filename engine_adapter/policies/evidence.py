@@ -1,7 +1,4 @@
-"""What the policies know: the loaded proposers, what is accepted, what costs how much, who lags.
-
-One object for all policies, fed by every step, whatever chose its drafts.
-"""
+"""What the policies know: the loaded proposers, what is accepted, costs and lags. One for all."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,19 +169,19 @@ class Evidence:
         Those of ended requests and unloaded proposers are ignored, and those of lookups that were
         asked for less than they can draft: their length says nothing.
         """
-        index, drafts = self._index, []
-        for fate in seen:
-            slot, proposer = self.requests.slot(fate.request_id), index.get(fate.proposer)
+        index, slot_of, drafts = self._index.get, self.requests.slot, []
+        for request_id, name, asked, length, verified, accepted in seen:
+            slot, proposer = slot_of(request_id), index(name)
             traits = None if proposer is None else self._traits[proposer]
             if slot is None or proposer is None or traits is None:
                 continue
-            length, ended = fate.found, False
+            ended = False
             if not traits.lookup:
-                ended = traits.ends_early and fate.accepted == length < fate.asked
+                ended = traits.ends_early and accepted == length < asked
                 length = self._max_k if length else 0
-            elif fate.asked < traits.num_speculative_tokens:
+            elif asked < traits.num_speculative_tokens:
                 continue
-            drafts.append((slot, proposer, length, fate.verified, fate.accepted, ended))
+            drafts.append((slot, proposer, length, verified, accepted, ended))
         if not drafts:
             return
         slot_, proposer_, length_, verified_, accepted_, ended_ = np.array(drafts, np.intp).T
@@ -209,6 +206,10 @@ class Evidence:
             if proposer is not None and traits is not None:
                 lag = int(self._planned_lag[proposer]) if traits.keeps_kv else 0
                 self.draft_times[proposer].add(one.rows, one.longest, one.tokens, lag, one.seconds)
+        self._planned_lag[:] = 0
+
+    def skip_step(self) -> None:
+        """Takes nothing from a step; the catch-up of the next one is its own."""
         self._planned_lag[:] = 0
 
     def observe_step(self, rows: int, tokens: int, context: float, seconds: float) -> float:

@@ -1,7 +1,8 @@
 """The planner: the one object that the scheduler asks for every step's plan.
 
-Rows under a proposer follow it; rows under a policy follow that policy's plan. All steps feed one
-`Evidence`, also those without a policy, so that a policy knows the traffic when it is switched on.
+Rows under a proposer follow it; rows under a policy follow that policy's plan. All feed one
+`Evidence`. Without a policy one step in `UNPLANNED_EVERY` does, so that a policy knows the traffic
+when it is switched on.
 """
 
 import logging
@@ -26,6 +27,12 @@ from engine_adapter.policies.timing import MAX_SECONDS, OUTLIER
 from engine_adapter.types import NONE
 
 log = logging.getLogger(__name__)
+
+UNPLANNED_EVERY = 7
+"""Steps without a policy, of which one is learned from: it takes time, and no row gains from it.
+
+A prime, so that no period of the traffic, such as one of a power of two, hides its drafts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class Planner:
         self._fixed = FixedPolicy()
         self._primary = primary
         self._error: str | None = None
+        self._unplanned = 0
         self._active: dict[str, _Active] = {}
         for name in POLICIES:
             self.set_policy(name, (parameters or {}).get(name, {}))
@@ -199,11 +207,14 @@ class Planner:
 
     def _learn(self, outcome: StepOutcome) -> PolicyStep | None:
         evidence = self.evidence
+        planning = [active for active in self._active.values() if active.planned]
+        if not planning and not self._is_sample():
+            evidence.skip_step()
+            return None
         if outcome.drafts:
             evidence.observe_drafts(outcome.drafts)
         evidence.observe_work(outcome.work)
         predicted = None
-        planning = [active for active in self._active.values() if active.planned]
         # A clock that jumped gives no time that a policy could learn from.
         if not outcome.prefill and outcome.rows and 0 < outcome.seconds < MAX_SECONDS:
             known = evidence.steps > 0
@@ -223,6 +234,12 @@ class Planner:
         for active in planning:
             active.planned = False
         return step
+
+    def _is_sample(self) -> bool:
+        """Whether a step without a policy is one of those that are learned from."""
+        sample = self._unplanned % UNPLANNED_EVERY == 0
+        self._unplanned += 1
+        return sample
 
     def _observe_policies(
         self, outcome: StepOutcome, planning: Sequence[_Active], predicted_s: float

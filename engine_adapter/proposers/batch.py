@@ -185,6 +185,7 @@ class DraftCollector:
         self._tokens: list[Sequence[int]] = [[] for _ in range(count)]
         self._probabilities: list[Any] = [None] * count
         self._catchup_tokens = 0
+        self._is_sampled = False
 
     def set(self, index: npt.NDArray[np.intp], drafts: Drafts) -> None:
         """Sets the drafts of the N rows at `index`, [N]."""
@@ -192,6 +193,7 @@ class DraftCollector:
         for i, tokens in zip(rows, drafts.tokens, strict=True):
             self._tokens[i] = tokens
         if drafts.probabilities is not None:
+            self._is_sampled = True
             for i, probabilities in zip(rows, drafts.probabilities, strict=True):
                 self._probabilities[i] = probabilities
         self._catchup_tokens += drafts.catchup_tokens
@@ -203,5 +205,5 @@ class DraftCollector:
 
     def collect(self) -> Drafts:
         """The drafts of all rows."""
-        sampled = any(one is not None for one in self._probabilities)
-        return Drafts(self._tokens, self._probabilities if sampled else None, self._catchup_tokens)
+        probabilities = self._probabilities if self._is_sampled else None
+        return Drafts(self._tokens, probabilities, self._catchup_tokens)

@@ -202,6 +202,11 @@ def no_check(spec: ProposerSpec, target: TargetSizes) -> None:
     """`ProposerMethod.check` of a method that works with every target."""
 
 
+def no_memory(spec: ProposerSpec, target: Target, rows: int) -> int:
+    """`ProposerMethod.device_bytes` of a method that takes no memory of the device."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class ProposerMethod:
     """A drafting method, an entry in `METHODS`.
@@ -217,6 +222,9 @@ class ProposerMethod:
             `ValueError` in the same cases as `check`.
         check: raises `ValueError`, with the file and the field, if the spec's weights do not fit
             the target. Reads configurations and headers, but no weights.
+        device_bytes: how much of the device's memory a proposer takes that is loaded while the
+            engine serves: its weights, and its largest tensors when it drafts for so many rows.
+            Sampled drafts are not counted. Reads what `check` reads, and raises the same.
     """
 
     name: str
@@ -226,3 +234,4 @@ class ProposerMethod:
     validate: Callable[[ProposerSpec], None]
     create: Callable[[ProposerSpec, DraftHost], Proposer]
     check: Callable[[ProposerSpec, TargetSizes], None] = no_check
+    device_bytes: Callable[[ProposerSpec, Target, int], int] = no_memory

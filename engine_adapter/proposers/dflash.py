@@ -99,7 +99,7 @@ METHOD = ProposerMethod(
     name="dflash",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=7,
-    options=draft_options.OPTIONS,
+    options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
     create=_create,
     check=_check,

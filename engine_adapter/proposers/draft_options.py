@@ -1,4 +1,7 @@
-"""The options of methods that draft with a model: how tokens are drawn, and where a draft ends."""
+"""The options of methods that draft with a model: how tokens are drawn, and where a draft ends.
+
+Heads that compute missing KV from the target's hidden states have one more: `keep_states`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +19,23 @@ OPTIONS: Mapping[str, Any] = {
 }
 """The options, with their defaults."""
 
+KEEP_STATES = "keep_states"
+"""The option of a head that says whether the target's states are kept for it while it is idle."""
+
+HEAD_OPTIONS: Mapping[str, Any] = {**OPTIONS, KEEP_STATES: True}
+"""The options of a head with KV of its own, with their defaults."""
+
 _VALUES = {"draft_sampling": ("greedy", "probabilistic"), "verification": ("token", "block")}
 
 
 def samples(spec: ProposerSpec) -> bool:
     """Whether the proposer samples its drafts for requests with a temperature above 0."""
     return bool(spec.options.get("draft_sampling") == "probabilistic")
+
+
+def verifies_blocks(spec: ProposerSpec) -> bool:
+    """Whether the proposer's sampled drafts are verified by the block rule."""
+    return bool(spec.options.get("verification") == "block")
 
 
 def min_confidence(spec: ProposerSpec) -> float:
@@ -43,3 +57,5 @@ def validate(spec: ProposerSpec) -> None:
     if type(threshold) not in (int, float) or not 0 <= threshold < 1:
         message = f"must be a number of at least 0 and below 1, got {clip(threshold)}"
         raise OptionError(MIN_CONFIDENCE, message)
+    if type(keeps := spec.options.get(KEEP_STATES, True)) is not bool:
+        raise OptionError(KEEP_STATES, f"must be true or false, got {clip(keeps)}")

@@ -110,7 +110,7 @@ METHOD = ProposerMethod(
     name="mtp",
     capabilities=Capabilities(draft_kv=True),
     default_k=1,
-    options=draft_options.OPTIONS,
+    options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
     create=_create,
     check=_check,

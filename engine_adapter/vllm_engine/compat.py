@@ -43,6 +43,7 @@ NAMES = {
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",
     "current_platform": "vllm.platforms",
+    "cpu_resource_utils": "vllm.utils.cpu_resource_utils:",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",
@@ -61,12 +62,14 @@ NAMES = {
     "CPUModelRunner": "vllm.v1.worker.cpu_model_runner",
     "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
     "GPUModelRunner": "vllm.v1.worker.gpu_model_runner",
+    "MemorySnapshot": "vllm.utils.mem_utils",
     # What a draft model's forward pass needs. `DraftModelProposer` loads the model and builds
     # its attention groups and CUDA-graph keys; the drafting itself is ours.
     "DraftModelProposer": "vllm.v1.spec_decode.draft_model",
     "EagleProposer": "vllm.v1.spec_decode.eagle",
     "DFlashProposer": "vllm.v1.spec_decode.dflash",
     "SpeculativeConfig": "vllm.config",
+    "speculative": "vllm.config.speculative:",
     "CUDAGraphMode": "vllm.config",
     "CommonAttentionMetadata": "vllm.v1.attention.backend",
     "get_model_loader": "vllm.model_executor.model_loader",

@@ -49,7 +49,10 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
     "EagleProposer": _HEAD_HOOKS,
     "DFlashProposer": _HEAD_HOOKS,
-    "SpeculativeConfig": ("verify_equal_vocab_size_if_draft_model",),
+    "SpeculativeConfig": (
+        "compose_draft_hf_overrides",
+        "verify_equal_vocab_size_if_draft_model",
+    ),
     "AttentionLayerBase": ("get_attn_backend", "get_kv_cache_spec"),
     "PrometheusStatLogger": ("record",),
     "GuidanceGrammar": (
@@ -75,7 +78,7 @@ _RUNNER_ATTRIBUTES = (
     *("uniform_decode_query_len", "cudagraph_dispatcher"),
     "_draft_token_ids",
     *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
-    *("_dummy_run", "get_model", "max_model_len"),
+    *("_dummy_run", "model", "max_model_len"),
 )
 
 _DRAFT_ATTRIBUTES = (
@@ -103,6 +106,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core_client:MPClient": ("resources",),
     "vllm.v1.engine.core_client:BackgroundResources": ("engine_manager",),
     "vllm.v1.engine.utils:CoreEngineProcManager": ("processes",),
+    "cpu_resource_utils": ("get_allowed_cpu_list", "parse_id_list"),
+    "vllm.utils.cpu_resource_utils:LogicalCPUInfo": ("id", "physical_core", "numa_node"),
     "PrometheusStatLogger": (
         *("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls"),
         *("_kv_connector_cls", "_ec_connector_cls", "_perf_metrics_cls"),
@@ -158,7 +163,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
     "CPUWorker": ("vllm_config", "rank", "model_runner"),
-    "GPUWorker": ("vllm_config", "rank", "model_runner", "device"),
+    "GPUWorker": ("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
+    "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
     "CPUModelRunner": _RUNNER_ATTRIBUTES,
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
     "vllm.v1.worker.gpu_input_batch:InputBatch": (
@@ -192,6 +198,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.sample.sampler:Sampler": ("apply_logits_processors", "topk_topp_sampler"),
     "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP",),
+    "speculative": ("SpeculativeConfig",),
     "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor": ("min_p", "min_p_count"),
     "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor": (
         *("biases", "bias_tensor", "logits_slice"),
@@ -235,5 +242,7 @@ PATCHES = {
     "gdn_attention._spec_forward",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
+    "module_names.patch_speculative_config": "speculative.SpeculativeConfig, while it makes a "
+    "draft model's configuration",
 }
 """Function of `patches` -> the object of vLLM's that it changes."""

@@ -6,6 +6,9 @@ statistics instead of a KV connector's, encoded in `core.counting` and decoded h
 of a load. Worker to scheduler: `DraftReport`; the scheduler reads that of rank 0.
 """
 
+import hashlib
+import json
+from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -25,10 +28,36 @@ from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
 KEY = "specgate"
 """The key of statistics in a dictionary of vLLM's."""
 
+COMPILED_FOR = "specgate_compiled_for"
+"""The key of the proposer whose model is compiled."""
+
 FAILURE = "specgate_failure"
 """The key of the reason for which a request's constraint has ended it."""
 
 # -- gateway to engine -----------------------------------------------------------------------
+
+
+class AdditionalConfig(UserDict[str, Any]):
+    """The dictionary of `VllmConfig.additional_config`, and what it means for compiled code.
+
+    vLLM keeps compiled models in folders whose names come from its configuration, this one
+    included. Of a plain dictionary it takes everything: each start would compile again, since each
+    has a progress pipe of its own, and drafts with equal weights would share code, in which are the
+    names of layers.
+    """
+
+    def compute_hash(self) -> str:
+        """Called by vLLM: differs where compiled code may differ, or the names of layers in it.
+
+        The target's code depends on the heads that read its layers.
+        """
+        models = sorted((s["method"], s["model"] or "") for s in self.data[KEY]["proposers"])
+        told = json.dumps([models, self.data.get(COMPILED_FOR)])
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    def compiled_for(self, proposer: str) -> "AdditionalConfig":
+        """The same for the code of a proposer's model."""
+        return AdditionalConfig(self.data | {COMPILED_FOR: proposer})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +86,11 @@ class SpecgateConfig:
         """Whether any proposer writes KV of its own."""
         return any(get_method(spec.method).capabilities.draft_kv for spec in self.proposers)
 
-    def to_additional_config(self) -> dict[str, Any]:
+    def to_additional_config(self) -> "AdditionalConfig":
         """The dictionary for vLLM."""
         specs = [asdict(spec) for spec in self.proposers]
         others = {name: getattr(self, name) for name in ("progress_pipe", "policies", "primary")}
-        return {KEY: {"proposers": specs, **others}}
+        return AdditionalConfig({KEY: {"proposers": specs, **others}})
 
     @classmethod
     def of(cls, vllm_config: Any) -> "SpecgateConfig":
@@ -156,12 +185,14 @@ NUM_TOTALS = 4
 class LoadState(StrEnum):
     """The state of a proposer that a worker loads while the engine serves.
 
-    `refused`: its options or weights cannot be used. `failed`: it ended with any other error.
+    `refused`: its options or weights cannot be used. `no_room`: they do not fit into the device's
+    memory. `failed`: it ended with any other error.
     """
 
     READING = "reading"
     READY = "ready"
     REFUSED = "refused"
+    NO_ROOM = "no_room"
     FAILED = "failed"
 
 

@@ -2,8 +2,8 @@
 
 import sys
 
-FAILED, BAD_SETTING, INTERRUPTED = 1, 2, 130
-"""Exit statuses: the command failed; a flag or setting is invalid; Ctrl-C."""
+FAILED, BAD_SETTING, NO_DEVICE, INTERRUPTED = 1, 2, 3, 130
+"""Exit statuses: the command failed; a flag or setting is invalid; there is no GPU; Ctrl-C."""
 
 
 def print_error(message: str) -> None:

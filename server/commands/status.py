@@ -113,15 +113,25 @@ def _lines(method: dict[str, Any]) -> list[str]:
     ]
     if policy := method.get("policy"):
         lines += policy_lines(policy)
-    engine = method["engine"]
-    if engine["state"] != "serving":
-        lines.append(f"engine     {engine['state']}: {printable(engine['reason'])}")
+    lines += _engine_lines(method)
     if drain := method["drain"]:
         lines.append(
             f"drain      to {shown(drain['to'])}: {drain['held']} held, "
             f"{drain['waited_ms'] / 1e3:.1f} of {drain['timeout_s']:g} s"
         )
     return lines
+
+
+def _engine_lines(method: dict[str, Any]) -> list[str]:
+    """The engines that do not serve, with their numbers if there are several."""
+    engines = method.get("engines", [])
+    several = engines[1:]
+    names = [f"engine {number}" for number in range(len(engines))] if several else ["engine"]
+    return [
+        f"{name:<10} {engine['state']}: {printable(engine['reason'])}"
+        for name, engine in zip(names, engines if several else [method["engine"]], strict=True)
+        if engine["state"] != "serving"
+    ]
 
 
 def _proposers(method: dict[str, Any], loaded: Sequence[dict[str, Any]]) -> Table:

@@ -4,7 +4,6 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.errors import EngineDead
 from engine_adapter.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
@@ -94,7 +93,8 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
         policy=runtime.policy_admin.status(active.name),
         window_s=WINDOW_S,
         proposers=runtime.metrics.rolling_stats(),
-        engine=_engine(runtime.engine.failure),
+        engine=schema.Engine.of(runtime.engine.failure),
+        engines=[schema.Engine.of(failure) for failure in runtime.engine.failures],
         switches=list(runtime.audit.switches),
     )
 
@@ -108,7 +108,7 @@ async def proposers(runtime: StartedRuntime) -> ProposersResponse:
 
 @router.post(
     "/v1/load_proposer",
-    responses=answers(errors={409: "proposer_exists, needs_restart, load_in_progress"}),
+    responses=answers(errors={409: "proposer_exists, needs_restart, no_room, load_in_progress"}),
 )
 async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""
@@ -140,10 +140,3 @@ def _proposer(info: ProposerInfo, runtime: Runtime) -> Proposer:
     return Proposer(
         **asdict(info), roles=[role for role, name in roles.items() if name == info.name]
     )
-
-
-def _engine(failure: EngineDead | None) -> schema.Engine:
-    if failure is None:
-        return schema.Engine(state="serving")
-    state = "dead" if failure.retry_after_s is None else "restarting"
-    return schema.Engine(state=state, reason=str(failure), retry_after_s=failure.retry_after_s)

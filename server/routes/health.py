@@ -1,11 +1,14 @@
 """`/health` and `/ready`, the probes of orchestrators."""
 
+from typing import Any
+
 from fastapi import APIRouter
 
 from server.contract.answers import answers
 from server.errors import Stopping, Unavailable
+from server.schema.admin import engine_state
 from server.schema.answers import Health, Readiness
-from server.state import AnyState
+from server.state import AnyState, AppState
 
 router = APIRouter(tags=["Server"])
 
@@ -17,7 +20,7 @@ router = APIRouter(tags=["Server"])
     response_model=None,
     responses=answers(Health, errors={503: "engine_start_failed, engine_dead"}),
 )
-async def health(state: AnyState) -> dict[str, str]:
+async def health(state: AnyState) -> dict[str, Any]:
     """Says 200 while the engine is alive or loads for the first time; else 503 with the reason.
 
     With `Retry-After` the engine is being replaced; without it the process must be restarted.
@@ -26,7 +29,7 @@ async def health(state: AnyState) -> dict[str, str]:
         raise Unavailable("The engine could not start.", "engine_start_failed", None)
     if failure := state.engine.failure:
         raise failure
-    return {"status": "ok"}
+    return {"status": "ok", **_engines(state)}
 
 
 @router.head("/ready", include_in_schema=False)
@@ -38,11 +41,17 @@ async def health(state: AnyState) -> dict[str, str]:
         Readiness, errors={503: "engine_not_ready, engine_start_failed, engine_dead, stopping"}
     ),
 )
-async def ready(state: AnyState) -> dict[str, str]:
+async def ready(state: AnyState) -> dict[str, Any]:
     """Says 200 while requests should be sent here; else 503 with the reason."""
     await health(state)
     if state.leaving:
         raise Stopping
     if not state.ready:
         raise Unavailable("The engine is still loading.", "engine_not_ready")
-    return {"status": "ready"}
+    return {"status": "ready", **_engines(state)}
+
+
+def _engines(state: AppState) -> dict[str, list[str]]:
+    """The state of each engine, if there are several."""
+    failures = state.engine.failures
+    return {"engines": [engine_state(failure) for failure in failures]} if failures[1:] else {}

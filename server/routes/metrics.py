@@ -21,7 +21,11 @@ async def with_engine(state: AnyState) -> AppState:
 
     A coroutine, because the engine and the tasks are read on their own thread only.
     """
-    state.metrics.set_engine(up=state.engine_up, given_up=state.engine_given_up)
+    state.metrics.set_engine(
+        up=state.engine_up,
+        given_up=state.engine_given_up,
+        quarantined=state.runtime.loaded_proposers().quarantined if state.runtime else (),
+    )
     state.metrics.connections.tasks.set(len(asyncio.all_tasks()))
     return state
 

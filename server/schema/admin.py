@@ -3,10 +3,11 @@
 Switches, drains and audit records are shown as `server.control.records` defines them.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from engine_adapter.errors import EngineDead
 from engine_adapter.names import NAME
 from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
@@ -79,6 +80,13 @@ class SwitchRequest(BaseModel):
         )
 
 
+def engine_state(failure: EngineDead | None) -> str:
+    """An engine's state, of its `failure`."""
+    if failure is None:
+        return "serving"
+    return "dead" if failure.retry_after_s is None else "restarting"
+
+
 class Engine(BaseModel):
     """The state of the engine process, and when it should serve again."""
 
@@ -87,6 +95,15 @@ class Engine(BaseModel):
     retry_after_s: float | None = Field(
         default=None, description="until the next process should serve"
     )
+
+    @classmethod
+    def of(cls, failure: EngineDead | None) -> Self:
+        """The state of an engine with this `failure`."""
+        if failure is None:
+            return cls(state=engine_state(None))
+        return cls(
+            state=engine_state(failure), reason=str(failure), retry_after_s=failure.retry_after_s
+        )
 
 
 class SpecMethodResponse(BaseModel):
@@ -98,7 +115,8 @@ class SpecMethodResponse(BaseModel):
     since: float = Field(description="Unix time in seconds")
     in_flight: dict[str, int] = Field(description="unfinished requests by proposer")
     drain: Drain | None = Field(description="the running drain, if there is one")
-    engine: Engine
+    engine: Engine = Field(description="serving while one of the engines serves")
+    engines: list[Engine] = Field(description="each engine; one without --data-parallel-size")
     policy: PolicyStatus | None = Field(description="the active policy; null for a proposer")
     window_s: int = Field(description="seconds that `proposers` and `decisions` sum over")
     proposers: dict[str, RollingStats]

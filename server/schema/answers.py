@@ -146,12 +146,14 @@ class Health(BaseModel):
     """`GET /health`."""
 
     status: Literal["ok"]
+    engines: list[str] = absent("state of each of several engines: serving, restarting or dead")
 
 
 class Readiness(BaseModel):
     """`GET /ready`."""
 
     status: Literal["ready"]
+    engines: list[str] = absent("state of each of several engines: serving, restarting or dead")
 
 
 class Versions(BaseModel):

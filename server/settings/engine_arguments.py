@@ -23,6 +23,9 @@ class EngineArguments(BaseModel):
     )
     seed: int | None = Field(None, description="seed of the engine's own generator")
     tensor_parallel_size: Count | None = Field(None, description="GPUs that share each layer")
+    data_parallel_size: Count | None = Field(
+        None, description="engines, each with a copy of MODEL, that share the requests (1)"
+    )
     max_model_len: Count | None = Field(
         None, description="context in tokens, prompt and generation together (2048 for the demo)"
     )

@@ -65,7 +65,7 @@ Requests by routing rule, and rules whose method cannot be used:
     sum by (rule) (increase(specgate_routing_rule_skips_total[5m])) > 0
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
@@ -231,8 +231,6 @@ class Metrics:
             self._proposers.catchup.labels(name).inc(tokens)
         for name in report.faults:
             self._proposers.errors.labels(name).inc()
-        for name in report.quarantined:
-            self._proposers.quarantined.labels(name).set(1)
         if report.policy is not None:
             self.policies.on_step(report.policy)
 
@@ -240,15 +238,19 @@ class Metrics:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
         outcome = RestartOutcome.RESTARTED if succeeded else RestartOutcome.FAILED
         self._restarts.labels(outcome).inc()
-        if succeeded:
-            # The new process has forgotten which proposers failed.
-            for name in self._rolling:
-                self._proposers.quarantined.labels(name).set(0)
 
-    def set_engine(self, *, up: bool, given_up: bool) -> None:
-        """Shows whether the engine serves, and whether a dead one will never be replaced."""
+    def set_engine(self, *, up: bool, given_up: bool, quarantined: Collection[str] = ()) -> None:
+        """Shows the engine's state.
+
+        Args:
+            up: it serves.
+            given_up: a dead one will never be replaced.
+            quarantined: the proposers that it does not try any more.
+        """
         self._engine_up.set(int(up))
         self._engine_given_up.set(int(given_up))
+        for name in self._rolling:
+            self._proposers.quarantined.labels(name).set(int(name in quarantined))
 
     def rolling_stats(self) -> dict[str, RollingStats]:
         """Each proposer's sums and ratios of the last minute."""

@@ -1,6 +1,7 @@
 """Server commands: every side has the same model, arguments and proposer."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,15 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
     @asynccontextmanager
     async def running(
-        self: ServerLauncher, name: str, command: list[str], *_: Any, **__: Any
+        self: ServerLauncher,
+        name: str,
+        command: list[str],
+        health: str,
+        without: Sequence[str] = (),
+        **_: Any,
     ) -> Any:
         seen[name] = command
+        seen[f"{name}, without"] = list(without)
         yield None
 
     monkeypatch.setattr(ServerLauncher, "_running", running)
@@ -41,6 +48,23 @@ async def test_stock_and_specgate_get_the_same_arguments(
     assert len(shared) > 10
     assert " ".join(shared) in " ".join(one)
     assert "--no-async-scheduling" in stock
+
+
+async def test_on_a_gpu_servers_have_graphs_and_stock_its_own_choices(
+    commands: dict[str, list[str]], tmp_path: Path
+) -> None:
+    launcher = ServerLauncher(
+        tmp_path, arguments={"dtype": "bfloat16"}, graphs=True, stock_defaults=True
+    )
+    async with launcher.stock("model", NGRAM), launcher.specgate("one", "model", [NGRAM]):
+        pass
+    for name in "stock", "one":
+        assert "--enforce-eager" not in commands[name]
+        assert commands[name][commands[name].index("--dtype") + 1] == "bfloat16"
+        assert commands[name].count("--dtype") == 1
+    assert "--no-async-scheduling" not in commands["stock"]
+    assert "VLLM_USE_V2_MODEL_RUNNER" in commands["stock, without"]
+    assert commands["one, without"] == []
 
 
 async def test_stock_without_a_proposer_does_not_speculate(

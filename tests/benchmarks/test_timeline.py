@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.system import TRIES, measure
@@ -71,6 +72,14 @@ def test_a_stream_with_one_common_step_is_measured_by_that_step() -> None:
     assert decoding([quick, timeline(0.5, 1.0, 1, 1)]).tokens_per_s == pytest.approx(8 + 1)
     with pytest.raises(ValueError, match="use more tokens"):
         decoding([quick, slow])
+
+
+def test_events_that_are_read_together_are_one_moment() -> None:
+    together = Timeline(np.array([1.0, 1.0, 2.0, 2.0]), np.array([1, 4, 6, 8]))
+    assert decoding([together]).tokens_per_s == pytest.approx(4 / 1.0)
+    ended = Timeline(np.array([0.0, 1.5, 1.5]), np.array([1, 2, 6]))
+    with pytest.raises(ValueError, match="use more tokens"):
+        decoding([ended, timeline(1.2, 1.0, 1, 1)])
 
 
 class LateSystem(SteadySystem):

@@ -51,6 +51,7 @@ class Load:
         texts: of each client, the greedy text that its answers must have.
         code: of the error that requests may end with.
         says: a part of the message of a stream that ends with it.
+        refusal_says: a part of the message of a refusal.
         closed_at: the monotonic time from which the port may be closed.
         whole, refused, cut_off: answers, refusals with 503, and streams that ended with the error.
         unreached: connections that the closed port refused.
@@ -59,6 +60,7 @@ class Load:
     texts: Sequence[Plain]
     code: str
     says: str
+    refusal_says: str = ""
     closed_at: float = float("inf")
     whole: int = 0
     refused: int = 0
@@ -105,6 +107,7 @@ class Load:
     async def _check_refusal(self, response: httpx.Response) -> None:
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (503, self.code), response.text
+        assert self.refusal_says in error["message"], response.text
         assert int(response.headers["retry-after"]) >= 1
         self.refused += 1
         await asyncio.sleep(0.2)

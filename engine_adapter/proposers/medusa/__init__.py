@@ -5,6 +5,7 @@ x of width H, and an output layer. Here a head gives one token, the most likely 
 the drafts are a chain, not a tree. Checkpoints: the layouts of FasterDecoding and of vLLM.
 """
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from engine_adapter.proposers import draft_options
@@ -14,6 +15,7 @@ from engine_adapter.proposers.contract import (
     DraftHost,
     ProposerMethod,
     ProposerSpec,
+    Target,
     TargetSizes,
 )
 from engine_adapter.proposers.medusa.layout import FILES, Layout, read_layout
@@ -42,6 +44,15 @@ def _create(spec: ProposerSpec, host: DraftHost) -> "MedusaHeads":
     return MedusaHeads(checkpoint, layout, target)
 
 
+def _device_bytes(spec: ProposerSpec, target: Target, rows: int) -> int:
+    _, layout = _open(spec, TargetSizes(target.hidden_size, target.vocab_size))
+    weights = sum(map(prod, layout.needed.values()))
+    # All drafts are computed at once: the logits, with a token map also spread over all tokens.
+    logits = spec.num_speculative_tokens * rows * target.vocab_size * (2 if layout.token_map else 1)
+    size: int = target.dtype.itemsize
+    return (weights + logits) * size
+
+
 METHOD = ProposerMethod(
     name="medusa",
     capabilities=Capabilities(model=True, hidden_states=True),
@@ -50,5 +61,6 @@ METHOD = ProposerMethod(
     validate=draft_options.validate,
     create=_create,
     check=_check,
+    device_bytes=_device_bytes,
 )
 """The entry in `METHODS`."""

@@ -9,6 +9,7 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
 from engine_adapter.proposers.contract import Target
 from engine_adapter.proposers.medusa.layout import Layout
+from engine_adapter.staging import fill
 
 
 class MedusaHeads:
@@ -29,7 +30,7 @@ class MedusaHeads:
             shape = (len(names), *tensors[names[0]].shape)
             stack = torch.empty(shape, dtype=target.dtype, device=target.device)
             for head, name in zip(stack, names, strict=True):
-                head.copy_(tensors[name])
+                fill(head, tensors[name])
             return stack
 
         self._target = target

@@ -5,6 +5,7 @@ target's hidden state, [H]. Each step adds the projected state and the embedding
 with fixed weights, then applies a norm and GELU. The output layer gives the next token.
 """
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from engine_adapter.proposers import draft_options
@@ -14,6 +15,7 @@ from engine_adapter.proposers.contract import (
     DraftHost,
     ProposerMethod,
     ProposerSpec,
+    Target,
     TargetSizes,
 )
 from engine_adapter.proposers.mlp_speculator.layout import Layout, read_layout
@@ -42,6 +44,13 @@ def _create(spec: ProposerSpec, host: DraftHost) -> "MlpSpeculator":
     return MlpSpeculator(checkpoint, layout, target)
 
 
+def _device_bytes(spec: ProposerSpec, target: Target, rows: int) -> int:
+    _, layout = _open(spec, TargetSizes(target.hidden_size, target.vocab_size))
+    logits = rows * target.vocab_size
+    size: int = target.dtype.itemsize
+    return (sum(map(prod, layout.needed.values())) + logits) * size
+
+
 METHOD = ProposerMethod(
     name="mlp_speculator",
     capabilities=Capabilities(model=True, hidden_states=True),
@@ -50,5 +59,6 @@ METHOD = ProposerMethod(
     validate=draft_options.validate,
     create=_create,
     check=_check,
+    device_bytes=_device_bytes,
 )
 """The entry in `METHODS`."""

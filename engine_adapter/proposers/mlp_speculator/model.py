@@ -11,7 +11,7 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import Target
 from engine_adapter.proposers.mlp_speculator.layout import Layout
-from engine_adapter.staging import to_device
+from engine_adapter.staging import fill, to_device
 
 EPS = 1e-6
 
@@ -37,10 +37,10 @@ class MlpSpeculator:
 
     def __init__(self, checkpoint: Checkpoint, layout: Layout, target: Target) -> None:
         # Copied, so that the mapped file is not in use after loading.
-        weights = {
-            name: tensor.to(device=target.device, dtype=target.dtype, copy=True)
-            for name, tensor in checkpoint.read(layout.needed).items()
-        }
+        weights = {}
+        for name, tensor in checkpoint.read(layout.needed).items():
+            weights[name] = torch.empty(tensor.shape, dtype=target.dtype, device=target.device)
+            fill(weights[name], tensor)
         parts = (layout.emb, layout.proj, layout.ln_weight, layout.ln_bias, layout.head)
         self._steps = [
             _Step(*(weights[name] for name in names)) for names in zip(*parts, strict=True)

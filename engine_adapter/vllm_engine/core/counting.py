@@ -15,6 +15,9 @@ from engine_adapter.policies.contract import RequestClass
 from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import KEY, NUM_TOTALS, DraftReport
 
+EMITTED = 3
+"""The place of emitted tokens in the list of a tally."""
+
 
 class Tally:
     """A growing `ProposerCounts`, stored as the list that is sent.
@@ -34,13 +37,16 @@ class Tally:
         wire[0] += 1
         wire[1] += drafted
         wire[2] += accepted
-        wire.extend([0] * (NUM_TOTALS + accepted - len(wire)))
+        if not accepted:
+            return
+        if (missing := NUM_TOTALS + accepted - len(wire)) > 0:
+            wire.extend([0] * missing)
         for position in range(NUM_TOTALS, NUM_TOTALS + accepted):
             wire[position] += 1
 
     def add_emitted(self, tokens: int) -> None:
         """Counts the tokens that one row emitted in one step."""
-        self.wire[3] += tokens
+        self.wire[EMITTED] += tokens
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class RowState:
         self.steps += 1
         self.tokens += tokens
         if self.verified_by != NONE:
-            self.tallies[self.verified_by].add_emitted(tokens)
+            self.tallies[self.verified_by].wire[EMITTED] += tokens
 
     def to_wire(self) -> dict[str, Any]:
         """The request's statistics so far; see `wire.decode_request`."""

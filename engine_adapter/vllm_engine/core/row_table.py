@@ -20,7 +20,7 @@ from engine_adapter.policies.contract import (
 )
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.types import NO_SWITCH, NONE, SpecDecodeParams, Switch
-from engine_adapter.vllm_engine.core.counting import RowState, StepTally
+from engine_adapter.vllm_engine.core.counting import EMITTED, RowState, StepTally
 from engine_adapter.vllm_engine.core.quarantine import Quarantine
 from engine_adapter.vllm_engine.wire import DraftReport
 
@@ -143,12 +143,14 @@ class RowTable:
         self.planner.evidence.unavailable = self.quarantine.names
         views = self._views(scheduled, requests)
         plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
+        rows = self._rows
         for request_id, method in plan.drafts.items():
-            row = self._rows[request_id]
+            row = rows[request_id]
             row.drafted_by, row.asked = method.proposer, method.num_speculative_tokens
-            row.fallback = plan.fallbacks.get(request_id)
-            if request_id in plan.keeps:  # the lookup is asked for its whole k
-                row.asked = self.planner.evidence.k_of(method.proposer)
+        for request_id, fallback in plan.fallbacks.items():
+            rows[request_id].fallback = fallback
+        for request_id in plan.keeps:  # the lookup is asked for its whole k
+            rows[request_id].asked = self.planner.evidence.k_of(rows[request_id].drafted_by)
         return plan
 
     def _end_drafts(self, scheduled: Iterable[str], verified: Container[str]) -> None:
@@ -173,7 +175,7 @@ class RowTable:
             context += num_tokens
             if method.num_speculative_tokens and method.proposer not in quarantined:
                 in_prompt = request.is_prefill_chunk
-                budget = 0 if in_prompt else draft_budget(request, max_model_len)
+                budget = 0 if in_prompt else draft_budget(request, num_tokens, max_model_len)
                 if budget or in_prompt:
                     views.append(RowView(request_id, method, budget, num_tokens, row.request_class))
         self._context = context
@@ -219,18 +221,17 @@ class RowTable:
         """Counts a row's verified drafts for the proposer that drafted them."""
         row = self._rows[request_id]
         found = drafted if row.verified_found is None else row.verified_found
-        self._seen.append(
-            DraftFate(request_id, row.verified_by, row.verified_asked, found, drafted, accepted)
-        )
-        row.tallies[row.verified_by].add_verified(drafted, accepted)
-        self._step.tallies[row.verified_by].add_verified(drafted, accepted)
+        name = row.verified_by
+        self._seen.append(DraftFate(request_id, name, row.verified_asked, found, drafted, accepted))
+        row.tallies[name].add_verified(drafted, accepted)
+        self._step.tallies[name].add_verified(drafted, accepted)
 
     def count_emitted(self, request_id: str, tokens: int) -> None:
         """Counts a row's emitted tokens; the last call of a step for the row."""
         row = self._rows[request_id]
         row.add_emitted(tokens)
         self._emitted += tokens
-        self._step.tallies[row.verified_by].add_emitted(tokens)
+        self._step.tallies[row.verified_by].wire[EMITTED] += tokens
         row.verified_by = NONE
 
     def end_count(self, num_rows: int, num_tokens: int, num_drafts: int) -> None:
@@ -288,13 +289,15 @@ class RowTable:
         return self._step.to_wire(time.perf_counter() - self._step_start)
 
 
-def draft_budget(request: Any, max_model_len: int) -> int:
+def draft_budget(request: Any, num_tokens: int, max_model_len: int) -> int:
     """How many draft tokens can still be emitted: this step and a bonus token take one each.
 
     Args:
-        request: vLLM's `Request`; `num_tokens`, `num_output_tokens` and `max_tokens` are read.
+        request: vLLM's `Request`; `num_output_tokens` and `max_tokens` are read.
+        num_tokens: its tokens so far.
         max_model_len: the longest request, in tokens.
     """
-    tokens_left = request.max_tokens - request.num_output_tokens - 1
-    context_left = max_model_len - request.num_tokens - 1
-    return max(0, min(tokens_left, context_left) - 1)
+    tokens_left: int = request.max_tokens - request.num_output_tokens
+    context_left = max_model_len - num_tokens
+    left = tokens_left if tokens_left < context_left else context_left
+    return left - 2 if left > 2 else 0

@@ -8,9 +8,10 @@ from engine_adapter import lora_registry
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway import placement
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 
-_MUST_BE_ONE = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+_MUST_BE_ONE = ("pipeline_parallel_size", "decode_context_parallel_size")
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """The KV cache's default on CPU, in bytes; vLLM's own takes most of the machine's memory."""
@@ -69,6 +70,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     for name in _MUST_BE_ONE:
         if given.get(name, 1) != 1:
             raise EngineConfigError(name, f"must be 1, got {given[name]}: more is not proven")
+    given |= _data_parallel(config, given)
     if compat.current_platform.is_cpu():
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         given.setdefault("enforce_eager", True)
@@ -96,6 +98,30 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
         )
     except TypeError as error:
         raise EngineConfigError("engine_args", str(error)) from error
+
+
+def _data_parallel(config: EngineConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of one engine among several; vLLM is told of no others.
+
+    Raises:
+        EngineConfigError: an argument belongs to vLLM's own data parallelism.
+    """
+    for name in given:
+        if name.startswith("data_parallel_") and name != "data_parallel_size":
+            raise EngineConfigError(
+                name, "cannot be set: Specgate starts and balances the engines itself"
+            )
+    if config.data_parallel_size == 1:
+        return {}
+    if given.get("enable_expert_parallel"):
+        raise EngineConfigError(
+            "enable_expert_parallel",
+            "cannot be set with data_parallel_size: vLLM would spread the experts over all "
+            "engines, which then step and die together; without it each engine has all experts",
+        )
+    if compat.current_platform.is_cpu():
+        return {"data_parallel_size": 1}
+    return {"data_parallel_size": 1, "device_ids": placement.device_ids(config)}
 
 
 def engine_config(args: Any) -> Any:

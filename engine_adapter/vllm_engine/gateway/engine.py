@@ -51,8 +51,7 @@ from engine_adapter.vllm_engine.wire import switch_to_wire
 class VllmEngine:
     """vLLM with the configured proposers. See `engine_adapter.interface.Engine`.
 
-    A process that dies is replaced as `config.restart` says. `_adopt` gives the new process the
-    state of the old one.
+    A process that dies is replaced as `config.restart` says, and `_adopt` gives it the old state.
 
     Args:
         config: model, proposers and vLLM's arguments.
@@ -68,7 +67,7 @@ class VllmEngine:
     ) -> None:
         self._config = config
         self._observer = observer
-        self._metrics = VllmMetrics(registry, self._on_step)
+        self._metrics = VllmMetrics(registry, self._on_step, config.data_parallel_index)
         self._supervisor = Supervisor(
             self._new_process, self._adopt, config.restart, observer.on_restart
         )
@@ -93,6 +92,11 @@ class VllmEngine:
     def failure(self) -> EngineDead | None:
         """See `Engine.failure`."""
         return self._supervisor.failure
+
+    @property
+    def failures(self) -> tuple[EngineDead | None, ...]:
+        """See `Engine.failures`."""
+        return (self.failure,)
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Engine.start`."""

@@ -10,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
+from engine_adapter.errors import (
+    EngineConfigError,
+    EngineDead,
+    EngineError,
+    ProposerRefused,
+)
 from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.proposers.methods import get_method
@@ -98,6 +103,8 @@ def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
     for state, why in states:
         if state == LoadState.REFUSED:
             raise _unusable(spec, why)
+        if state == LoadState.NO_ROOM:
+            raise ProposerRefused("no_room", f"{spec.name!r} {why}.")
         if state == LoadState.FAILED:
             raise EngineError(f"{spec.name!r} was not loaded: {why}")
     return True

@@ -30,6 +30,13 @@ LAYER_KINDS = {"full_attention", "sliding_attention", CHUNKED}
 TARGET_KINDS = LAYER_KINDS | {"linear_attention", "conv", "hybrid", "moe", "mlp"}
 """Those of a target. `check_state` knows more of the recurrent ones."""
 
+NOT_CAUSAL = {"hrm_text"}
+"""Types of models whose attention sees the tokens of a step that come after a token.
+
+They are trained to read prompts so. In vLLM (`PrefillPrefixLMAttention`) they read drafts so too,
+and a token would depend on the drafts after it.
+"""
+
 
 def check_libraries() -> str:
     """The installed vLLM's version.
@@ -200,6 +207,12 @@ def check_state(vllm_config: Any) -> None:
 
 
 def _check_layers(model_config: Any, known: Set[str]) -> None:
+    if model_config.model_type in NOT_CAUSAL:
+        raise EngineConfigError(
+            "model",
+            f"{model_config.model_type} has attention that is not causal: vLLM's text with drafts "
+            "differs from its text without; choose another model",
+        )
     if others := sorted(_kinds(model_config.get_text_config()) - known):
         raise EngineConfigError(
             "model",

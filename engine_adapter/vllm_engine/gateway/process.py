@@ -16,7 +16,7 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import arguments, preflight
+from engine_adapter.vllm_engine.gateway import arguments, placement, preflight
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
@@ -139,6 +139,7 @@ class EngineProcess:
             vllm_config = arguments.engine_config(args)
             preflight.check_state(vllm_config)
             preflight.check_chunks(vllm_config)
+            cores = placement.cores(self._config) if compat.current_platform.is_cpu() else None
         except EngineConfigError:
             raise
         except Exception as error:  # vLLM raises many types for a bad argument
@@ -146,7 +147,7 @@ class EngineProcess:
         if self._abandoned.is_set():
             return
         try:
-            with _sigint_blocked():
+            with _sigint_blocked(), placement.on_cores(cores):
                 self._llm = compat.AsyncLLM.from_vllm_config(
                     vllm_config, stat_loggers=[self._metrics.stat_logger]
                 )

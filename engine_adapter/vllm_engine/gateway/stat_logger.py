@@ -2,7 +2,7 @@
 
 vLLM's logger unregisters every `vllm:` name of the global registry and adds its own there. This
 subclass makes them in the registry that is passed in, so that each name exists once. Every engine
-process has its own logger; the first logger makes the metrics, and the later ones continue them.
+process has its own logger; the first logger makes the metrics, and the others continue them.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine_adapter.counts import StepReport
+from engine_adapter.metric_families import family
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import KEY, decode_step
 
@@ -22,35 +23,47 @@ class VllmMetrics:
     Args:
         registry: gets every `vllm:` metric.
         on_step: called with each step's report.
+        index: the engine's, the value of the label `engine`.
     """
 
-    def __init__(self, registry: CollectorRegistry, on_step: Callable[[StepReport], None]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, on_step: Callable[[StepReport], None], index: int = 0
+    ) -> None:
         self._registry = registry
         self._on_step = on_step
-        self._metrics: dict[str, Any] = {}
+        self._index = index
+        self._gauges: dict[str, Gauge] = {}
 
     @cached_property
     def stat_logger(self) -> type:
         """The stat logger class for vLLM."""
-        return _stat_logger(self._metric, self._on_step)
+        return _stat_logger(self._metric, self._on_step, self._index)
 
     def clear_gauges(self) -> None:
-        """Sets every gauge to 0: the process that they describe is dead."""
-        for gauge in self._metrics.values():
-            if isinstance(gauge, Gauge):
-                for family in gauge.collect():
-                    for sample in family.samples:
+        """Sets every gauge of the engine to 0: the process that they describe is dead."""
+        own = str(self._index)
+        for gauge in self._gauges.values():
+            for shown in gauge.collect():
+                for sample in shown.samples:
+                    if sample.labels.get("engine", own) == own:
                         gauge.labels(**sample.labels).set(0)
 
     def _metric(self, kind: type, name: str, *args: Any, **kwargs: Any) -> Any:
-        """The metric of that name, made on first use."""
-        if name not in self._metrics:
-            self._metrics[name] = kind(name, *args, registry=self._registry, **kwargs)
-        return self._metrics[name]
+        """The metric of that name, which all engines share."""
+        metric = family(self._registry, kind, name, *args, **kwargs)
+        if isinstance(metric, Gauge):
+            self._gauges[name] = metric
+        return metric
 
 
-def _stat_logger(metric: Callable[..., Any], on_step: Callable[[StepReport], None]) -> type:
-    """A subclass of vLLM's Prometheus logger that gets its metrics from `metric`."""
+def _stat_logger(
+    metric: Callable[..., Any], on_step: Callable[[StepReport], None], index: int
+) -> type:
+    """A subclass of vLLM's Prometheus logger that gets its metrics from `metric`.
+
+    vLLM counts the engines of one client, and each engine here has a client: `index` is the
+    engine's own.
+    """
     classes = {
         "_gauge_cls": staticmethod(partial(metric, Gauge)),
         "_counter_cls": staticmethod(partial(metric, Counter)),
@@ -68,12 +81,17 @@ def _stat_logger(metric: Callable[..., Any], on_step: Callable[[StepReport], Non
         _ec_connector_cls = with_metrics(compat.ECConnectorProm)
         _perf_metrics_cls = with_metrics(compat.PerfMetricsProm)
 
-        def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
+            super().__init__(vllm_config, [index])
+
+        def record(
+            self, scheduler_stats: Any, *args: Any, engine_idx: int = 0, **kwargs: Any
+        ) -> None:
             """Takes Specgate's step report out of the statistics, then records as vLLM does."""
             stats = scheduler_stats and scheduler_stats.kv_connector_stats
             if stats and KEY in stats:
                 scheduler_stats.kv_connector_stats = None
                 on_step(decode_step(stats))
-            super().record(scheduler_stats, *args, **kwargs)
+            super().record(scheduler_stats, *args, engine_idx=index, **kwargs)
 
     return RegistryStatLogger

@@ -27,3 +27,17 @@ def patch_tp_group(group: Any) -> Iterator[None]:
         yield
     finally:
         compat.parallel_state._TP = original
+
+
+@contextmanager
+def patch_speculative_config(config: type) -> Iterator[None]:
+    """Within it, vLLM's `SpeculativeConfig` calls the static methods of `config`, a subclass.
+
+    It calls them by the name of the class, so otherwise the subclass does not override them.
+    """
+    original = compat.speculative.SpeculativeConfig
+    compat.speculative.SpeculativeConfig = config
+    try:
+        yield
+    finally:
+        compat.speculative.SpeculativeConfig = original

@@ -1,6 +1,5 @@
-"""Creates a proposer in a worker while the engine steps; returns the memory of one removed."""
+"""Creates a proposer in a worker while the engine steps."""
 
-import ctypes
 import logging
 from collections.abc import Callable
 from threading import Thread
@@ -10,6 +9,7 @@ from torch import get_num_threads, set_num_threads
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.vllm_engine.wire import LoadState
+from engine_adapter.vllm_engine.worker.device_memory import NoRoom
 from engine_adapter.vllm_engine.worker.draft_validation import describe_error
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class BackgroundLoad:
         try:
             self._proposer = self._create(self.spec)
             self.state = (LoadState.READY, "")
+        except NoRoom as error:
+            self.state = (LoadState.NO_ROOM, str(error))
         except (ValueError, OSError) as error:
             self.state = (LoadState.REFUSED, str(error))
         except Exception as error:
@@ -53,13 +55,3 @@ class BackgroundLoad:
             self.state = (LoadState.FAILED, describe_error(error))
         finally:
             set_num_threads(threads)  # the default of threads that start later
-
-
-def trim_memory() -> None:
-    """Returns freed memory to the operating system, in a thread.
-
-    glibc keeps memory that threads other than the main thread have freed, such as the weights that
-    were read here.
-    """
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        Thread(target=trim, args=(0,), name="malloc-trim", daemon=True).start()

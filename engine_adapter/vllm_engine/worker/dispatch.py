@@ -102,6 +102,8 @@ class ProposerDispatch:
         without_blocks = [*ended, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
         self.sampled_drafts.forget(without_blocks)
         self._shadows.forget(without_blocks)
+        for head in self.host.heads:
+            head.drop_states()
         if not self.host.draft_models:
             return
         fresh = self._fresh_blocks(scheduler_output)
@@ -116,7 +118,7 @@ class ProposerDispatch:
         final: torch.Tensor,
         auxiliary: Sequence[torch.Tensor],
     ) -> None:
-        """Lets every head store the target's hidden states of a step, also if it does not draft.
+        """Gives every head the target's hidden states of a step, also if it does not draft.
 
         Args:
             slots: layer of the KV cache -> int64 [T or more], the slots of the tokens that the
@@ -249,15 +251,16 @@ class ProposerDispatch:
     ) -> Mapping[str, list[int]]:
         """Proposer -> its rows. Rows in the middle of a prompt go only to proposers with KV."""
         index = self._runner.input_batch.req_id_to_index
-        proposers, capabilities = self.host.proposers, self.host.capabilities
+        capabilities = self.host.capabilities
+        reads_prompts = {name: capabilities[name].draft_kv for name in self.host.proposers}
         rows: defaultdict[str, list[int]] = defaultdict(list)
         for request_id, method in methods.items():
-            if method.proposer not in proposers:
-                continue  # unloaded; a request that was aborted still names it
-            row = index[request_id]
-            reads_only = not method.num_speculative_tokens or not sampled[row]
-            if not reads_only or capabilities[method.proposer].draft_kv:
-                rows[method.proposer].append(row)
+            row, name = index[request_id], method.proposer
+            # One that is not there was unloaded; a request that was aborted still names it.
+            if name in reads_prompts and (
+                (method.num_speculative_tokens and sampled[row]) or reads_prompts[name]
+            ):
+                rows[name].append(row)
         return rows
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.staging import joined
 
 _MAX_DESCRIPTION = 300
 _SUM_TOLERANCE = 1e-3
@@ -48,12 +49,11 @@ def validate_drafts(drafts: object, batch: DraftBatch, vocab_size: int) -> Draft
     if (sizes > batch.k).any():
         i = int((sizes - batch.k).argmax())
         raise BadDrafts(f"drafted {sizes[i]} tokens for a row with k = {batch.k[i]}")
-    ids = _validate_ids(list(chain.from_iterable(drafts.tokens)), vocab_size)
-    if drafts.probabilities is not None:
-        _validate_probabilities(drafts.probabilities, sizes, vocab_size)
-    ends = sizes.cumsum()
-    rows = [ids[a:b] for a, b in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
-    return Drafts(rows, drafts.probabilities, drafts.catchup_tokens)
+    rows = _validate_ids(drafts.tokens, sizes, vocab_size)
+    probabilities = drafts.probabilities
+    if probabilities is not None:
+        probabilities = _validate_probabilities(probabilities, sizes, vocab_size)
+    return Drafts(rows, probabilities, drafts.catchup_tokens)
 
 
 def describe_error(error: Exception) -> str:
@@ -67,24 +67,36 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:_MAX_DESCRIPTION]
 
 
-def _validate_ids(tokens: list[Any], vocab_size: int) -> list[int]:
-    ids = np.array(tokens)
-    if not ids.size:
-        return []
+def _validate_ids(
+    tokens: Sequence[Sequence[Any]], sizes: npt.NDArray[np.int64], vocab_size: int
+) -> Sequence[Sequence[int]]:
+    flat = list(chain.from_iterable(tokens))
+    if not flat:
+        return tokens
+    if set(map(type, flat)) == {int}:
+        _check_range(min(flat), max(flat), vocab_size)
+        return tokens
+    ids = np.array(flat)
     if ids.dtype.kind not in "iu":
         raise BadDrafts(f"token ids must be integers, not {ids.dtype}")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise BadDrafts(
-            f"drafted ids in [{ids.min()}, {ids.max()}]; valid ids are in [0, {vocab_size})"
-        )
-    plain: list[int] = ids.tolist()
-    return plain
+    _check_range(ids.min(), ids.max(), vocab_size)
+    plain, ends = ids.tolist(), sizes.cumsum()
+    return [plain[a:b] for a, b in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+
+
+def _check_range(least: Any, most: Any, vocab_size: int) -> None:
+    if least < 0 or most >= vocab_size:
+        raise BadDrafts(f"drafted ids in [{least}, {most}]; valid ids are in [0, {vocab_size})")
 
 
 def _validate_probabilities(
     probabilities: Sequence[torch.Tensor | None], sizes: npt.NDArray[np.int64], vocab_size: int
-) -> None:
-    """Checks one entry per row: `None`, or float32 [sizes[i], V], a distribution for each token."""
+) -> list[torch.Tensor | None]:
+    """Checks one entry per row: `None`, or float32 [sizes[i], V], a distribution for each token.
+
+    The rows that it returns lie one after the other in memory, so that verification need not copy
+    them again.
+    """
     present = []
     for row, size in zip(probabilities, sizes.tolist(), strict=True):
         if row is not None:
@@ -92,8 +104,11 @@ def _validate_probabilities(
                 shape = tuple(row.shape)
                 raise BadDrafts(f"probabilities are of shape {shape}, not {(size, vocab_size)}")
             present.append(row)
-    if present:
-        joined = torch.cat(present)
-        sums_to_one = ((joined.sum(dim=-1) - 1).abs() < _SUM_TOLERANCE).all()
-        if not bool(sums_to_one & (joined >= 0).all()):
-            raise BadDrafts("probabilities must be at least 0 and sum to 1")
+    if not present:
+        return list(probabilities)
+    together = joined(present)
+    sums_to_one = ((together.sum(dim=-1) - 1).abs() < _SUM_TOLERANCE).all()
+    if not bool(sums_to_one & (together >= 0).all()):
+        raise BadDrafts("probabilities must be at least 0 and sum to 1")
+    parts = iter(together.split([len(row) for row in present]))
+    return [None if row is None else next(parts) for row in probabilities]

@@ -15,16 +15,17 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
     Target,
 )
-from engine_adapter.proposers.draft_options import samples
 from engine_adapter.proposers.methods import get_method, needs
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
+from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenStateCache
 from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 from engine_adapter.vllm_engine.worker.refusal import refusing
 from engine_adapter.vllm_engine.worker.target import LoadedTarget
+from engine_adapter.vllm_engine.worker.verification.rejection import sampling_bytes
 
 DraftCall = Callable[[str, DraftBatch], Drafts]
 """Calls a proposer by its name: `ProposerDispatch.draft`."""
@@ -81,6 +82,8 @@ class ProposerHost:
         self.heads: list[PagedHead] = []
         self.aux_layers: tuple[int, ...] = ()
         self.constraints = RowConstraints(vllm_config, runner)
+        # The memory of sampled drafts that was held when vLLM measured a step.
+        self._sampling_bytes = 0
 
     # -- loading -----------------------------------------------------------------------------
 
@@ -94,6 +97,9 @@ class ProposerHost:
                 if spec.name in self.draft_models:
                     self.draft_models[spec.name].load(target)
         self.aux_layers = tuple(sorted({i for head in self.heads for i in head.aux_layers}))
+        reserved: dict[Any, HiddenStateCache] = {}
+        for head in self.heads:
+            head.reserve_states(reserved)
 
     def refusing(self, spec: ProposerSpec) -> AbstractContextManager[None]:
         """A scope in which a failure ends the start and names this proposer: see `refusal`."""
@@ -148,19 +154,24 @@ class ProposerHost:
                 with self.refusing(spec):
                     model.dummy_run(num_tokens, graphs, capturing)
 
-    def sampling_memory(self, num_rows: int) -> list[torch.Tensor]:
-        """Memory as of the distributions of sampled drafts, if a proposer samples.
-
-        While a step is verified there are as many as four tensors with the distributions of all
-        rows' drafts: those that were drawn from, the same without padding, the target's, and the
-        target's as they are rewritten.
-        """
-        k = max((s.num_speculative_tokens for s in self.specs if samples(s)), default=0)
-        shape = (num_rows, k, self.target.vocab_size)
+    def sampling_memory(self, num_rows: int) -> torch.Tensor | None:
+        """Memory as of the distributions of sampled drafts, if a proposer samples."""
+        self._sampling_bytes = sampling_bytes(self.specs, num_rows, self.target.vocab_size)
+        if not self._sampling_bytes:
+            return None
         device = self._runner.device
-        return [
-            torch.empty(shape, dtype=torch.float32, device=device) for _ in range(4 if k else 0)
-        ]
+        return torch.empty(self._sampling_bytes, dtype=torch.uint8, device=device)
+
+    def bytes_needed(self, spec: ProposerSpec) -> int:
+        """How much of the device's memory a proposer takes that is loaded while steps run.
+
+        That is `ProposerMethod.device_bytes`, and the memory of sampled drafts beyond that of the
+        proposers with which vLLM measured the memory of a step.
+        """
+        rows: int = self._vllm_config.scheduler_config.max_num_seqs
+        sampled = sampling_bytes((*self.specs, spec), rows, self.target.vocab_size)
+        own = get_method(spec.method).device_bytes(spec, self.target, rows)
+        return own + max(sampled - self._sampling_bytes, 0)
 
     # -- what a proposer gets from its host --------------------------------------------------
 

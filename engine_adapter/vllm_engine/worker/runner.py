@@ -34,7 +34,10 @@ from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
 from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+from engine_adapter.vllm_engine.worker.verification.seeding import (
+    GeneratorPool,
+    position_seeds,
+)
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
@@ -65,6 +68,7 @@ class RunnerHooks:
         self.drafter.bind(self)
         self.rejection_sampler = Verifier(self.sampler)
         self._step = StepState()
+        self._generators = GeneratorPool(self.device)
 
     # -- set-up ------------------------------------------------------------------------------
 
@@ -167,19 +171,19 @@ class RunnerHooks:
     def _seed_generators(self, metadata: Any) -> dict[int, torch.Generator]:
         """Seeds a generator for every position that the step samples in rows with a seed."""
         batch = self.input_batch
-        counts = [0] * batch.num_reqs if metadata is None else metadata.num_draft_tokens
-        generators: dict[int, torch.Generator] = {}
-        for row, generator in batch.generators.items():
-            seed = self.requests[batch.req_ids[row]].sampling_params.seed
-            token = int(batch.num_tokens_no_spec[row])
-            generator.manual_seed(position_seed(seed, token))
-            start = sum(counts[:row]) + row
-            generators[start] = generator
-            for offset in range(1, counts[row] + 1):
-                generators[start + offset] = torch.Generator(self.device).manual_seed(
-                    position_seed(seed, token + offset)
-                )
-        return generators
+        if not batch.generators:
+            return {}
+        rows = np.array(list(batch.generators))
+        seeds = [self.requests[batch.req_ids[row]].sampling_params.seed for row in rows]
+        tokens = batch.num_tokens_no_spec[rows].astype(np.int64)
+        # vLLM samples with the rows' own generators in a step without drafts.
+        firsts = zip(batch.generators.values(), position_seeds(seeds, tokens), strict=True)
+        for generator, seed in firsts:
+            generator.manual_seed(int(seed))
+        if metadata is None:
+            return dict(batch.generators)
+        counts = np.array(metadata.num_draft_tokens, np.int64)
+        return self._generators.seeded_rows(rows, seeds, tokens, counts)
 
     def _get_spec_decode_draft_probs(self, spec_decode_metadata: Any) -> VerifyInputs | None:
         """The second argument of the verifier; in vLLM, one tensor for all rows."""

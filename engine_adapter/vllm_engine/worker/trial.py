@@ -62,6 +62,21 @@ class _ScratchTable:
         return self.on_device[:num_reqs]
 
 
+class _RecordedModel:
+    """A runner's model that keeps what its last call returned."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.output: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.output = self.model(*args, **kwargs)
+        return self.output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
 class Trial:
     """Tries proposers between two steps.
 
@@ -141,24 +156,16 @@ class Trial:
 
     def _run_target(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The target's states for `count` tokens: final [count, H], and those of `aux_layers`."""
-        outputs: list[Any] = []
-        model = self._runner.get_model()
-        forward = model.forward
-
-        def recording(*args: Any, **kwargs: Any) -> Any:
-            outputs.append(forward(*args, **kwargs))
-            return outputs[-1]
-
-        # Not a hook of the module: a class that vLLM compiles as a whole has a `__call__` that runs
-        # none, as that of ERNIE 4.5.
-        model.forward = recording
+        # What the runner calls is replaced, not what is in it: compiled code calls no `forward` and
+        # no hook of the model, and a model whose steps are captured has a wrapper around it.
+        recorded = self._runner.model = _RecordedModel(self._runner.model)
         try:
             self._runner._dummy_run(
                 count, cudagraph_runtime_mode=compat.CUDAGraphMode.NONE, skip_eplb=True
             )
         finally:
-            del model.forward
-        output = outputs[-1]
+            self._runner.model = recorded.model
+        output = recorded.output
         final, auxiliary = output if self._runner.use_aux_hidden_state_outputs else (output, [])
         return _bounded(final[:count]), [_bounded(states[:count]) for states in auxiliary]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
@@ -13,7 +13,12 @@ from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
 from engine_adapter.vllm_engine.wire import SpecgateConfig
-from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, trim_memory
+from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad
+from engine_adapter.vllm_engine.worker.device_memory import (
+    check_room,
+    release_memory,
+    side_stream,
+)
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 from engine_adapter.vllm_engine.worker.trial import Trial
 
@@ -56,8 +61,18 @@ class WorkerHooks:
 
     def specgate_load(self, fields: dict[str, Any]) -> None:
         """Begins to create a proposer while steps run; `fields` are those of its `ProposerSpec`."""
-        create = self.model_runner.drafter.host.create
-        self._load = BackgroundLoad(ProposerSpec(**fields), create)
+        self._load = BackgroundLoad(ProposerSpec(**fields), self._create_if_it_fits)
+
+    def _create_if_it_fits(self, spec: ProposerSpec) -> Proposer:
+        """Creates a proposer, in the thread of its load. Raises `NoRoom` before it is read."""
+        host = self.model_runner.drafter.host
+        device = self.model_runner.device
+        # vLLM measures what a step needs unless it is told the size of the KV cache.
+        step_bytes = getattr(self, "peak_activation_memory", 0)
+        check_room(host.bytes_needed(spec), device, int(step_bytes))
+        with side_stream(device):
+            proposer: Proposer = host.create(spec)
+        return proposer
 
     def specgate_load_state(self) -> list[str]:
         """The state of the load, and the reason of a failure: see `BackgroundLoad.state`."""
@@ -81,7 +96,7 @@ class WorkerHooks:
         """Removes a proposer that is loaded or still loading."""
         self._load = None
         self.model_runner.drafter.remove(name)
-        trim_memory()
+        release_memory(self.model_runner.device)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:

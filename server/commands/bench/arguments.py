@@ -97,6 +97,18 @@ def add_sides(parser: Parser) -> None:
     )
 
 
+def add_servers(parser: Parser) -> None:
+    """Adds how the servers run: `--dtype`, `--kv-cache-memory-bytes` and `--graphs`."""
+    parser.add_argument("--dtype", metavar="NAME", help="of the models (default: float32)")
+    parser.add_argument(
+        "--kv-cache-memory-bytes", type=count, metavar="N", help="of each server (default: 512 MiB)"
+    )
+    parser.add_argument(
+        "--graphs", action="store_true", help="compile models and capture graphs, as GPUs need it"
+    )
+    parser.set_defaults(stock_defaults=False)
+
+
 def method_names(options: argparse.Namespace, specs: Specs) -> list[str]:
     """The proposers to measure."""
     return options.method or [NONE, *(spec.name for spec in specs)]
@@ -109,13 +121,22 @@ def measured_sides(options: argparse.Namespace) -> tuple[Side, ...]:
 
 def launcher(options: argparse.Namespace) -> "SystemLauncher":
     """What starts the measured systems."""
+    replaced = {"dtype": options.dtype, "kv-cache-memory-bytes": options.kv_cache_memory_bytes}
     if getattr(options, "in_process", False):
         from benchmarks.engines import EngineLauncher
 
+        if options.graphs or options.stock_defaults or any(replaced.values()):
+            raise BadArgument("--in-process: measures engines with the default arguments only")
         return EngineLauncher()
     from benchmarks.servers import ServerLauncher
 
-    return ServerLauncher(options.out, options.engine)
+    return ServerLauncher(
+        options.out,
+        options.engine,
+        {name: str(value) for name, value in replaced.items() if value is not None},
+        graphs=options.graphs,
+        stock_defaults=options.stock_defaults,
+    )
 
 
 def print_lines(*lines: str) -> None:

@@ -9,6 +9,7 @@ from server.commands.bench.arguments import (
     add_count,
     add_load,
     add_models,
+    add_servers,
     add_sides,
     launcher,
     measured_sides,
@@ -27,6 +28,12 @@ def make_parser() -> Parser:
     add_models(parser, target="demo")
     add_load(parser, levels=(1, 8))
     add_sides(parser)
+    add_servers(parser)
+    parser.add_argument(
+        "--stock-defaults",
+        action="store_true",
+        help="stock vLLM chooses its model runner and its scheduling; Specgate's are fixed",
+    )
     add_count(parser, "--pairs", 30, "rounds")
     add_count(parser, "--max-tokens", 128, "length of every answer")
     parser.add_argument(
@@ -52,6 +59,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         max_tokens=options.max_tokens,
     )
     info = report.environment_info(argv, options.target)
+    started = launcher(options)
     with ResultTable(options.out, "compare", info, TABLE_HEAD, table_row) as table:
-        asyncio.run(compare(plan, launcher(options), table.add))
+        asyncio.run(compare(plan, started, table.add))
     return 0

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from server.commands.admin_client import Parser
-from server.commands.bench.arguments import add_load, add_models, launcher, number, read_specs
+from server.commands.bench.arguments import (
+    add_load,
+    add_models,
+    add_servers,
+    launcher,
+    number,
+    read_specs,
+)
 from server.commands.bench.result_table import ResultTable
 
 if TYPE_CHECKING:
@@ -20,6 +27,7 @@ def make_parser() -> Parser:
     )
     add_models(parser, target="wide")
     add_load(parser, levels=(1, 2, 4, 8, 16))
+    add_servers(parser)
     parser.add_argument(
         "--temperature",
         action="append",

@@ -6,7 +6,7 @@ from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, S
 from engine_adapter.policies.goodput import GoodputPolicy
 from engine_adapter.policies.names import GOODPUT, LATENCY_FIRST
 from engine_adapter.policies.parameters import PolicyError
-from engine_adapter.policies.planner import Planner, StepOutcome
+from engine_adapter.policies.planner import UNPLANNED_EVERY, Planner, StepOutcome
 from engine_adapter.types import SpecMethod
 from tests.engine_adapter.policies.traffic import MAX_K, PROPOSERS, Traffic
 
@@ -39,12 +39,32 @@ def test_rows_under_proposers_alone_are_planned_as_they_say() -> None:
 def test_pinned_rows_are_evidence_for_the_policies() -> None:
     planner = Planner(PROPOSERS, MAX_K)
     planner.evidence.admit("a", RequestClass.GREEDY)
-    for _ in range(50):
+    for _ in range(50 * UNPLANNED_EVERY):
         planner.plan(StepView([RowView("a", SpecMethod("ngram", 5), 90, 50)], 1))
         outcome(planner, [DraftFate("a", "ngram", 5, 5, 5, 5)])
     index = planner.evidence.loaded["ngram"]
     assert planner.evidence.is_proven(index)
     assert planner.evidence.acceptance.mean_rate(index, RequestClass.GREEDY, 5) > 0.8
+    assert planner.evidence.steps == planner.evidence.acceptance.drafts.sum() == 50
+
+
+def test_every_step_of_a_policy_is_learned_from() -> None:
+    traffic = Traffic(GOODPUT)
+    traffic.steps(50)
+    assert traffic.evidence.steps == 50
+
+
+def test_the_catch_up_of_a_step_that_is_not_learned_from_is_not_counted_later() -> None:
+    planner = Planner(PROPOSERS, MAX_K)
+    planner.evidence.admit("a", RequestClass.GREEDY)
+    lags = []
+    for i in range(UNPLANNED_EVERY + 1):
+        # The first proposer reads 100 tokens in its first step, then 4 in each.
+        row = RowView("a", SpecMethod("draft", 4), 90, 100 + 4 * i)
+        planner.plan(StepView([row], 1))
+        lags.append(int(planner.evidence._planned_lag.sum()))
+        outcome(planner, [])
+    assert lags == [100, *[4] * UNPLANNED_EVERY]
 
 
 def test_drafts_of_ended_requests_and_unloaded_proposers_are_ignored() -> None:

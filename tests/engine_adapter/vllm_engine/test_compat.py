@@ -145,6 +145,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "_make_model_runner",
         "_raise_if_draft_tp_mismatch",
         "check_error",
+        "compose_draft_hf_overrides",
         "get_attn_backend",
         "get_kv_cache_spec",
         "initialize_attn_backend",
@@ -211,6 +212,8 @@ def test_a_class_is_read_with_its_mixins() -> None:
         ("def run(self, rows, width): ...", False),
         ("def run(self, rows, *args, **kwargs): ...", False),
         ("def run(self, batch, width, more): ...", False),
+        ("@staticmethod\ndef run(batch, width): ...", True),
+        ("@staticmethod\ndef run(width): ...", False),
     ],
 )
 def test_parameters_that_differ_from_vllms_are_found(source: str, right: bool) -> None:

@@ -9,7 +9,12 @@ import pytest
 from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecDecodeParams, SpecMethod
-from engine_adapter.vllm_engine.wire import SpecgateConfig, from_extra_args, to_extra_args
+from engine_adapter.vllm_engine.wire import (
+    AdditionalConfig,
+    SpecgateConfig,
+    from_extra_args,
+    to_extra_args,
+)
 
 LOOKUP = {"name": "lookup", "method": "ngram", "num_speculative_tokens": 3}
 TREE = {"name": "suffix", "suffix_decoding_min_token_prob": 0.2}
@@ -18,7 +23,7 @@ SMALL = {"name": "small", "method": "draft_model", "model": "a/b"}
 
 def through_vllm(config: SpecgateConfig) -> SpecgateConfig:
     """To an engine process and back; the configuration must be plain enough for JSON too."""
-    carried = json.loads(json.dumps(config.to_additional_config()))
+    carried = json.loads(json.dumps(config.to_additional_config().data))
     return SpecgateConfig.of(SimpleNamespace(additional_config=carried))
 
 
@@ -96,3 +101,31 @@ def test_a_request_without_sampling_parameters_decodes_plainly() -> None:
 def test_other_extra_arguments_are_ignored() -> None:
     params = SpecDecodeParams(SpecMethod("ngram", 2))
     assert read_back({"another": 1, **to_extra_args(params)}) == params
+
+
+def compiled(fields: list[Any], pipe: str | None = None, policies: Any = None) -> AdditionalConfig:
+    return SpecgateConfig(parse_specs(fields), pipe, policies or {}).to_additional_config()
+
+
+def test_a_start_finds_the_code_that_an_earlier_one_compiled() -> None:
+    one = compiled([LOOKUP, SMALL], "/tmp/one", {"load": {"disable_by_batch_size": 4}})
+    other = compiled([SMALL | {"num_speculative_tokens": 2}, LOOKUP], "/tmp/other")
+    assert one.compute_hash() == other.compute_hash()
+
+
+def test_a_head_that_reads_the_targets_layers_changes_the_targets_code() -> None:
+    head = {"name": "head", "method": "eagle3", "model": "a/c"}
+    hashes = {
+        compiled(fields).compute_hash()
+        for fields in ([SMALL], [SMALL, head], [SMALL, head | {"model": "a/d"}])
+    }
+    assert len(hashes) == 3
+
+
+def test_proposers_with_one_checkpoint_have_code_of_their_own() -> None:
+    config = compiled([SMALL, SMALL | {"name": "same"}])
+    of_each = [config.compiled_for(name) for name in ("small", "same")]
+    assert len({made.compute_hash() for made in (config, *of_each)}) == 3
+    specs = parse_specs([SMALL, SMALL | {"name": "same"}])
+    made = SimpleNamespace(additional_config=of_each[0])
+    assert SpecgateConfig.of(made) == SpecgateConfig(specs)

@@ -86,6 +86,18 @@ def test_the_table_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert heading.endswith("acceptance rate mean acceptance length draft latency ms")
 
 
+def test_of_several_engines_those_that_do_not_serve_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    serving = {"state": "serving", "reason": None, "retry_after_s": None}
+    dead = {"state": "restarting", "reason": "It was killed.", "retry_after_s": 3.0}
+    several = METHOD | {"engine": serving, "engines": [serving, dead]}
+    assert status([], answering(lambda: several)) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "engine 1 restarting: It was killed." in lines
+    assert not any(line.startswith("engine 0") for line in lines)
+
+
 def test_an_engine_that_does_not_serve_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     engine = {"state": "restarting", "reason": "It was killed.", "retry_after_s": 3.0}
     assert status([], answering(lambda: METHOD | {"engine": engine})) == 0

@@ -1,7 +1,6 @@
 """The gateway's metrics and their names."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -105,15 +104,14 @@ def test_a_quarantine_is_shown_until_a_load_an_unload_or_a_new_process_ends_it(
     def quarantined(name: str) -> float | None:
         return registry.get_sample_value("specgate_proposer_quarantined", {"proposer": name})
 
-    fault = replace(STEP, faults={"draft": "boom"}, quarantined=("draft",))
     ends: list[Callable[[], None]] = [
         lambda: metrics.declare_proposers(["draft"]),
         lambda: metrics.forget_proposer("draft"),
-        lambda: metrics.on_restart(True),
+        lambda: metrics.set_engine(up=True, given_up=False),
     ]
     for end in ends:
         metrics.declare_proposers(["draft"])
-        metrics.on_step(fault)
+        metrics.set_engine(up=True, given_up=False, quarantined={"draft"})
         metrics.on_step(STEP)
         metrics.on_restart(False)
         assert (quarantined("draft"), quarantined("ngram")) == (1, 0)

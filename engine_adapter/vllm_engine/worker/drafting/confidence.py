@@ -28,7 +28,7 @@ left no longer have the distribution q (`tests/engine_adapter/vllm_engine/suppor
 this, and the distribution test detects it).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,9 @@ class ConfidenceGate:
     path: torch.Tensor
     lengths: torch.Tensor
     is_readable: bool
+    _indexed: list[tuple[npt.NDArray[np.intp], torch.Tensor]] = field(
+        default_factory=list, init=False, compare=False
+    )
 
     @classmethod
     def new(
@@ -77,10 +80,17 @@ class ConfidenceGate:
         """
         known = logits.float()
         confidence = (known.amax(dim=-1) - known.logsumexp(dim=-1)).exp()
-        (index,) = to_device(self.path.device, self.rows[rows])
+        index = self._index(rows)
         path = self.path[index] * confidence
         self.path[index] = path
         self.lengths[index] += path >= self.threshold
+
+    def _index(self, rows: npt.NDArray[np.intp]) -> torch.Tensor:
+        """Where N rows are in the tensors. Rows that begin those of the last call are known."""
+        if not self._indexed or not np.array_equal(self._indexed[0][0][: len(rows)], rows):
+            (there,) = to_device(self.path.device, self.rows[rows])
+            self._indexed[:] = [(rows.copy(), there)]
+        return self._indexed[0][1][: len(rows)]
 
     def is_open(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
         """Which of N rows draft further, bool [N]; `None` if it is not readable."""

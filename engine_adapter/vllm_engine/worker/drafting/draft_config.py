@@ -1,26 +1,42 @@
 """vLLM's configurations of draft models and heads, made from a proposer and the target's."""
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
+from engine_adapter.proposers.draft_model import METHOD, TENSOR_PARALLEL_SIZE
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.module_names import patch_speculative_config
 
 EAGLE_CONFIGS = ("eagle", "speculators")
 """The `model_type` of vLLM's configurations of EAGLE heads."""
 
 
 class DraftConfig(compat.SpeculativeConfig):
-    """vLLM's configuration of a draft model; vocabularies may differ in padding.
+    """vLLM's configuration of a draft model or a head, of the method that the proposer has."""
 
-    vLLM compares the sizes. Only the tokenizers must agree, and they were compared before the
-    start.
-    """
+    def __setattr__(self, name: str, value: Any) -> None:
+        # vLLM takes a model for a head if its path has a word such as "eagle3".
+        if name != "method":
+            super().__setattr__(name, value)
 
     def verify_equal_vocab_size_if_draft_model(self) -> None:
-        """Sizes may differ."""
+        """Vocabularies may differ in padding.
+
+        Only the tokenizers must agree, and they were compared before the start.
+        """
+
+    @staticmethod
+    def compose_draft_hf_overrides(target_hf_overrides: Any) -> Any:
+        """How a draft model's configuration is changed: as the target's, if that is a function.
+
+        vLLM adds a change that takes a model whose type can have MTP layers for these layers.
+        This one is called only while vLLM's class has the name of this one, see
+        `patch_speculative_config`: heads need vLLM's.
+        """
+        return target_hf_overrides if callable(target_hf_overrides) else {}
 
 
 def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
@@ -30,18 +46,21 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
     """
     target = vllm_config.speculative_config
     config = copy.copy(vllm_config)  # shares the registry of layers with the target's
+    config.additional_config = vllm_config.additional_config.compiled_for(spec.name)
     # Without a model of its own, vLLM takes the target's, but not the target's revision.
     within = None if spec.model else target.target_model_config
-    config.speculative_config = DraftConfig(
-        method=spec.method,
-        model=spec.model,
-        revision=within and within.revision,
-        code_revision=within and within.code_revision,
-        num_speculative_tokens=spec.num_speculative_tokens,
-        target_model_config=target.target_model_config,
-        target_parallel_config=target.target_parallel_config,
-        draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
-    )
+    is_model = spec.method == METHOD.name
+    with patch_speculative_config(DraftConfig) if is_model else nullcontext():
+        config.speculative_config = DraftConfig(
+            method=spec.method,
+            model=spec.model,
+            revision=within and within.revision,
+            code_revision=within and within.code_revision,
+            num_speculative_tokens=spec.num_speculative_tokens,
+            target_model_config=target.target_model_config,
+            target_parallel_config=target.target_parallel_config,
+            draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
+        )
     return config
 
 

@@ -1,9 +1,9 @@
 """The passes in which a model drafts one token after the other, and the rows in each of them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import torch
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
@@ -11,6 +11,20 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputs,
     Ints,
 )
+
+ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
+"""Of a forward pass: the states [T, H] that the logits come from, and the recurrent states [T, H]
+that a head reads in its next pass. The same tensor for most models."""
+
+Part = slice | Ints
+"""Which of some rows: the first ones, or indices."""
+
+
+def gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
+    """The outputs at some positions, int [N]."""
+    output, recurrent = outputs
+    taken = output[index]
+    return taken, taken if recurrent is output else recurrent[index]
 
 
 class DraftPasses:
@@ -42,9 +56,9 @@ class DraftPasses:
             strict=True,
         )
         self._depth = 0
-        self.at: Any = slice(counts[0])
+        self.at: Part = slice(counts[0])
 
-    def next(self) -> tuple[Any, ForwardInputs | None]:
+    def next(self) -> tuple[Part, ForwardInputs | None]:
         """Which rows of the pass before stay, and the inputs of theirs; `None` without a row."""
         batch, sampling, rows = self._batch, self._batch.sampling, self._order[self.at]
         self._depth += 1

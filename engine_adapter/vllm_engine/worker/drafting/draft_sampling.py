@@ -19,7 +19,11 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_options import min_confidence, samples
+from engine_adapter.proposers.draft_options import (
+    min_confidence,
+    samples,
+    verifies_blocks,
+)
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
@@ -27,7 +31,10 @@ from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+from engine_adapter.vllm_engine.worker.verification.seeding import (
+    GeneratorPool,
+    position_seeds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +134,10 @@ class RowSampler:
             options.top_p if (self.top_p[rows] < 1).any() else None,
         )
         probabilities = scaled.softmax(dim=-1, dtype=torch.float32)
-        generators = {
-            i: torch.Generator(logits.device).manual_seed(
-                position_seed(seed, int(self.num_tokens[row]) + depth)
-            )
-            for i, row in enumerate(rows)
-            if (seed := self.seeds[row]) is not None
-        }
+        given = [(i, seed) for i, row in enumerate(rows) if (seed := self.seeds[row]) is not None]
+        seeded = [i for i, _ in given]
+        seeds = position_seeds([seed for _, seed in given], self.num_tokens[rows[seeded]] + depth)
+        generators = GeneratorPool(logits.device).seeded(seeded, seeds)
         sampled, _ = self.sampler.topk_topp_sampler(scaled, generators, None, None)
         return sampled.long(), probabilities
 
@@ -201,7 +205,7 @@ class SampledDraftStore:
         if get_method(spec.method).capabilities.runs_model:
             self._draws.add(spec.name)
         if samples(spec):
-            self._uses_block[spec.name] = spec.options["verification"] == "block"
+            self._uses_block[spec.name] = verifies_blocks(spec)
 
     def with_sampler(self, name: str, batch: DraftBatch, *, greedy: bool = False) -> DraftBatch:
         """The batch with a sampler, if it changes the drafts of a row.

@@ -1,15 +1,58 @@
-"""The target's hidden states of every KV slot, so that a head can catch up from them.
+"""The target's hidden states, as heads read them.
 
-vLLM drops a step's hidden states when the step ends. Here they are stored in a layer of the KV
-cache that has no attention: vLLM's memory budget counts it, a copy of a block copies its states,
-and a block of the prefix cache brings them to another request.
+vLLM drops a step's hidden states when the step ends. A head that was idle needs older ones to catch
+up. `HiddenStateCache` keeps them in a layer of the KV cache that has no attention: vLLM's memory
+budget counts it, a copy of a block copies its states, and a block of the prefix cache brings them
+to another request. `StepStates` keeps none: it finds those of the newest step.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from engine_adapter.vllm_engine import compat
+
+
+class StepStates:
+    """The states of the newest step, by KV slot. Nothing is computed until a head reads them.
+
+    Args:
+        layer: a layer of the head, by whose slots it reads.
+        num_slots: slots of that layer.
+        device: of the states.
+    """
+
+    def __init__(self, layer: str, num_slots: int, device: torch.device) -> None:
+        self._layer = layer
+        # Slot -> which token of the step; means something where the step wrote the slot.
+        self._token = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self._slots: torch.Tensor | None = None
+        self._states: Sequence[torch.Tensor] = ()
+
+    def hold(self, slots: Mapping[str, torch.Tensor], states: Sequence[torch.Tensor]) -> None:
+        """Takes the states of a step.
+
+        Args:
+            slots: layer of the KV cache -> int64 [T or more], the slots of the step's tokens.
+            states: one or more, each [T, H].
+        """
+        self._slots, self._states = slots[self._layer][: len(states[0])], states
+
+    def drop(self) -> None:
+        """Frees them. The target's next forward pass needs the memory."""
+        self._slots, self._states = None, ()
+
+    def read(self, slots: torch.Tensor) -> list[torch.Tensor]:
+        """The states in `slots`, int64 [T], all of which the step wrote: each [T, H]."""
+        if self._slots is not None:
+            count = len(self._slots)
+            self._token[self._slots] = torch.arange(
+                count, dtype=torch.int32, device=self._token.device
+            )
+            self._slots = None
+        index = self._token[slots]
+        return [states[index] for states in self._states]
 
 
 class HiddenStateCache(compat.AttentionLayerBase):

@@ -15,11 +15,11 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.staging import to_device
+from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
-from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
-from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs
+from engine_adapter.vllm_engine.worker.drafting.paged_head import Bools, PagedHead
 from engine_adapter.vllm_engine.worker.drafting.weights import LoadedBlockHead
 
 
@@ -36,6 +36,10 @@ class PagedBlockHead(PagedHead):
         return DraftKVGroups(block_sizes, num_blocks, DraftKVLedger)
 
     # -- drafting ----------------------------------------------------------------------------
+
+    def _needs_older_states(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Bools:
+        needs: Bools = self._kv.first_missing(blocks, stop) < batch.num_computed
+        return needs
 
     def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Computes the missing KV of each row's first `stop` positions, then drafts."""

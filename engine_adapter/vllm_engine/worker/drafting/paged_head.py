@@ -3,25 +3,37 @@
 At the KV position p a head reads token p + 1 and the target's hidden state of position p (EAGLE,
 arXiv 2401.15077; EAGLE-3, arXiv 2503.01840, which combines states of several of its layers;
 multi-token prediction, arXiv 2412.19437). The target's states of every slot are stored, so a head
-catches up like a draft model. While drafting, a head reads states of its own. The KV that it writes
-then is not reused, as in vLLM: these positions are run again with the target's states.
+catches up like a draft model. With the option `keep_states` false they are not: the head drafts for
+a row only if nothing is missing before the step's own tokens.
+
+While drafting, a head reads states of its own. The KV that it writes then is not reused, as in
+vLLM: these positions are run again with the target's states.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_options import KEEP_STATES
 from engine_adapter.proposers.eagle import aux_layers
+from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
-from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenStateCache
+from engine_adapter.vllm_engine.worker.drafting.hidden_states import (
+    HiddenStateCache,
+    StepStates,
+)
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import BlockEnds, HeadKVLedger
-from engine_adapter.vllm_engine.worker.drafting.paged_model import ForwardOutputs, PagedDraftModel
+from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedHead
+
+Bools = npt.NDArray[np.bool_]
 
 
 class PagedHead(PagedDraftModel):
@@ -35,9 +47,12 @@ class PagedHead(PagedDraftModel):
     _token_offset = 1
 
     def _create_loaded(self, *args: Any) -> AnyHead:
+        self._spec: ProposerSpec = args[0]
         self._vllm_config = args[1]
         self.aux_layers: tuple[int, ...] = ()
         self._states: HiddenStateCache | None = None
+        self._owns_states = False
+        self._step_states: StepStates | None = None
         return self._create_head(*args)
 
     def _create_head(self, *args: Any) -> AnyHead:
@@ -46,7 +61,7 @@ class PagedHead(PagedDraftModel):
     # -- set-up ------------------------------------------------------------------------------
 
     def load(self, target: Any) -> None:
-        """Loads the weights, and reserves space for the target's states in every block."""
+        """See `PagedDraftModel.load`."""
         super().load(target)
         if self._loaded.eagle3_use_aux_hidden_state:
             named = aux_layers(vars(self._loaded.draft_model_config.hf_config))
@@ -54,18 +69,38 @@ class PagedHead(PagedDraftModel):
             self.aux_layers = named or tuple(
                 sorted(set(target.get_eagle3_default_aux_hidden_state_layers()))
             )
-        self._states = HiddenStateCache(
-            f"{self._loaded.prefix}.target_states.0", self._loaded.hidden_size, self._vllm_config
-        )
+
+    def reserve_states(self, reserved: MutableMapping[Any, HiddenStateCache]) -> None:
+        """Reserves space for the target's states in every block, if they are kept.
+
+        Args:
+            reserved: the spaces of the heads before, by what they hold. A head that reads the same
+                uses the same one.
+        """
+        if not self._spec.options[KEEP_STATES]:
+            return
+        width = self._loaded.hidden_size
+        # Layers are combined by the head's own weights; the final states are those of every head.
+        held = width, self.aux_layers, self._spec.model if self.aux_layers else None
+        self._owns_states = held not in reserved
+        if self._owns_states:
+            name = f"{self._loaded.prefix}.target_states.0"
+            reserved[held] = HiddenStateCache(name, width, self._vllm_config)
+        self._states = reserved[held]
 
     def bind_kv_cache(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
         """See `PagedDraftModel.bind_kv_cache`; notes the group of the target's states."""
         super().bind_kv_cache(kv_cache_config, kernel_block_sizes)
-        assert self._states is not None
+        groups = kv_cache_config.kv_cache_groups
+        if self._states is None:
+            own = self._loaded.draft_attn_groups[0]
+            self._states_gid = own.kv_cache_group_id
+            size = groups[self._states_gid].kv_cache_spec.block_size
+            slots = kv_cache_config.num_blocks * size
+            self._step_states = StepStates(own.layer_names[0], slots, self._device)
+            return
         self._states_gid = next(
-            gid
-            for gid, group in enumerate(kv_cache_config.kv_cache_groups)
-            if self._states.name in group.layer_names
+            gid for gid, group in enumerate(groups) if self._states.name in group.layer_names
         )
 
     def _new_groups(
@@ -78,15 +113,17 @@ class PagedHead(PagedDraftModel):
 
     @property
     def layer_names(self) -> set[str]:
-        """Its own layers of the KV cache; one holds the target's states."""
-        assert self._states is not None
-        return super().layer_names | {self._states.name}
+        """Its layers of the KV cache; one holds the target's states, if they are kept."""
+        return super().layer_names | ({self._states.name} if self._states else set())
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of its layers and of the target's states in all KV blocks on this rank."""
-        assert self._states is not None
-        return super().kv_bytes + self._states.num_bytes
+        """Bytes of its layers and of the target's states in all KV blocks on this rank.
+
+        States that several heads read are counted for the first one.
+        """
+        states = self._states.num_bytes if self._states and self._owns_states else 0
+        return super().kv_bytes + states
 
     # -- the target's states -----------------------------------------------------------------
 
@@ -98,19 +135,69 @@ class PagedHead(PagedDraftModel):
     ) -> None:
         """Stores what it needs of the target's hidden states; called in every step.
 
+        Where they are not kept, or another head keeps them, this computes nothing.
+
         Args:
             slots: layer of the KV cache -> int64 [T or more], the slots of all tokens that the
                 target read.
             final: [T, H], its final hidden states.
             by_layer: auxiliary layer -> its output, [T, H].
         """
+        read = [by_layer[layer] for layer in self.aux_layers] or [final]
+        if self._step_states is not None:
+            self._step_states.hold(slots, read)
+        elif self._states is not None and self._owns_states:
+            states = self._combined(read)
+            self._states.write(slots[self._states.name][: len(states)], states)
+
+    def drop_states(self) -> None:
+        """Frees the states of the last step, if they are not kept."""
+        if self._step_states is not None:
+            self._step_states.drop()
+
+    def _combined(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the head reads of the target's states, each [T, H]: [T, W]."""
+        if not self.aux_layers:
+            return states[0]
+        combined: torch.Tensor = self._loaded.model.combine_hidden_states(torch.cat(states, -1))
+        return combined
+
+    def _read_states(self, inputs: ForwardInputs) -> torch.Tensor:
+        """The target's states of the pass's positions, [T, W]."""
+        slots = inputs.slots[self._states_gid]
+        if self._step_states is not None:
+            return self._combined(self._step_states.read(slots))
         assert self._states is not None
-        if self.aux_layers:
-            joined = torch.cat([by_layer[layer] for layer in self.aux_layers], dim=-1)
-            final = self._loaded.model.combine_hidden_states(joined)
-        self._states.write(slots[self._states.name][: len(final)], final)
+        return self._states.read(slots)
 
     # -- drafting ----------------------------------------------------------------------------
+
+    def _draft_rows(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
+        """Drafts for every row; without kept states, for those that need none of older steps."""
+        if self._step_states is None:
+            return self._draft(batch, blocks, stop)
+        drafts, left = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
+        # A row may share blocks that another row has filled in this step: it comes after that one.
+        while left.size:
+            some = {gid: of_group[left] for gid, of_group in blocks.items()}
+            waits = self._needs_older_states(batch.select(left), some, stop[left])
+            if waits.all():
+                break
+            rows = left[~waits]
+            some = {gid: of_group[rows] for gid, of_group in blocks.items()}
+            drafts.set(rows, self._draft(batch.select(rows), some, stop[rows]))
+            left = left[waits]
+        return drafts.collect()
+
+    def _needs_older_states(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Bools:
+        """Rows with a position to run that the target read before this step, bool [R]."""
+        missing = self._kv.first_missing(blocks, stop)
+        needs: Bools = missing < batch.num_computed
+        for gid, ledger in self._kv.ledgers.items():
+            ends = ledger.block_ends(blocks[gid], stop, batch.token_ids, batch.rows)
+            rewrites = ledger.is_stale(ends) & (ends.position < missing[ends.row])
+            needs[ends.row[rewrites]] = True
+        return needs
 
     def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Drafts as a draft model does; rows that conflict over a slot draft in turn.
@@ -188,8 +275,3 @@ class PagedHead(PagedDraftModel):
         )
         # Most MTP layers read the states that their logits come from.
         return outputs if isinstance(outputs, tuple) else (outputs, outputs)
-
-    def _read_states(self, inputs: ForwardInputs) -> torch.Tensor:
-        """The target's states of the pass's positions, [T, H]."""
-        assert self._states is not None
-        return self._states.read(inputs.slots[self._states_gid])

@@ -19,7 +19,11 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.drafting.draft_passes import DraftPasses
+from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
+    DraftPasses,
+    ForwardOutputs,
+    gather,
+)
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
@@ -29,10 +33,6 @@ from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, 
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_draft_vocabulary
 from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedDraft
-
-ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
-"""Of a forward pass: the states [T, H] that the logits come from, and the recurrent states [T, H]
-that a head reads in its next pass. The same tensor for most models."""
 
 _NO_DRAFT = (-1, np.empty(0, np.int64))
 
@@ -132,7 +132,12 @@ class PagedDraftModel:
         stop = self._known_length(batch)
         with self._loaded.tp_scope():
             tables = self._runner.input_batch.block_table
-            return self._draft(batch, self._kv.blocks(tables, batch.rows, int(stop.max())), stop)
+            blocks = self._kv.blocks(tables, batch.rows, int(stop.max()))
+            return self._draft_rows(batch, blocks, stop)
+
+    def _draft_rows(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
+        """Drafts for the rows whose missing KV can be computed."""
+        return self._draft(batch, blocks, stop)
 
     def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Computes the missing KV of each row's first `stop` positions, then drafts."""
@@ -183,7 +188,7 @@ class PagedDraftModel:
         """One pass over [start, start + length) of some rows; the outputs at their last tokens."""
         tokens = batch.token_ids[:, self._token_offset :]
         inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens)
-        return _gather(self._forward(inputs.tokens, inputs), inputs.ends)
+        return gather(self._forward(inputs.tokens, inputs), inputs.ends)
 
     def _decode_drafts(self, batch: DraftBatch, stop: Ints, last: ForwardOutputs) -> Drafts:
         """Drafts up to k tokens of each row, one for each pass that the row is in."""
@@ -195,7 +200,7 @@ class PagedDraftModel:
             return Drafts(drafts)
         output, recurrent = last
         if not np.array_equal(order[: counts[0]], np.arange(len(order))):
-            output, recurrent = _gather(last, *to_device(self._device, order[: counts[0]]))
+            output, recurrent = gather(last, *to_device(self._device, order[: counts[0]]))
         shape = counts[0], len(counts)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         lengths = np.zeros(counts[0], np.int64)
@@ -291,10 +296,3 @@ class PagedDraftModel:
     def _slot_gids(self) -> Iterable[int]:
         """The KV cache groups in which a forward pass needs slots."""
         return self._kv.ledgers
-
-
-def _gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
-    """The outputs at some positions."""
-    output, recurrent = outputs
-    taken = output[index]
-    return taken, taken if recurrent is output else recurrent[index]

@@ -23,15 +23,11 @@ from engine_adapter.vllm_engine.worker.drafting.draft_config import (
     draft_vllm_config,
     window_of_all_layers,
 )
+from engine_adapter.vllm_engine.worker.drafting.layer_names import (
+    layer_prefix,
+    layers_of_one_model,
+)
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import tensor_parallel
-
-
-def layer_prefix(spec: ProposerSpec) -> str:
-    """The prefix of a proposer's layer names.
-
-    It has no dot, since vLLM reads the numbers between dots.
-    """
-    return f"draft:{spec.name.replace('.', ':')}"
 
 
 class _NamedDraft:
@@ -189,7 +185,8 @@ class _NamedDraft:
                 self._sizes[name] = weight.numel() * weight.element_size()
 
         loader.load_weights = load_and_measure
-        with compat.set_model_tag(self.prefix):
+        layers = config.compilation_config.static_forward_context
+        with compat.set_model_tag(self.prefix), layers_of_one_model(layers, self.prefix):
             model: torch.nn.Module = loader.load_model(
                 vllm_config=config,
                 model_config=self.draft_model_config,

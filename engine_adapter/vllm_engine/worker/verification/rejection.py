@@ -16,16 +16,32 @@ which biases the output. That draft is verified at the position after the others
 has read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_options import samples, verifies_blocks
+from engine_adapter.staging import joined, to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
+
+
+def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int) -> int:
+    """The memory of sampled drafts, from their draw to their verification; 0 if none samples.
+
+    While a step is verified there are three distributions for each draft: the one that it was drawn
+    from, the target's logits, and their distribution. Then there are four more for each row, at its
+    first rejected draft. Under the block rule there is a residual for each draft before that.
+    """
+    most = 0
+    for spec in filter(samples, specs):
+        k = spec.num_speculative_tokens
+        most = max(most, 3 * k + 4, 4 * k if verifies_blocks(spec) else 0)
+    return most * num_rows * vocab_size * torch.float32.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +105,7 @@ class SpeculativeSampling:
         )
         self._rows, self._offsets, self._lengths, self._first = staged[:4]
         self._positions, self._tokens, self._block = staged[4:]
-        self._q = torch.cat([draft.probabilities for draft in drafts.values()])
+        self._q = joined([draft.probabilities for draft in drafts.values()])
 
     def is_argmax_invariant(self) -> bool:
         """True: greedy rows never have sampled drafts, so vLLM may skip it for them."""

@@ -23,6 +23,14 @@ BASE: Mapping[str, Any] = {**SMALL, "num_hidden_layers": 2, "tie_word_embeddings
 """The fields of every configuration. A type of model ignores those that it does not have."""
 
 _WINDOWS: Mapping[str, Any] = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
+_SHARED_KV: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "sliding_window": WINDOW,
+    "layer_types": [SLIDING, FULL] * 2,
+}
+"""The last two layers read the KV of those before."""
+
 _EXPERTS: Mapping[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -44,6 +52,17 @@ _LATENT: Mapping[str, Any] = {
     "v_head_dim": 32,
 }
 
+_MAMBA: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_d_ssm": 128,
+    "mamba_n_groups": 1,
+    "mamba_expand": 1,
+    "mamba_chunk_size": 32,
+}
+"""States that take no more memory than the KV of a block, so blocks have 32 tokens as elsewhere."""
 
 _NO_OUTPUT, _NO_EMBEDDINGS = "no `lm_head`", "no `embed_tokens`"
 
@@ -58,6 +77,7 @@ class Architecture:
         fields: of the configuration that differ from `BASE`.
         no_eagle: why vLLM cannot run an EAGLE head for this model; empty if it can.
         refused: why it is not served; empty if it is.
+        recurrent: whether it has layers of Mamba 2. Then it cannot draft, and has no prefix cache.
     """
 
     name: str
@@ -65,6 +85,7 @@ class Architecture:
     fields: Mapping[str, Any] = field(default_factory=dict)
     no_eagle: str = ""
     refused: str = ""
+    recurrent: bool = False
 
     @property
     def config(self) -> dict[str, Any]:
@@ -74,6 +95,10 @@ class Architecture:
 
 def _row(name: str, model_type: str = "", no_eagle: str = "", **fields: Any) -> Architecture:
     return Architecture(name, model_type or name, fields, no_eagle)
+
+
+def _hybrid(name: str, no_eagle: str = "", **fields: Any) -> Architecture:
+    return Architecture(name, name, {**_MAMBA, **fields}, no_eagle, recurrent=True)
 
 
 def _refused(name: str, reason: str, **fields: Any) -> Architecture:
@@ -113,18 +138,32 @@ SERVED: tuple[Architecture, ...] = (
     _row("qwen3_moe", **_EXPERTS),
     _row("opt", no_eagle=_NO_EMBEDDINGS, ffn_dim=192, word_embed_proj_dim=128),
     _row("gpt2", no_eagle=_NO_EMBEDDINGS),
-    _row("gpt_neox", no_eagle=_NO_EMBEDDINGS, rotary_pct=1.0),
+    _row("gpt_neox", no_eagle=_NO_EMBEDDINGS, num_key_value_heads=ABSENT, rotary_pct=1.0),
     _row("gptj", no_eagle=_NO_EMBEDDINGS, rotary_dim=16),
-    _row("gpt_bigcode", no_eagle=_NO_EMBEDDINGS),
+    _row("gpt_bigcode", no_eagle=_NO_EMBEDDINGS, num_key_value_heads=ABSENT),
     _row("gemma", tie_word_embeddings=True),
     _row("gemma2", no_eagle=_NO_OUTPUT, **_WINDOWS, tie_word_embeddings=True),
     _row("gemma3", "gemma3_text", **_WINDOWS, tie_word_embeddings=True),
-    _row("gemma4", "gemma4_text", **_WINDOWS, tie_word_embeddings=True),
+    _row(
+        "gemma4",
+        "gemma4_text",
+        **_WINDOWS,
+        tie_word_embeddings=True,
+        global_head_dim=32,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=SMALL["vocab_size"],
+    ),
     _row("vaultgemma", **_WINDOWS, tie_word_embeddings=True),
     _row("phi", partial_rotary_factor=0.5),
     _row("phi3"),
     _row("phi3, window", "phi3", sliding_window=WINDOW - 1),
-    _row("phimoe", **_LOCAL_EXPERTS),
+    _row(
+        "phimoe",
+        **_LOCAL_EXPERTS,
+        attention_bias=True,
+        lm_head_bias=True,
+        architectures=["PhiMoEForCausalLM"],
+    ),
     _row(
         "falcon",
         head_dim=ABSENT,
@@ -176,9 +215,24 @@ SERVED: tuple[Architecture, ...] = (
     _row("hunyuan, experts", "hunyuan_v1_moe", num_experts=4, moe_topk=2),
     _row("hyperclovax"),
     _row("gpt_oss", **_WINDOWS, **_LOCAL_EXPERTS),
-    _row("minimax_m2", **_LOCAL_EXPERTS),
-    _row("afmoe", **_WINDOWS, **_EXPERTS),
-    _row("hy_v3", **_EXPERTS),
+    _row(
+        "minimax_m2",
+        **_LOCAL_EXPERTS,
+        rotary_dim=16,
+        scoring_func="sigmoid",
+        use_routing_bias=True,
+    ),
+    _row(
+        "afmoe",
+        **_WINDOWS,
+        **_EXPERTS,
+        num_shared_experts=1,
+        score_func="sigmoid",
+        route_norm=True,
+        n_group=1,
+        topk_group=1,
+    ),
+    _row("hy_v3", **_EXPERTS, expert_hidden_dim=64, route_norm=True, first_k_dense_replace=1),
     _row("laguna", **_WINDOWS, **_EXPERTS, shared_expert_intermediate_size=64),
     _row("mellum", **_WINDOWS, **_EXPERTS),
     _row("jais2"),
@@ -188,6 +242,15 @@ SERVED: tuple[Architecture, ...] = (
         **_WINDOWS,
         **_ROUTED_EXPERTS,
         v_head_dim=32,
+        hybrid_layer_pattern=[1, 0],
+        moe_layer_freq=[0, 1],
+        sliding_window_size=WINDOW,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        swa_head_dim=32,
+        swa_v_head_dim=32,
+        add_swa_attention_sink_bias=True,
+        layernorm_epsilon=1e-5,
     ),
     _row(
         "dbrx",
@@ -217,7 +280,6 @@ SERVED: tuple[Architecture, ...] = (
         shared_intermediate_size=64,
         position_embedding_type="rope",
     ),
-    _row("hrm_text"),
     _row(
         "gemma3n",
         "gemma3n_text",
@@ -229,6 +291,50 @@ SERVED: tuple[Architecture, ...] = (
         laurel_rank=32,
         no_eagle=_NO_OUTPUT,
     ),
+    _row(
+        "gemma3n, shared KV",
+        "gemma3n_text",
+        **_SHARED_KV,
+        tie_word_embeddings=True,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=SMALL["vocab_size"],
+        laurel_rank=32,
+        no_eagle=_NO_OUTPUT,
+    ),
+    _row(
+        "gemma4, shared KV",
+        "gemma4_text",
+        **_SHARED_KV,
+        tie_word_embeddings=True,
+        global_head_dim=32,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=SMALL["vocab_size"],
+    ),
+    _hybrid("falcon_h1"),
+    _hybrid(
+        "granitemoehybrid",
+        layer_types=["mamba", "attention"] * 2,
+        **_LOCAL_EXPERTS,
+        shared_intermediate_size=192,
+        position_embedding_type="rope",
+    ),
+    _hybrid(
+        "nemotron_h",
+        layers_block_type=["linear_attention", "full_attention", "linear_attention", "mlp"],
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+    ),
+    _hybrid(
+        "zamba2",
+        layers_block_type=["linear_attention", "hybrid"] * 2,
+        n_mamba_heads=8,
+        mamba_ngroups=1,
+        chunk_size=32,
+        num_key_value_heads=4,
+        head_dim=64,
+        tie_word_embeddings=True,
+    ),
 )
 """Those that are served: every proposer has all checks."""
 
@@ -239,5 +345,6 @@ REFUSED: tuple[Architecture, ...] = (
     _refused("deepseek_v3", _MLA, **_LATENT, **_ROUTED_EXPERTS),
     _refused("glm4_moe_lite", _MLA, **_LATENT, **_ROUTED_EXPERTS),
     _refused("axk1", _MLA, **{**_LATENT, "q_lora_rank": 32}, **_ROUTED_EXPERTS),
+    _refused("hrm_text", "attention that is not causal"),
 )
 """Those that are refused at start."""

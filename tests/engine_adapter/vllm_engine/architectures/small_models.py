@@ -1,5 +1,6 @@
 """Writes the small models of the catalog, with random weights that make texts of many tokens."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ def write_model(architecture: Architecture, folder: Path, noise: float = 0.0) ->
         quiet[LOUD.start : LOUD.stop] = 1.0
         output *= quiet
     model.save_pretrained(folder)
+    if names := architecture.fields.get("architectures"):
+        # A published model has another name than the class of transformers.
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": names}))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(model_path("target") / name, folder)
     return str(folder)

@@ -27,13 +27,15 @@ def _served(one: Architecture, result: Result) -> tuple[str, ...]:
     cells = [_cell(result, name) for name in PROPOSERS]
     if one.no_eagle:
         cells[PROPOSERS.index("eagle")] = one.no_eagle
+    if one.recurrent:
+        cells[PROPOSERS.index("self")] = "recurrent"
     return (one.name, f"`{result.architecture}`", result.layers, *cells)
 
 
 def _cell(result: Result, proposer: str) -> str:
     """The number of texts; beside it what is missing or differs."""
     by_check = result.cells.get(proposer, {})
-    faults = [check for check in CHECKS if check not in by_check or by_check[check].differ]
+    faults = [check for check in result.checks if check not in by_check or by_check[check].differ]
     texts = str(sum(cell.texts for cell in by_check.values()))
     return f"{texts}; fails: {', '.join(faults)}" if faults else texts
 

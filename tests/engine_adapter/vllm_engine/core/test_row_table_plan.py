@@ -41,7 +41,8 @@ def rows() -> RowSteps:
 def test_the_draft_budget_is_what_could_still_be_emitted(
     prompt: int, output: int, max_tokens: int, budget: int
 ) -> None:
-    assert draft_budget(request(prompt, output, max_tokens), CONTEXT) == budget
+    one = request(prompt, output, max_tokens)
+    assert draft_budget(one, one.num_tokens, CONTEXT) == budget
 
 
 # -- plan ------------------------------------------------------------------------------------

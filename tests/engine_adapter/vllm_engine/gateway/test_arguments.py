@@ -123,12 +123,43 @@ def test_a_reserved_argument_is_refused_with_any_value(value: Any) -> None:
 
 
 @pytest.mark.needs_vllm
-@pytest.mark.parametrize(
-    "name", ["pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"]
-)
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "decode_context_parallel_size"])
 def test_a_kind_of_parallelism_that_is_not_proven_must_be_1(name: str) -> None:
     assert refusal(**{name: 2}).setting == name
     assert getattr(engine_args(config(**{name: 1}), 5, None), name) == 1
+
+
+@pytest.mark.needs_vllm
+def test_vllm_is_told_of_one_engine_only() -> None:
+    several = replace(config(data_parallel_size=4), data_parallel_index=2)
+    assert engine_args(several, 5, None).data_parallel_size == 1
+    assert engine_args(several, 5, None).device_ids is None, "on a CPU there are no devices"
+
+
+@pytest.mark.needs_vllm
+def test_each_engine_on_gpus_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = SimpleNamespace(is_cpu=lambda: False, device_count=lambda: 4)
+    monkeypatch.setattr(compat, "current_platform", gpus)
+    arguments = {"data_parallel_size": 2, "tensor_parallel_size": 2}
+    several = [replace(config(**arguments), data_parallel_index=i) for i in range(2)]
+    assert [engine_args(one, 5, None).device_ids for one in several] == [[0, 1], [2, 3]]
+    assert engine_args(config(), 5, None).device_ids is None, "one engine takes what it sees"
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize("name", ["data_parallel_rank", "data_parallel_size_local"])
+def test_vllms_own_data_parallelism_is_refused(name: str) -> None:
+    error = refusal(**{name: 1})
+    assert error.setting == name
+    assert "starts and balances the engines itself" in str(error)
+
+
+@pytest.mark.needs_vllm
+def test_experts_are_not_spread_over_several_engines() -> None:
+    error = refusal(data_parallel_size=2, enable_expert_parallel=True)
+    assert error.setting == "enable_expert_parallel"
+    assert "each engine has all experts" in str(error)
+    assert engine_args(config(enable_expert_parallel=True), 5, None).enable_expert_parallel
 
 
 @pytest.mark.needs_vllm
@@ -150,6 +181,15 @@ def test_settings_reach_vllm() -> None:
     assert args.additional_config["specgate"]["progress_pipe"] == "/pipe"
     (spec,) = args.additional_config["specgate"]["proposers"]
     assert spec["name"] == "ngram"
+
+
+@pytest.mark.needs_vllm
+def test_compiled_code_is_found_again_although_the_pipe_is_another_one() -> None:
+    one, other = (
+        engine_config(engine_args(config(), 5, pipe)) for pipe in ("/tmp/one", "/tmp/other")
+    )
+    assert one.additional_config["specgate"]["progress_pipe"] == "/tmp/one"
+    assert one.compute_hash() == other.compute_hash()
 
 
 @pytest.mark.needs_vllm

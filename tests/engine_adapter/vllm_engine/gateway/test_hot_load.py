@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from demo import model_path
-from engine_adapter.errors import EngineConfigError, EngineDead, EngineError
+from engine_adapter.errors import EngineConfigError, EngineDead, EngineError, ProposerRefused
 from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import parse_specs
@@ -68,7 +68,12 @@ async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: Propose
 
 
 @pytest.mark.parametrize(
-    ("state", "error"), [(LoadState.REFUSED, EngineConfigError), (LoadState.FAILED, EngineError)]
+    ("state", "error"),
+    [
+        (LoadState.REFUSED, EngineConfigError),
+        (LoadState.NO_ROOM, ProposerRefused),
+        (LoadState.FAILED, EngineError),
+    ],
 )
 async def test_a_failure_on_one_rank_unloads_it_on_all(
     registry: ProposerRegistry, state: str, error: type[Exception]

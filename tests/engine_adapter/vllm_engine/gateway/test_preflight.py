@@ -191,6 +191,16 @@ class Target:
         preflight.check_state(SimpleNamespace(model_config=self))
 
 
+@pytest.mark.parametrize("role", ["model", "proposer"])
+def test_a_model_whose_attention_is_not_causal_is_refused(make_model: MakeModel, role: str) -> None:
+    fields = LLAMA | {"model_type": "hrm_text"}
+    target = make_model("target", fields if role == "model" else LLAMA)
+    drafts = [draft(make_model("draft", fields))] if role == "proposer" else []
+    error = refusal(preflight.check_models, config(target, drafts))
+    assert error.setting == role
+    assert "hrm_text has attention that is not causal" in str(error)
+
+
 @pytest.mark.parametrize(
     ("target", "on_cpu"),
     [

@@ -12,6 +12,7 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "draft_model": {"model": "toy/1"},
     "eagle": {"model": "toy/5"},
     "eagle3": {"model": "toy/6/0,4"},
+    "mtp": {},
     "dflash": {"model": "toy/8/1,3"},
     "medusa": {},
     "mlp_speculator": {},
@@ -21,7 +22,16 @@ PROPOSERS: dict[str, dict[str, Any]] = {
 GREEDY, SAMPLED, SEEDED, LIMITED = "greedy", "sampled", "seeded", "limited"
 """What the rows ask for; `limited` is greedy with penalties, a bias and a minimum length."""
 
-DRAWING = ("draft_model", "eagle", "eagle3", "dflash", "medusa", "mlp_speculator")
+GATED = "gated"
+"""Greedy rows of a proposer with `min_confidence`."""
+
+UNKEPT = "unkept"
+"""Greedy rows of a head for which the target's states are not kept."""
+
+HEADS = ("eagle", "eagle3", "mtp", "dflash")
+"""Methods with the option `keep_states`."""
+
+DRAWING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa", "mlp_speculator")
 """Methods that draw their drafts."""
 
 _UPLOADS = {
@@ -29,6 +39,7 @@ _UPLOADS = {
     "draft_model": 3,
     "eagle": 3,
     "eagle3": 3,
+    "mtp": 3,
     "dflash": 4,
     "medusa": 2,
     "mlp_speculator": 3,
@@ -47,15 +58,18 @@ def budget(method: str, asks: str) -> Mapping[str, int]:
     distributions are valid, and the rows' options are uploaded once; for rows without a seed, so
     are the drafts that are verified by their distributions. With options that depend on the drafts
     before, each draft is downloaded (`RowLimits.record`), and what the options read is uploaded.
+    A gate is told once which rows draft, and says at the end how long the drafts are.
     """
     if method == "ngram":
         return {UPLOAD: 1}
-    more = {GREEDY: 0, SEEDED: 1, SAMPLED: 2, LIMITED: 14}[asks]
-    if method == "dflash" and asks != GREEDY:
+    more = {GREEDY: 0, UNKEPT: 0, GATED: 1, SEEDED: 1, SAMPLED: 2, LIMITED: 14}[asks]
+    if method == "dflash" and asks not in (GREEDY, UNKEPT):
         more += 1  # the rows of each depth, which its one pass has together
     allowed = {UPLOAD: _UPLOADS[method] + more, DOWNLOAD: 1}
     if asks in (SAMPLED, SEEDED):
         allowed[VALUE] = 1
+    if asks == GATED:
+        allowed[DOWNLOAD] += 1
     if asks == LIMITED:
         allowed[DOWNLOAD] += K
     return allowed

@@ -26,14 +26,17 @@ from engine_adapter.vllm_engine.worker.drafting import paged_block_head, paged_h
 from engine_adapter.vllm_engine.worker.drafting.weights import _NamedDraft
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
 from engine_adapter.vllm_engine.worker.verification import logits_processors
+from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.heads import HIDDEN, VOCABULARY
 from tests.engine_adapter.vllm_engine.support.device_cases import (
+    GATED,
     LIMITED,
     PROPOSERS,
     SAMPLED,
     SEEDED,
+    UNKEPT,
     K,
 )
 from tests.engine_adapter.vllm_engine.support.pretend_device import GPU, Log, PretendDevice
@@ -81,12 +84,6 @@ class DeviceLoaded(ToyLoaded):
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         super().__init__(spec, vllm_config, device, runner)
         self.vllm_config = vllm_config
-        self.layer_names = frozenset({f"{self.prefix}.0"})
-        spec_of_kv = SimpleNamespace(page_size_bytes=0)
-        names = list(self.layer_names)
-        self.draft_attn_groups = (
-            SimpleNamespace(kv_cache_group_id=0, layer_names=names, kv_cache_spec=spec_of_kv),
-        )
         self._slot_buffers = {0: torch.zeros(BUDGET, dtype=torch.int64, device=device)}
         self.input_ids = torch.zeros(BUDGET, dtype=torch.int32, device=device)
         self.positions = torch.zeros(BUDGET, dtype=torch.int64, device=device)
@@ -115,8 +112,9 @@ class Steps(RunnerHooks):
     """
 
     def __init__(self, device: PretendDevice, method: str, asks: str, folder: Path) -> None:
-        self._spy, self._asks = device, asks
+        self._spy, self._asks, self._has_read = device, asks, False
         self.device, self.max_model_len = GPU, CONTEXT
+        self.parallel_config = SimpleNamespace(tensor_parallel_size=1)
         self.world = SimpleNamespace(
             budget=BUDGET, max_model_len=CONTEXT, draft_contexts={}, block_sizes=(BLOCK,)
         )
@@ -127,12 +125,17 @@ class Steps(RunnerHooks):
         self.sampler = _sampler()
         self.rejection_sampler = Verifier(self.sampler)
         self._step = StepState()
+        self._generators = GeneratorPool(GPU)
         fields = {"name": "it", "method": method, "num_speculative_tokens": K, **PROPOSERS[method]}
         if method in ("medusa", "mlp_speculator"):
             layout = {"token_map": 40} if method == "medusa" else {"n_predict": K}
             fields["model"] = getattr(heads, method)(**layout).write(folder)
         if asks in (SAMPLED, SEEDED):
             fields["draft_sampling"] = "probabilistic"
+        if asks == GATED:
+            fields["min_confidence"] = 1e-6
+        if asks == UNKEPT:
+            fields["keep_states"] = False
         self._start_dispatch(fields)
 
     def _start_rows(self) -> None:
@@ -175,8 +178,10 @@ class Steps(RunnerHooks):
         )
         self.drafter.bind(self)
         self.drafter.load_model(DeviceModel())  # type: ignore[arg-type]
-        states = [head._states for head in self.drafter.host.heads]
-        self._state_layers = [one.name for one in states if one is not None]
+        states = [head._states for head in self.drafter.host.heads if head._states is not None]
+        self._state_layers = [one.name for one in states]
+        models = self.drafter.host.draft_models.values()
+        self._layers = {name for model in models for name in model.layer_names}
         group = SimpleNamespace(
             kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=self._state_layers
         )
@@ -184,7 +189,6 @@ class Steps(RunnerHooks):
         kv_cache = SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group])
         self.drafter.bind_kv_cache(kv_cache, [BLOCK])
         for one in states:
-            assert one is not None
             one.kv_cache = torch.zeros(blocks, 1, BLOCK, HIDDEN, device=GPU)
 
     # -- a step ------------------------------------------------------------------------------
@@ -216,7 +220,7 @@ class Steps(RunnerHooks):
                 auxiliary,
                 metadata,
                 None,
-                dict.fromkeys(self._state_layers, slots),
+                dict.fromkeys(self._layers, slots),
             )
 
     def _commit(self, emitted: Sequence[Sequence[int]]) -> Any:
@@ -226,9 +230,11 @@ class Steps(RunnerHooks):
         for row, tokens in enumerate(emitted):
             begin = self.lengths[row]
             batch.token_ids_cpu[row, begin : begin + len(tokens)] = tokens
-            batch.num_computed_tokens_cpu[row] = begin - 1
+            # The first step reads the rows from their beginning.
+            batch.num_computed_tokens_cpu[row] = begin - 1 if self._has_read else 0
             self.lengths[row] += len(tokens)
             scheduled[batch.req_ids[row]] = 1 + len(self.drafts[row])
+        self._has_read = True
         plan = StepPlan({name: SpecMethod("it", K) for name in batch.req_ids}, {}, {}, {})
         return SimpleNamespace(
             total_num_scheduled_tokens=sum(scheduled.values()),

@@ -105,7 +105,9 @@ def wrong_parameters(method: Function, upstream: Any) -> str | None:
     """
     theirs = [p for p in inspect.signature(upstream).parameters if p != "self"]
     arguments = method.args
-    ours = [a.arg for a in [*arguments.posonlyargs, *arguments.args][1:]]
+    ours = [a.arg for a in [*arguments.posonlyargs, *arguments.args]]
+    if not any(_is_name(each, "staticmethod") for each in method.decorator_list):
+        ours = ours[1:]
     takes_rest = arguments.vararg is not None and arguments.kwarg is not None
     expected = theirs[: len(ours)] if takes_rest else theirs
     if ours + [a.arg for a in arguments.kwonlyargs] == expected:
@@ -140,11 +142,11 @@ def _assigned_on_self(kind: type) -> set[str]:
 def is_called(owner: type, name: str) -> bool:
     """Whether vLLM calls a method of a class.
 
-    An internal method is called on `self` in a module of the class or of a base. Any other may be
-    called anywhere in the package of vLLM's engine.
+    An internal method is called on `self` in a module of the class or of a base, or on the class,
+    if it is static. Any other may be called anywhere in the package of vLLM's engine.
     """
     modules = [sys.modules[kind.__module__] for kind in owner.__mro__ if kind is not object]
-    on_self = re.compile(rf"\bself(\.\w+)*\.{name}\(")
+    on_self = re.compile(rf"\b(self(\.\w+)*|{owner.__name__})\.{name}\(")
     if any(on_self.search(inspect.getsource(module)) for module in modules):
         return True
     return not name.startswith("_") and f".{name}(" in _engine_source()

@@ -47,10 +47,15 @@ def kinds_of_worlds(draft_contexts: Mapping[str, int]) -> list[Any]:
     ]
 
 
-def world_of_heads(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What creates a world with heads; importing it imports vLLM."""
+def world_of_heads(monkeypatch: pytest.MonkeyPatch, *, lean: bool = False) -> Any:
+    """What creates a world with heads; importing it imports vLLM.
+
+    Args:
+        lean: for some heads, the target's states are not kept.
+    """
     paged = import_module("tests.engine_adapter.vllm_engine.support.paged_world")
-    return lambda **how: paged.World(monkeypatch, proposers=paged.HEADS, **how)
+    heads = paged.LEAN_HEADS if lean else paged.HEADS
+    return lambda **how: paged.World(monkeypatch, proposers=heads, **how)
 
 
 def check_random_run(

@@ -55,6 +55,12 @@ HEADS = (
 )
 """Heads with the names of the draft models, so that they can replace them."""
 
+LEAN_HEADS = tuple(
+    {**fields, "keep_states": False} if fields["name"] in ("twin", "stranger", "block") else fields
+    for fields in HEADS
+)
+"""The same; for some, the target's states are not kept."""
+
 AnyToyHead = ToyHead | ToyBlockHead
 
 
@@ -69,6 +75,7 @@ class World:
         other_groups: tokens per block of further groups; every draft model has layers in each.
         draft_contexts: proposer -> its context length, where it is less than the target's.
         ranks: the number of tensor-parallel ranks; this is one of them.
+        shares_at_once: see `ToyScheduler`.
         vocabularies: draft model -> its vocabulary, where it has another one than the target.
     """
 
@@ -87,6 +94,7 @@ class World:
         draft_contexts: Mapping[str, int] | None = None,
         ranks: int = 1,
         vocabularies: Mapping[str, VocabularyMap] | None = None,
+        shares_at_once: bool = False,
         seed: int = 0,
     ) -> None:
         monkeypatch.setattr(draft_module, "LoadedDraft", ToyLoaded)
@@ -105,7 +113,7 @@ class World:
         self.rng = np.random.default_rng(seed)
         pool = BlockPool(num_blocks, self.block_sizes)
         self.free = pool.free
-        self.scheduler = ToyScheduler(pool, max_model_len, chunk)
+        self.scheduler = ToyScheduler(pool, max_model_len, chunk, shares_at_once=shares_at_once)
         self.requests, self.waiting = self.scheduler.requests, self.scheduler.waiting
         self.batch: Any = None
         self.dispatch = self._start_dispatch(proposers)
@@ -140,8 +148,12 @@ class World:
             SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=size), layer_names=[])
             for size in self.block_sizes
         ]
-        heads = [m for m in dispatch.host.draft_models.values() if isinstance(m, AnyToyHead)]
-        groups[-1].layer_names = self.state_layers = [states_of(head).name for head in heads]
+        models = dispatch.host.draft_models.values()
+        heads = [m for m in models if isinstance(m, AnyToyHead) and m._states is not None]
+        for gid, group in enumerate(groups):
+            group.layer_names = [f"{model._loaded.prefix}.{gid}" for model in models]
+        groups[-1].layer_names += [states_of(head).name for head in heads]
+        self.layers = [group.layer_names for group in groups]
         kv_cache = SimpleNamespace(num_blocks=self.num_blocks, kv_cache_groups=groups)
         dispatch.bind_kv_cache(kv_cache, list(self.kernel_sizes))
         for head in heads:
@@ -219,8 +231,7 @@ class World:
         self.dispatch.observe(output)
         before = {name: self.requests[name].computed for name in scheduled}
         plan = self.scheduler.plan(scheduled)
-        for name, count in scheduled.items():
-            self._store_states(self.requests[name], count)
+        self._store_states(scheduled)
         sampled = {name: self._run_target(name, count) for name, count in scheduled.items()}
         self._fill_batch(before)
         drafts, report = self._draft(plan, scheduled, sampled)
@@ -254,21 +265,30 @@ class World:
         drafts, report = self.dispatch.propose(plan, step)
         return dict(zip(self.batch.req_ids, drafts, strict=True)), report
 
-    def _store_states(self, request: Request, count: int) -> None:
+    def _store_states(self, scheduled: Mapping[str, int]) -> None:
         """Stores the target's state of every token that it reads, rejected drafts included."""
-        positions = np.arange(request.computed, request.computed + count)
-        read = (request.tokens + request.pending)[: request.computed + count]
-        size = self.block_sizes[-1]
-        blocks = np.array(request.group_blocks[-1])[positions // size]
+        layers = (0, *self.dispatch.host.aux_layers)
+        states: list[list[float]] = [[] for _ in layers]
+        slots: list[list[int]] = [[] for _ in self.block_sizes]
+        for name, count in scheduled.items():
+            request = self.requests[name]
+            span = slice(request.computed, request.computed + count)
+            read = (request.tokens + request.pending)[: span.stop]
+            for of_layer, layer in zip(states, layers, strict=True):
+                of_layer += target_states(read, layer)[span]
+            for gid, size in enumerate(self.block_sizes):
+                blocks = request.group_blocks[gid]
+                slots[gid] += [
+                    blocks[p // size] * size + p % size for p in range(*span.indices(span.stop))
+                ]
+        final, *auxiliary = torch.tensor(states, dtype=torch.float64)[:, :, None]
         # vLLM's slots are padded.
-        slots = torch.from_numpy(np.append(blocks * size + positions % size, -1))
-
-        def after(layer: int) -> torch.Tensor:
-            return torch.tensor(target_states(read, layer), dtype=torch.float64)[positions, None]
-
-        auxiliary = [after(layer) for layer in self.dispatch.host.aux_layers]
-        by_layer = dict.fromkeys(self.state_layers, slots)
-        self.dispatch.store_states(by_layer, after(0), auxiliary)
+        by_layer = {
+            layer: torch.tensor([*of_group, -1])
+            for names, of_group in zip(self.layers, slots, strict=True)
+            for layer in names
+        }
+        self.dispatch.store_states(by_layer, final, auxiliary)
 
     def _run_target(self, name: str, count: int) -> list[int]:
         """Verifies the pending drafts; the tokens emitted, none in the middle of a prompt."""

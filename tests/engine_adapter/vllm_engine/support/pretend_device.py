@@ -122,6 +122,9 @@ class DeviceTensor(torch.Tensor):
         # torch's own does not know such tensors.
         return self.cpu().tolist()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
     def numpy(self, **_: Any) -> Any:
         raise TypeError("a tensor of the device has no numpy array: copy it with .cpu() first")
 

@@ -111,7 +111,7 @@ class RecordedEngine:
 
     Args:
         config: the engine's configuration.
-        prepare: is called in the process before the engine starts.
+        prepare: a function of a module, called in the process before it starts the engine.
     """
 
     def __init__(self, config: EngineConfig, prepare: Callable[[], None] | None = None) -> None:
@@ -134,7 +134,8 @@ class RecordedEngine:
         Args:
             switches: step -> the method that all requests get before it. Without switches
                 each request keeps its own method.
-            blocks: how many blocks of KV each group has for this run; all without.
+            blocks: how many blocks all KV cache groups together have for this run; all of the
+                engine's without.
         """
         recording: RecordedRun = self._pool.submit(_run, requests, switches, blocks).result(
             timeout=_TIMEOUT_S
@@ -279,13 +280,12 @@ def _kv_cache_groups() -> list[tuple[str, frozenset[str]]]:
 
 
 @contextmanager
-def _with_blocks(each: int | None) -> Iterator[None]:
-    """Takes away all free blocks but the given number for each KV cache group."""
-    if each is None:
+def _with_blocks(left: int | None) -> Iterator[None]:
+    """Takes away all free blocks but some."""
+    if left is None:
         yield
         return
     manager = _engine.engine_core.engine_core.scheduler.kv_cache_manager
-    left = each * len(running_runner().kv_cache_config.kv_cache_groups)
     held = manager.block_pool.get_new_blocks(manager.block_pool.get_num_free_blocks() - left)
     try:
         yield

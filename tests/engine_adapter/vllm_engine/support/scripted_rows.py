@@ -34,6 +34,10 @@ class ScriptedPlanner(Planner):
         self.outcomes.append(outcome)
         return super().observe(outcome)
 
+    def _is_sample(self) -> bool:
+        """Every step is learned from, as under a policy."""
+        return True
+
     def seen(self) -> list[DraftFate]:
         """The drafts of the last step that it learned from."""
         return list(self.outcomes[-1].drafts)

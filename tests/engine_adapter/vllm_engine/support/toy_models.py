@@ -93,6 +93,7 @@ class ToyForward(ABC):
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         super().__init__(spec, vllm_config, device, runner)  # type: ignore[call-arg]
         seed, *layers = spec.model.split("/")[1:]
+        self.name = spec.name
         self.seed = int(seed)
         self.layers = tuple(map(int, layers[0].split(","))) if layers else ()
         self.is_gated = min_confidence(spec) > 0
@@ -242,8 +243,6 @@ class ToyLoaded:
 
     hidden_size = 1
     dtype = torch.float64
-    draft_attn_groups: tuple[Any, ...] = ()
-    layer_names: frozenset[str] = frozenset()
     dflash_causal = False
     parallel_drafting_token_id = MASK_TOKEN
 
@@ -253,7 +252,7 @@ class ToyLoaded:
         self.max_model_len = world.max_model_len  # the target's, as vLLM's drafter has it
         self.weights_bytes = 0
         self.prefix = f"draft:{spec.name}"
-        layers = spec.model.split("/")[2:]
+        layers = (spec.model or "").split("/")[2:]
         self.eagle3_use_aux_hidden_state = bool(layers)
         self.draft_model_config = SimpleNamespace(
             max_model_len=world.draft_contexts.get(spec.name, world.max_model_len),
@@ -265,6 +264,15 @@ class ToyLoaded:
         )
         self.model = self
         self.kv_cache_gids = range(len(world.block_sizes))
+        self.draft_attn_groups = tuple(
+            SimpleNamespace(
+                kv_cache_group_id=gid,
+                layer_names=[f"{self.prefix}.{gid}"],
+                kv_cache_spec=SimpleNamespace(page_size_bytes=0),
+            )
+            for gid in self.kv_cache_gids
+        )
+        self.layer_names = {name for group in self.draft_attn_groups for name in group.layer_names}
 
     def load_model(self, target: Any) -> None:
         """There are no weights."""

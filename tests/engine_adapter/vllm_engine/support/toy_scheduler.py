@@ -94,9 +94,14 @@ class ToyScheduler:
     Args:
         max_model_len: the longest request, in tokens.
         chunk: most prompt tokens that one request reads in a step.
+        shares_at_once: blocks go into the prefix cache when they are scheduled, as in vLLM, so that
+            requests of one step can share them; otherwise at the end of the step.
     """
 
-    def __init__(self, pool: BlockPool, max_model_len: int, chunk: int) -> None:
+    def __init__(
+        self, pool: BlockPool, max_model_len: int, chunk: int, *, shares_at_once: bool = False
+    ) -> None:
+        self._shares_at_once = shares_at_once
         self.requests: dict[str, Request] = {}
         self.running: list[str] = []
         self.waiting: list[str] = []
@@ -184,6 +189,8 @@ class ToyScheduler:
             return False
         self.running.append(self.waiting.pop(0))
         schedule.add_started(request, count)
+        if self._shares_at_once:
+            self._pool.cache(request.tokens[: request.computed + count], request.group_blocks)
         return True
 
     def _to_read(self, request: Request) -> int:

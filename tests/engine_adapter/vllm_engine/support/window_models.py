@@ -1,4 +1,4 @@
-"""Models with windows or chunks: the demo's target with windows, and small random models."""
+"""The demo's target with sliding windows, and small random models."""
 
 import json
 import shutil
@@ -51,38 +51,6 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0,
 }
 """The fields of every small model."""
-
-ARCHITECTURES: Mapping[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": WINDOW},
-    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0},
-    "phi3": {"sliding_window": WINDOW - 1},
-    "starcoder2": {"sliding_window": WINDOW},
-    "gemma2": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
-    "gemma3_text": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
-    "cohere2": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
-    "olmo3": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
-    "exaone4": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
-    "llama4_text": {
-        "attention_chunk_size": CHUNK,
-        "no_rope_layer_interval": 2,
-        "intermediate_size_mlp": 192,
-        "interleave_moe_layer_step": 3,  # so no layer has experts
-        "use_qk_norm": False,
-    },
-    "gpt_oss": {
-        "sliding_window": WINDOW,
-        "layer_types": [SLIDING, FULL],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-}
-"""Model type -> the fields that differ from the others'. Each model has two layers."""
-
-
-def random_model(folder: Path, model_type: str, seed: int = 0) -> str:
-    """A random model of an architecture with the demo's tokenizer."""
-    fields = {"num_hidden_layers": 2} | ARCHITECTURES[model_type]
-    return write_random_model(folder, model_type, fields, seed)
 
 
 def write_random_model(

@@ -10,7 +10,8 @@ import torch
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine.wire import LoadState
-from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad, trim_memory
+from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad
+from engine_adapter.vllm_engine.worker.device_memory import NoRoom
 
 SPEC = parse_spec({"name": "ngram"})
 
@@ -44,6 +45,7 @@ def test_the_load_shows_its_state_and_returns_the_proposer() -> None:
     [
         (ValueError("config.json: hidden_size must be 64"), LoadState.REFUSED),
         (OSError("model.safetensors"), LoadState.REFUSED),
+        (NoRoom("needs 3.00 GiB"), LoadState.NO_ROOM),
         (RuntimeError("mistake"), LoadState.FAILED),
         (MemoryError(), LoadState.FAILED),
     ],
@@ -71,13 +73,3 @@ def test_the_load_uses_one_core_and_later_threads_use_all() -> None:
     later.join()
     assert threads[0] == 1
     assert threads[1] == torch.get_num_threads() == before
-
-
-def test_trimming_memory_does_not_block() -> None:
-    began = time.perf_counter()
-    trim_memory()
-    assert time.perf_counter() - began < 5
-    for thread in threading.enumerate():
-        if thread.name == "malloc-trim":
-            thread.join(60)
-            assert not thread.is_alive()

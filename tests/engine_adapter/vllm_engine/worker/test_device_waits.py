@@ -12,11 +12,14 @@ import pytest
 
 from tests.engine_adapter.vllm_engine.support.device_cases import (
     DRAWING,
+    GATED,
     GREEDY,
+    HEADS,
     LIMITED,
     PROPOSERS,
     SAMPLED,
     SEEDED,
+    UNKEPT,
     budget,
 )
 from tests.engine_adapter.vllm_engine.support.pretend_device import (
@@ -29,7 +32,8 @@ pytestmark = pytest.mark.needs_vllm
 
 CASES = [
     *((method, GREEDY) for method in PROPOSERS),
-    *((method, asks) for method in DRAWING for asks in (SAMPLED, SEEDED, LIMITED)),
+    *((method, asks) for method in DRAWING for asks in (SAMPLED, SEEDED, LIMITED, GATED)),
+    *((method, UNKEPT) for method in HEADS),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine_adapter.proposers.batch import Drafts
+from engine_adapter.staging import joined
 from engine_adapter.vllm_engine.worker.draft_validation import (
     BadDrafts,
     describe_error,
@@ -80,7 +81,20 @@ def uniform(rows: int) -> torch.Tensor:
 
 def test_distributions_beside_one_hot_rows_are_valid() -> None:
     given = [uniform(2), None, None]
-    assert check([[1, 2], [], [3]], given).probabilities is given
+    found = check([[1, 2], [], [3]], given).probabilities
+    assert found is not None
+    assert found[0] is not None
+    assert torch.equal(found[0], uniform(2))
+    assert list(found[1:]) == [None, None]
+
+
+def test_distributions_are_copied_once_so_that_they_follow_each_other() -> None:
+    given = [uniform(2), None, uniform(1)]
+    found = check([[1, 2], [], [4]], given).probabilities
+    assert found is not None
+    together = joined([one for one in found if one is not None])
+    assert torch.equal(together, uniform(3))
+    assert together.data_ptr() == found[0].data_ptr()
 
 
 def spoil(change: Callable[[torch.Tensor], Any]) -> torch.Tensor:

@@ -1,13 +1,15 @@
 """The proposers of a rank: what is prepared for them, and what they do before they serve."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from engine_adapter.proposers.methods import parse_spec
+from engine_adapter.proposers.methods import get_method, parse_spec
+from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import (
     VOCABULARY,
     DispatchHarness,
@@ -15,6 +17,16 @@ from tests.engine_adapter.vllm_engine.support.dispatch_harness import (
 )
 
 pytestmark = pytest.mark.needs_vllm
+
+
+class Target:
+    """The sizes of the target that the heads of `heads` are made for."""
+
+    hidden_size, vocab_size, dtype = heads.HIDDEN, heads.VOCABULARY, torch.float32
+    device = torch.device("cpu")
+
+    def logits(self, hidden: Any) -> Any:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(
@@ -51,10 +63,36 @@ def test_the_memory_of_sampled_drafts_is_that_of_all_rows_and_the_longest_draft(
     fields = {"name": "d", "method": "draft_model", "model": "a/b"}
     longer = {**fields, "name": "greedy", "num_speculative_tokens": 9}
     host.specs = (parse_spec(longer),)
-    assert host.sampling_memory(3) == []
+    assert host.sampling_memory(3) is None
     sampled = {**fields, "num_speculative_tokens": 4, "draft_sampling": "probabilistic"}
     host.specs = (*host.specs, parse_spec(sampled))
-    assert [tuple(one.shape) for one in host.sampling_memory(3)] == [(3, 4, VOCABULARY)] * 4
+    held = host.sampling_memory(3)
+    assert held is not None
+    assert held.nbytes == (3 * 4 + 4) * 3 * VOCABULARY * 4
+
+
+def test_a_later_load_needs_its_memory_and_that_of_drafts_that_no_step_was_measured_with(
+    harness: DispatchHarness, tmp_path: Path
+) -> None:
+    host = harness.dispatch.host
+    harness.runner.device = torch.device("cpu")
+    host._target = Target()  # type: ignore[assignment]
+    host._vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=7))
+    model = heads.medusa().write(tmp_path)
+    fields = {"name": "it", "method": "medusa", "model": model, "num_speculative_tokens": 3}
+    greedy = parse_spec(fields)
+    sampled = parse_spec({**fields, "draft_sampling": "probabilistic"})
+    host.specs = ()
+    own = get_method("medusa").device_bytes(greedy, Target(), 7)
+    assert host.bytes_needed(greedy) == own > 0
+    distributions = 7 * heads.VOCABULARY * 4
+    assert host.bytes_needed(sampled) == own + (3 * 3 + 4) * distributions
+    # With one that samples shorter drafts, a part of it was held when vLLM measured a step.
+    shorter = {**fields, "name": "shorter", "num_speculative_tokens": 2}
+    host.specs = (parse_spec({**shorter, "draft_sampling": "probabilistic"}),)
+    host.sampling_memory(7)
+    assert host.bytes_needed(sampled) == own + 3 * distributions
+    assert host.bytes_needed(parse_spec({"name": "ngram"})) == 0
 
 
 def test_every_draft_model_joins_a_dummy_run(harness: DispatchHarness) -> None:

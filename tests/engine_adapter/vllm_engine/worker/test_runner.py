@@ -10,7 +10,7 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
 
 
 class Base:
@@ -127,8 +127,9 @@ def test_generators_are_seeded_by_seed_and_token_for_seeded_rows_only() -> None:
     runner = Hooked({1: 42}, [5, 30])
     runner._sample(None, metadata([1, 2]))
     seeds = {at: g.initial_seed() for at, g in generators(runner).items()}
-    assert seeds == {2: position_seed(42, 30), 3: position_seed(42, 31), 4: position_seed(42, 32)}
-    assert runner.input_batch.generators[1].initial_seed() == position_seed(42, 30)
+    wanted = position_seeds([42] * 3, np.array([30, 31, 32])).tolist()
+    assert seeds == dict(zip((2, 3, 4), wanted, strict=True))
+    assert runner.input_batch.generators[1].initial_seed() == wanted[0]
 
 
 def test_generators_of_rows_that_left_are_forgotten() -> None:

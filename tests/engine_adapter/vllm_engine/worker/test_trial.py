@@ -21,13 +21,10 @@ STATES = "head.target_states.0"
 class Target(torch.nn.Module):
     """A target whose state of a token is its position; it outputs two layers too.
 
-    Its call runs no hooks, like that of a class that vLLM compiles as a whole.
+    Its call runs no hooks and no `forward`, like that of a class that vLLM compiles as a whole.
     """
 
     def __call__(self, count: int) -> Any:
-        return self.forward(count)
-
-    def forward(self, count: int) -> Any:
         states = torch.arange(count)[:, None].expand(-1, WIDTH).float()
         return states, [states + 10, states + 20]
 
@@ -79,8 +76,8 @@ class World:
             device=torch.device("cpu"),
             input_batch=self.own_batch,
             use_aux_hidden_state_outputs=True,
-            get_model=lambda: self.target,
-            _dummy_run=lambda count, **how: self.target(count),
+            model=self.target,
+            _dummy_run=lambda count, **how: self.runner.model(count),
             sampler=compat.sampler.Sampler(),
         )
         self.probes = {name: Probe(draw) for name, (_, draw, _) in proposers.items()}
@@ -159,7 +156,7 @@ def test_nothing_of_the_row_is_left(draw: Callable[[DraftBatch], Any]) -> None:
     world.trial.faults()
     assert world.runner.input_batch is world.own_batch
     assert set(world.probes["one"].forgotten) == {TRIAL}
-    assert "forward" not in vars(world.target)
+    assert world.runner.model is world.target
 
 
 def test_the_row_has_only_the_null_block() -> None:

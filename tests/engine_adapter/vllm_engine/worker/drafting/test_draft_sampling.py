@@ -13,7 +13,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seed
+from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
 
@@ -73,7 +73,8 @@ def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
     sampler = row_sampler(rows, Sampling(temperature=0.8), [*range(rows)])
     tokens, _ = sampler.draw(logits, np.arange(rows), depth)
     generators = {
-        i: torch.Generator().manual_seed(position_seed(i, 100 + i + depth)) for i in range(rows)
+        i: torch.Generator().manual_seed(int(position_seeds([i], np.array([100 + i + depth]))[0]))
+        for i in range(rows)
     }
     target, _ = Sampler().topk_topp_sampler(logits / 0.8, generators, None, None)
     assert tokens.tolist() == target.tolist()

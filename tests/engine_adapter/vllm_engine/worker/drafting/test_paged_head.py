@@ -199,3 +199,29 @@ def test_copied_blocks_stay_valid(make: Any) -> None:
     request.blocks[1] = moved
     result = world.step()
     assert len(result.fed["twin"]["r"]) == result.emitted["r"]
+
+
+# -- the target's states ---------------------------------------------------------------------
+
+
+def test_heads_that_read_the_same_states_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine_adapter.vllm_engine.support.paged_world import World
+
+    heads = [
+        {"name": "one", "method": "eagle", "model": "toy/5"},
+        {"name": "two", "method": "eagle", "model": "toy/6"},
+        {"name": "three", "method": "eagle3", "model": "toy/7/0,4"},
+        {"name": "four", "method": "eagle3", "model": "toy/7/0,4", "num_speculative_tokens": 3},
+        {"name": "five", "method": "eagle3", "model": "toy/8/0,4"},
+    ]
+    world = World(monkeypatch, proposers=heads)
+    one, two, three, four, five = (world.toy(str(head["name"])) for head in heads)
+    assert one._states is two._states
+    assert three._states is four._states
+    assert len({id(head._states) for head in (one, three, five)}) == 3
+    assert one.kv_bytes > 0
+    assert two.kv_bytes == four.kv_bytes == 0
+    for head in heads:
+        world.add(str(head["name"]), prompt(10), SpecMethod(str(head["name"]), 3))
+    for _ in range(5):
+        assert all(world.step().drafts.values())

@@ -1,0 +1,1 @@
+"""`specgate bench gpu`: what the first hour on a GPU has to show, in one report."""

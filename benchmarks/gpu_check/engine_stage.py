@@ -1,0 +1,150 @@
+"""A stage: one Specgate engine, every proposer and switches, and their texts compared.
+
+python -m benchmarks.gpu_check.engine_stage TASK
+"""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from benchmarks.gpu_check.plan import EngineTask
+from benchmarks.gpu_check.prompts import Tokens, read_prompts
+from benchmarks.gpu_check.texts import SAMPLED, TextRun, Texts
+from engine_adapter.config import EngineConfig
+from engine_adapter.counts import ProposerCounts, StepReport
+from engine_adapter.factory import create_engine
+from engine_adapter.interface import Engine
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.methods import get_method, needs, parse_specs
+from engine_adapter.types import NONE, PLAIN, SpecMethod
+
+
+class Observer:
+    """An `EngineObserver` that adds up what the steps report.
+
+    Attributes:
+        counts: proposer -> the drafts that were verified.
+        faults: proposer -> the causes of its faults.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was reported."""
+        self.counts: dict[str, ProposerCounts] = {}
+        self.faults: dict[str, Counter[str]] = {}
+
+    def on_step(self, report: StepReport) -> None:
+        """Adds a step."""
+        for name, counts in report.verified.items():
+            self.counts[name] = self.counts.get(name, ProposerCounts()) + counts
+        for name, cause in report.faults.items():
+            self.faults.setdefault(name, Counter())[cause] += 1
+
+    def on_restart(self, succeeded: bool) -> None:
+        """Raises: a check whose engine died says nothing."""
+        raise RuntimeError("the engine died and was replaced: see the log")
+
+
+class EngineCheck:
+    """Runs every proposer on one engine.
+
+    Attributes:
+        rows: of the report.
+        problems: what is wrong.
+    """
+
+    def __init__(self, task: EngineTask) -> None:
+        self._task = task
+        self._specs = parse_specs(task.proposers)
+        self._prompts = read_prompts(task.target, task.prompts)
+        self._observer = Observer()
+        config = EngineConfig(task.target, "checked", self._specs, None, task.arguments)
+        self._engine: Engine = create_engine("vllm", config, CollectorRegistry(), self._observer)
+        self._texts = Texts(self._engine, self._prompts, task.max_tokens, task.tie)
+        self.rows: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+
+    async def run(self) -> None:
+        """Starts the engine, checks, and ends it."""
+        await self._engine.start(lambda line: print(line, flush=True))
+        try:
+            await self._check()
+        finally:
+            await self._engine.stop()
+
+    async def _check(self) -> None:
+        await self._texts.generate(PLAIN)  # what is compiled or allocated on first use
+        plain = await self._texts.generate(PLAIN)
+        await self._compare("none", plain, self._stock_texts() or plain.texts)
+        for spec in self._specs:
+            await self._check_proposer(spec, plain.texts)
+        methods = [PLAIN, *(_method(spec) for spec in self._specs)]
+        self._observer.clear()
+        switched = await self._texts.generate_switching(methods)
+        await self._compare("switched while they run", switched, plain.texts)
+
+    def _stock_texts(self) -> list[Tokens] | None:
+        path = Path(self._task.stock_texts)
+        if not path.is_file():
+            print("stock vLLM's texts are missing: nothing is compared with them", flush=True)
+            return None
+        return [tuple(text) for text in json.loads(path.read_text("utf-8"))]
+
+    async def _check_proposer(self, spec: ProposerSpec, plain: Sequence[Tokens]) -> None:
+        for sampled in (False, True):
+            self._observer.clear()
+            name = f"{spec.name}, {SAMPLED}" if sampled else spec.name
+            run = await self._texts.generate(_method(spec), sampled=sampled)
+            await self._compare(name, run, None if sampled else plain)
+            # A search finds nothing in some texts; a model always drafts.
+            drafted = self._observer.counts.get(spec.name, ProposerCounts()).drafted
+            method = get_method(spec.method).capabilities
+            if not drafted and needs(spec, self._specs).runs_model and not method.constraint:
+                self.problems.append(f"{name}: it never drafted")
+
+    async def _compare(self, name: str, run: TextRun, wanted: Sequence[Tokens] | None) -> None:
+        """Adds a row, and what is wrong with the texts or with the proposers."""
+        row: dict[str, Any] = {"method": name, "tokens/s": run.tokens_per_s}
+        if wanted is not None:
+            gaps = await self._texts.gaps(run.texts, wanted)
+            same = sum(gap is None for gap in gaps)
+            row["same texts"] = f"{same} of {len(gaps)}"
+            row["largest gap"] = max((gap for gap in gaps if gap is not None), default=0.0)
+            if row["largest gap"] > self._task.tie:
+                self.problems.append(
+                    f"{name}: a token is {row['largest gap']:.3g} less likely than the likeliest "
+                    f"one (in log probability); at most {self._task.tie:g} is rounding"
+                )
+        counts = sum(
+            (c for n, c in self._observer.counts.items() if n != NONE), start=ProposerCounts()
+        )
+        row |= {"drafted": counts.drafted, "accepted": counts.accepted}
+        self.rows.append(row)
+        for proposer, causes in self._observer.faults.items():
+            ((cause, _),) = causes.most_common(1)
+            self.problems.append(f"{name}: {proposer} failed {causes.total()} times: {cause}")
+
+
+def _method(spec: ProposerSpec) -> SpecMethod:
+    return SpecMethod(spec.name, spec.num_speculative_tokens)
+
+
+def main(text: str) -> None:
+    """Runs the task, an `EngineTask` as JSON."""
+    task = EngineTask.from_json(text)
+    check = EngineCheck(task)
+    asyncio.run(check.run())
+    found = {"rows": check.rows, "problems": check.problems}
+    Path(task.result).write_text(json.dumps(found), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,189 @@
+"""What is checked: the plan, and the stages that it has."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_check.waits import waits_in
+
+TIES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
+"""Dtype -> the most by which a greedy token may be less likely than the likeliest one, in log
+probability. Rows of other lengths go through other kernels, which round differently: a logit
+between 8 and 16 has steps of 0.06 in bfloat16, and two logits may each move by some of them."""
+
+ARGUMENTS: Mapping[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "block_size": 32}
+"""vLLM's arguments of every engine."""
+
+SPEED_SHARE = 3
+"""How much longer than other stages the comparison of speed may take."""
+
+STOCK_TEXTS = "stock-texts.json"
+"""The texts of stock vLLM, in the folder of the report; absent if its stage failed."""
+
+
+class Device(StrEnum):
+    """Where the models run."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPlan:
+    """What to check.
+
+    Attributes:
+        target: path or id of the model.
+        proposers: as `--proposer` takes them.
+        out: folder of the report, the logs and the results of the stages.
+        prompts: how many of the demo's prompts every method gets.
+        max_tokens: length of every answer.
+        pairs: rounds of the comparison with stock vLLM.
+        concurrency: its numbers of concurrent streams.
+        methods: the proposers whose speed is compared, and `none`.
+        limit_s: time of a stage, in seconds. The comparison of speed has `SPEED_SHARE` times that:
+            it starts two servers twice for each method.
+    """
+
+    device: Device
+    target: str
+    proposers: Sequence[Mapping[str, Any]]
+    out: Path
+    dtype: str = "bfloat16"
+    prompts: int = 12
+    max_tokens: int = 96
+    pairs: int = 10
+    concurrency: Sequence[int] = (1, 8)
+    methods: Sequence[str] = ()
+    limit_s: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTask:
+    """What a process does with one engine; it crosses to the process as JSON.
+
+    Attributes:
+        arguments: of the engine, by vLLM's names.
+        tie: see `TIES`.
+        stock_texts: the file of stock vLLM's texts, written or compared with.
+        result: the file that gets the result.
+    """
+
+    target: str
+    proposers: Sequence[Mapping[str, Any]]
+    arguments: Mapping[str, Any]
+    prompts: int
+    max_tokens: int
+    tie: float
+    stock_texts: str
+    result: str
+
+    def to_json(self) -> str:
+        """For the process's command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "EngineTask":
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the check, in a process of its own.
+
+    Attributes:
+        purpose: what it shows, for the report.
+        command: of the process; it writes `result`.
+        result: a JSON file with `rows` and `problems`.
+        environment: variables that the process gets in addition.
+        devices: how many it needs.
+        limit_s: its time, in seconds.
+        rows_of_log: makes the report's rows from what it prints, instead of those of `result`.
+    """
+
+    name: str
+    purpose: str
+    command: Sequence[str]
+    result: Path
+    limit_s: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+    devices: int = 1
+    rows_of_log: Callable[[Iterable[str]], list[dict[str, Any]]] | None = None
+
+
+def stages(plan: CheckPlan) -> list[Stage]:
+    """The stages, in the order in which a GPU should meet them."""
+    eager = {"enforce_eager": True}
+    graphs = {"enforce_eager": False}
+    parallel = {**graphs, "tensor_parallel_size": 2}
+    return [
+        _engine_stage(
+            plan, "stock", "stock vLLM's greedy texts, to compare with", eager, "stock_stage"
+        ),
+        _engine_stage(plan, "eager", "exactness of every proposer, without graphs", eager),
+        _engine_stage(plan, "graphs", "exactness with compiled models and graphs", graphs),
+        _engine_stage(
+            plan,
+            "waits",
+            "where a step waits for the device, as vLLM counts it",
+            graphs,
+            environment={"VLLM_GPU_SYNC_CHECK": "warn"},
+            rows_of_log=waits_in,
+        ),
+        _speed_stage(plan),
+        _engine_stage(plan, "parallel", "exactness over two devices", parallel, devices=2),
+    ]
+
+
+def _engine_stage(
+    plan: CheckPlan,
+    name: str,
+    purpose: str,
+    arguments: Mapping[str, Any],
+    module: str = "engine_stage",
+    **more: Any,
+) -> Stage:
+    result = plan.out / f"{name}.json"
+    task = EngineTask(
+        target=plan.target,
+        proposers=plan.proposers,
+        arguments={**ARGUMENTS, "dtype": plan.dtype, **_memory(plan), **arguments},
+        prompts=plan.prompts,
+        max_tokens=plan.max_tokens,
+        tie=TIES[plan.dtype],
+        stock_texts=str(plan.out / STOCK_TEXTS),
+        result=str(result),
+    )
+    command = [sys.executable, "-m", f"benchmarks.gpu_check.{module}", task.to_json()]
+    return Stage(name, purpose, command, result, plan.limit_s, **more)
+
+
+def _memory(plan: CheckPlan) -> Mapping[str, Any]:
+    # On a GPU vLLM profiles its memory: a fixed KV cache would skip that.
+    return {"kv_cache_memory_bytes": 512 << 20} if plan.device is Device.CPU else {}
+
+
+def _speed_stage(plan: CheckPlan) -> Stage:
+    """`specgate bench compare`; its results are read by `speed_stage`."""
+    words = ["--target", plan.target, "--dtype", plan.dtype, "--pairs", str(plan.pairs)]
+    words += ["--max-tokens", str(plan.max_tokens), "--side", "stock", "--side", "all"]
+    for level in plan.concurrency:
+        words += ["--concurrency", str(level)]
+    for method in plan.methods:
+        words += ["--method", method]
+    for fields in plan.proposers:
+        words += ["--proposer", json.dumps(fields)]
+    if plan.device is Device.CUDA:
+        words += ["--graphs", "--stock-defaults", "--kv-cache-memory-bytes", str(4 << 30)]
+    folder, result = plan.out / "speed", plan.out / "speed.json"
+    module = "benchmarks.gpu_check.speed_stage"
+    command = [sys.executable, "-m", module, str(folder), str(result), *words]
+    purpose = "tokens per second against stock vLLM as it starts by default"
+    if plan.device is Device.CPU:
+        purpose = "tokens per second against stock vLLM"
+    return Stage("speed", purpose, command, result, plan.limit_s * SPEED_SHARE)

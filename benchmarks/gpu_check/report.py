@@ -1,0 +1,67 @@
+"""The report: one page for people, and the same as JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.gpu_check.running import Outcome, StageResult
+
+HEAD = ("| stage | shows | result | s |", "|---|---|---|---|")
+
+
+def table_row(result: StageResult) -> str:
+    """A stage's row of the table under `HEAD`."""
+    told = f"{result.outcome}: {result.reason}" if result.reason else str(result.outcome)
+    return f"| {result.name} | {result.purpose} | {_cell(told)} | {result.seconds:.0f} |"
+
+
+def passed(results: Sequence[StageResult]) -> bool:
+    """Whether every stage that ran passed, and one did."""
+    outcomes = {result.outcome for result in results}
+    return Outcome.PASSED in outcomes and outcomes <= {Outcome.PASSED, Outcome.SKIPPED}
+
+
+def page(info: Mapping[str, Any], results: Sequence[StageResult]) -> list[str]:
+    """The lines of the Markdown file.
+
+    Args:
+        info: as `benchmarks.report.environment_info` returns it, and the devices.
+    """
+    verdict = "Every stage passed." if passed(results) else "Not every stage passed."
+    lines = ["# GPU check", "", verdict, "", *HEAD, *map(table_row, results), ""]
+    for result in results:
+        lines += _section(result)
+    lines += ["## Environment", ""]
+    lines += [f"- {name}: {_told(value)}" for name, value in info.items()]
+    return lines
+
+
+def _section(result: StageResult) -> Iterator[str]:
+    if not (result.rows or result.problems or result.log_end):
+        return
+    yield from (f"## {result.name}", "")
+    if result.problems:
+        yield from (f"- {problem}" for problem in result.problems)
+        yield ""
+    if result.rows:
+        columns = list(dict.fromkeys(name for row in result.rows for name in row))
+        yield f"| {' | '.join(columns)} |"
+        yield "|---" * len(columns) + "|"
+        for row in result.rows:
+            yield f"| {' | '.join(_cell(_told(row.get(name, ''))) for name in columns)} |"
+        yield ""
+    if result.log_end:
+        yield from (f"The end of `{result.log}`:", "```", *result.log_end, "```", "")
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_told(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return "; ".join(map(_told, value)) or "none"
+    return str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

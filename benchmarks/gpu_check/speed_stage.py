@@ -1,0 +1,48 @@
+"""A stage: `specgate bench compare`, and its figures as rows of the report.
+
+python -m benchmarks.gpu_check.speed_stage FOLDER RESULT ARGUMENT...
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def main(folder: str, result: str, *words: str) -> int:
+    """Compares; returns its exit status.
+
+    Args:
+        folder: for the servers' logs and the figures.
+        result: the file that gets the rows.
+        words: arguments of `specgate bench compare`.
+    """
+    from server.cli import main as specgate
+
+    status = specgate(["bench", "compare", "--out", folder, *words])
+    if status == 0:
+        found = json.loads((Path(folder) / "compare.json").read_text("utf-8"))
+        rows = [row_of(one) for one in found["results"]]
+        Path(result).write_text(json.dumps({"rows": rows, "problems": []}), "utf-8")
+    return status
+
+
+def row_of(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """A result of the comparison, as a row of the report."""
+    row = {
+        "proposer": comparison["method"],
+        "streams": comparison["concurrency"],
+        "side": comparison["side"],
+        "tokens/s": comparison["tokens_per_s"],
+        "ms a step": comparison["step_ms"],
+        "tokens a step": comparison["tokens_per_step"],
+    }
+    if comparison["side"] != comparison["base"]:
+        row["ratio"] = comparison["ratio"]["median"]
+        row["from"], row["to"] = comparison["ratio"]["low"], comparison["ratio"]["high"]
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

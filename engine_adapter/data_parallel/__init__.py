@@ -1,0 +1,1 @@
+"""Several engines, each with a copy of the target, that serve as one."""

@@ -1,0 +1,113 @@
+"""The LoRA adapters of several engines.
+
+Each engine numbers its adapters itself. A request has the adapter as it is shown here, and gets
+that of its engine.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+
+from engine_adapter.data_parallel.changes import make
+from engine_adapter.data_parallel.member import Change, Member
+from engine_adapter.errors import InvalidRequest, LoraRefused
+from engine_adapter.types import GenerationRequest, LoraAdapter
+
+
+class Adapters:
+    """The adapters, by name. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, LoraAdapter] = {}
+        self._num_users: Counter[str] = Counter()
+        self._ids = count(1)
+        self._changing = asyncio.Lock()
+
+    def begin(self, adapters: Sequence[LoraAdapter]) -> None:
+        """Shows those that the engines have started with."""
+        for adapter in adapters:
+            self._show(adapter)
+
+    def _show(self, adapter: LoraAdapter) -> LoraAdapter:
+        shown = self._shown[adapter.name] = replace(adapter, id=next(self._ids))
+        return shown
+
+    # -- requests ----------------------------------------------------------------------------
+
+    @contextmanager
+    def used(self, adapter: LoraAdapter | None) -> Iterator[None]:
+        """Keeps an adapter loaded during the block. Raises `InvalidRequest` if it is not."""
+        if adapter is None:
+            yield
+            return
+        if self._shown.get(adapter.name) != adapter:
+            raise _unloaded(adapter)
+        self._num_users[adapter.name] += 1
+        try:
+            yield
+        finally:
+            self._num_users[adapter.name] -= 1
+
+    def holders(self, adapter: LoraAdapter | None, members: Sequence[Member]) -> list[Member]:
+        """The engines that have an adapter; every one has the model itself, `None`."""
+        return [m for m in members if adapter is None or _at(m, adapter) is not None]
+
+    def check_held(self, adapter: LoraAdapter | None, holders: Sequence[Member]) -> None:
+        """Raises `InvalidRequest` if no engine has an adapter: its files are gone."""
+        if adapter is not None and not holders:
+            raise _unloaded(adapter)
+
+    def for_member(self, request: GenerationRequest, member: Member) -> GenerationRequest:
+        """A request with its adapter as an engine knows it."""
+        adapter = request.lora_adapter
+        return request if adapter is None else replace(request, lora_adapter=_at(member, adapter))
+
+    def held(self, members: Sequence[Member]) -> tuple[LoraAdapter, ...]:
+        """Those that one of the engines has."""
+        names = {adapter.name for member in members for adapter in member.engine.lora_adapters}
+        return tuple(adapter for adapter in self._shown.values() if adapter.name in names)
+
+    # -- changes -----------------------------------------------------------------------------
+
+    async def load(self, name: str, path: str, members: Sequence[Member]) -> LoraAdapter:
+        """See `Engine.load_lora_adapter`."""
+        async with self._changing:
+            change = Change(
+                f"the load of adapter {name}",
+                lambda engine: engine.load_lora_adapter(name, path),
+                lambda engine: engine.unload_lora_adapter(name),
+                needs_all=True,
+            )
+            return self._show((await make(change, members))[0])
+
+    async def unload(self, name: str, members: Sequence[Member]) -> None:
+        """See `Engine.unload_lora_adapter`."""
+        async with self._changing:
+            if users := self._num_users[name]:
+                raise LoraRefused("adapter_in_use", f"{users} running sequences use {name!r}.")
+            # From here on no request can begin to use it.
+            adapter = self._shown.pop(name, None)
+            path = "" if adapter is None else adapter.path
+            change = Change(
+                f"the unload of adapter {name}",
+                lambda engine: engine.unload_lora_adapter(name),
+                lambda engine: engine.load_lora_adapter(name, path),
+            )
+            try:
+                await make(change, members)
+            except Exception:
+                if adapter is not None:
+                    self._shown[name] = adapter
+                raise
+
+
+def _at(member: Member, adapter: LoraAdapter) -> LoraAdapter | None:
+    own = member.engine.lora_adapters
+    return next((known for known in own if known.name == adapter.name), None)
+
+
+def _unloaded(adapter: LoraAdapter) -> InvalidRequest:
+    return InvalidRequest("model", f"The model {adapter.name!r} was unloaded.", "model_not_found")

@@ -1,0 +1,95 @@
+"""Which engine gets the next sequence: the one with the least to do.
+
+The load is that of vLLM's first balancer (`DPLBAsyncMPClient`): a sequence that waits counts four
+times. vLLM takes the counts that its engines report ten times a second; the gateway is the only
+client of its engines, so its own counts are exact.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+WAITING_WEIGHT = 4
+"""How much a sequence without a first token counts, beside one that has tokens."""
+
+
+@dataclass(slots=True)
+class Place:
+    """A sequence at its engine.
+
+    Attributes:
+        engine: the engine's index.
+        has_begun: it has its first token.
+    """
+
+    engine: int
+    has_begun: bool = False
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt whose choices run.
+
+    Attributes:
+        engine: the index of the engine that has its KV.
+        choices: how many of them run.
+    """
+
+    engine: int
+    choices: int = 0
+
+
+class Balancer:
+    """Counts the sequences of each engine. Lives on the event loop.
+
+    Args:
+        num_engines: how many there are.
+    """
+
+    def __init__(self, num_engines: int) -> None:
+        self._waiting = [0] * num_engines
+        self._running = [0] * num_engines
+        self._first = 0
+        # The identity of a prompt's tuple -> where it is; sequences that run keep the tuple alive.
+        self._prompts: dict[int, _Prompt] = {}
+
+    @contextmanager
+    def placed(self, engines: Sequence[int], prompt: tuple[int, ...]) -> Iterator[Place]:
+        """Places a sequence for the time of the block.
+
+        Args:
+            engines: the indices of the engines that can take it; at least one.
+            prompt: its tokens. Choices of one prompt share the tuple, and go to one engine, whose
+                prefix cache has the prompt after the first of them.
+        """
+        known = self._prompts.get(id(prompt))
+        if known is None or known.engine not in engines:
+            known = self._prompts[id(prompt)] = _Prompt(self._least_loaded(engines))
+        known.choices += 1
+        place = Place(known.engine)
+        self._waiting[place.engine] += 1
+        try:
+            yield place
+        finally:
+            (self._running if place.has_begun else self._waiting)[place.engine] -= 1
+            known.choices -= 1
+            if not known.choices and self._prompts.get(id(prompt)) is known:
+                del self._prompts[id(prompt)]
+
+    def begin(self, place: Place) -> None:
+        """The sequence has its first token. Does nothing if it had one."""
+        if not place.has_begun:
+            place.has_begun = True
+            self._waiting[place.engine] -= 1
+            self._running[place.engine] += 1
+
+    def load(self, engine: int) -> int:
+        """What an engine has to do."""
+        return WAITING_WEIGHT * self._waiting[engine] + self._running[engine]
+
+    def _least_loaded(self, engines: Sequence[int]) -> int:
+        """Of equal ones, the next in turn."""
+        size = len(self._waiting)
+        best = min(engines, key=lambda engine: (self.load(engine), (engine - self._first) % size))
+        self._first = (best + 1) % size
+        return best

@@ -1,0 +1,275 @@
+"""`DataParallelEngine`: several engines behind the seam of one.
+
+vLLM's own data parallelism (`DPLBAsyncMPClient`) has one client for all engine processes, and the
+death of one process ends all of them. Here each engine has a client and a supervisor of its own, so
+only the dead engine's requests are lost.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from engine_adapter.counts import StepReport
+from engine_adapter.data_parallel.adapters import Adapters
+from engine_adapter.data_parallel.balance import Balancer
+from engine_adapter.data_parallel.changes import make
+from engine_adapter.data_parallel.member import Change, Member, failure_of
+from engine_adapter.data_parallel.merging import MergedProposers, of_every_engine
+from engine_adapter.data_parallel.proposer_changes import ProposerChanges
+from engine_adapter.data_parallel.switching import Switching
+from engine_adapter.errors import EngineDead
+from engine_adapter.interface import Engine, EngineObserver
+from engine_adapter.parsing import Parsing, ParsingRequest
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.types import (
+    Delta,
+    EngineInfo,
+    GenerationRequest,
+    LoraAdapter,
+    PolicyInfo,
+    ProposerInfo,
+    StructuredOutput,
+    Switch,
+)
+
+
+class _MemberObserver:
+    """The observer of one engine."""
+
+    def __init__(self, engine: "DataParallelEngine", index: int) -> None:
+        self._engine = engine
+        self._index = index
+
+    def on_step(self, report: StepReport) -> None:
+        """See `EngineObserver`."""
+        self._engine.on_member_step(self._index, report)
+
+    def on_restart(self, succeeded: bool) -> None:
+        """See `EngineObserver`."""
+        self._engine.on_member_restart(self._index, succeeded)
+
+
+class DataParallelEngine:
+    """Several engines with the same configuration. See `engine_adapter.interface.Engine`.
+
+    Each sequence runs on one of them. A change is made at all that serve or at none; one that is
+    dead gets it when it is back. The policies of each engine plan its own steps.
+
+    Args:
+        create: makes the engine of an index.
+        size: how many engines.
+        proposers: those at start.
+        observer: gets the reports of all.
+    """
+
+    def __init__(
+        self,
+        create: Callable[[int, EngineObserver], Engine],
+        size: int,
+        proposers: Sequence[ProposerSpec],
+        observer: EngineObserver,
+    ) -> None:
+        self._observer = observer
+        self._members = [Member(i, create(i, _MemberObserver(self, i))) for i in range(size)]
+        self._balancer = Balancer(size)
+        self._merged = MergedProposers()
+        self._switching = Switching()
+        self._proposer_changes = ProposerChanges(proposers)
+        self._adapters = Adapters()
+        # Policy -> held by its guard, for each engine.
+        self._suspended: list[Mapping[str, bool]] = [{} for _ in range(size)]
+
+    # -- state -------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `Engine.info`. The sequences of one step are those of all engines."""
+        infos = [member.engine.info for member in self._members]
+        return replace(
+            infos[0],
+            max_model_len=min(info.max_model_len for info in infos),
+            max_num_seqs=sum(info.max_num_seqs for info in infos),
+            proposers=self._merged.of(
+                tuple(member.engine.info.proposers for member in self._serving_or_all())
+            ),
+        )
+
+    @property
+    def failure(self) -> EngineDead | None:
+        """See `Engine.failure`: dead is the engine when none of its members serves."""
+        return failure_of(self._members)
+
+    @property
+    def failures(self) -> tuple[EngineDead | None, ...]:
+        """See `Engine.failures`."""
+        return tuple(member.failure for member in self._members)
+
+    @property
+    def _serving(self) -> list[Member]:
+        return [member for member in self._members if member.failure is None]
+
+    @property
+    def _first_serving(self) -> Engine:
+        """Raises `EngineDead` if none serves."""
+        if (failure := self.failure) is not None:
+            raise failure
+        return self._serving[0].engine
+
+    def _serving_or_all(self) -> list[Member]:
+        return self._serving or self._members
+
+    # -- lifetime ----------------------------------------------------------------------------
+
+    async def start(self, on_progress: Callable[[str], None]) -> None:
+        """See `Engine.start`. The first engine shows whether the settings can work."""
+
+        async def begin(member: Member) -> None:
+            # The tasks that it starts inherit this, so that its lines in the log name it.
+            structlog.contextvars.bind_contextvars(engine=member.index)
+            await member.engine.start(lambda line: on_progress(f"engine {member.index}: {line}"))
+
+        try:
+            for members in (self._members[:1], self._members[1:]):
+                await _together([begin(member) for member in members])
+        except BaseException:
+            await self.stop()
+            raise
+        self._adapters.begin(self._members[0].engine.lora_adapters)
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        await asyncio.gather(*(member.stop() for member in self._members))
+
+    # -- requests ----------------------------------------------------------------------------
+
+    async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
+        """See `Engine.check_constraint`. One engine checks all, so that it knows equal ones."""
+        await self._first_serving.check_constraint(constraint, key)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """See `Engine.generate`."""
+        with self._adapters.used(request.lora_adapter):
+            members = self._adapters.holders(request.lora_adapter, self._serving)
+            if not members and (failure := self.failure) is not None:
+                raise failure
+            self._adapters.check_held(request.lora_adapter, members)
+            self._switching.saw(request.spec_decode)
+            engines = [member.index for member in members]
+            with self._balancer.placed(engines, request.prompt_token_ids) as place:
+                member = self._members[place.engine]
+                own = self._adapters.for_member(request, member)
+                try:
+                    async with aclosing(member.engine.generate(own)) as deltas:
+                        async for delta in deltas:
+                            self._balancer.begin(place)
+                            yield delta
+                except EngineDead as error:
+                    if member.engine.failure is None:  # it was stopped
+                        raise
+                    # Another engine can serve the next attempt at once.
+                    retry_s = 0.0 if self.failure is None else error.retry_after_s
+                    message = f"Engine {member.index} of {len(self._members)}: {error}"
+                    raise EngineDead(message, retry_s) from error
+
+    def parsing(self, request: ParsingRequest) -> Parsing | None:
+        """See `Engine.parsing`."""
+        return self._first_serving.parsing(request)
+
+    # -- changes -----------------------------------------------------------------------------
+
+    async def switch(self, switch: Switch, *, running: bool) -> None:
+        """See `Engine.switch`."""
+        await self._switching.switch(switch, running, self._members)
+
+    async def proposers(self) -> tuple[ProposerInfo, ...]:
+        """See `Engine.proposers`."""
+        members = self._serving_or_all()
+        shown = await asyncio.gather(*(member.engine.proposers() for member in members))
+        return MergedProposers().of(tuple(shown))
+
+    async def load_proposer(self, fields: Mapping[str, Any]) -> ProposerInfo:
+        """See `Engine.load_proposer`."""
+        return await self._proposer_changes.load(fields, self._members)
+
+    async def unload_proposer(self, name: str) -> None:
+        """See `Engine.unload_proposer`. An engine that is dead unloads it when it is back."""
+        await self._proposer_changes.unload(name, self._members)
+
+    @property
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        """See `Engine.policies`. The state has that of each engine."""
+        members = self._serving_or_all()
+        states = {m.index: {p.name: p.state for p in m.engine.policies} for m in members}
+        return tuple(
+            replace(
+                info,
+                state=of_every_engine({i: own[info.name] for i, own in states.items()}),
+            )
+            for info in members[0].engine.policies
+        )
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """See `Engine.evidence`: that of each engine."""
+        return of_every_engine({m.index: m.engine.evidence for m in self._members})
+
+    async def set_policy(self, name: str, parameters: Mapping[str, Any]) -> PolicyInfo:
+        """See `Engine.set_policy`."""
+        old = {info.name: info.parameters for info in self.policies}
+        change = Change(
+            f"the parameters of {name}",
+            lambda engine: engine.set_policy(name, parameters),
+            # Only a known policy can be set, and then undone.
+            lambda engine: engine.set_policy(name, old[name]),
+            topic=f"policy {name}",
+        )
+        return (await make(change, self._members))[0]
+
+    @property
+    def lora_adapters(self) -> tuple[LoraAdapter, ...]:
+        """See `Engine.lora_adapters`: those that an engine has."""
+        return self._adapters.held(self._serving_or_all())
+
+    async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
+        """See `Engine.load_lora_adapter`."""
+        return await self._adapters.load(name, path, self._members)
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        """See `Engine.unload_lora_adapter`. An engine that is dead unloads it when it is back."""
+        await self._adapters.unload(name, self._members)
+
+    # -- reports -----------------------------------------------------------------------------
+
+    def on_member_step(self, index: int, report: StepReport) -> None:
+        """Passes a step of one engine on. A policy is held if its guard holds it anywhere."""
+        if report.policy is not None:
+            self._suspended[index] = report.policy.suspended
+            held = {
+                name: any(own.get(name, False) for own in self._suspended)
+                for name in report.policy.suspended
+            }
+            report = replace(report, policy=replace(report.policy, suspended=held))
+        self._observer.on_step(report)
+
+    def on_member_restart(self, index: int, succeeded: bool) -> None:
+        """Passes the attempt to replace one engine on; one that is back gets what it missed."""
+        if succeeded:
+            self._suspended[index] = {}
+            self._members[index].catch_up()
+        self._observer.on_restart(succeeded)
+
+
+async def _together(work: Sequence[Any]) -> None:
+    """Runs coroutines at once. The first failure ends the others, and is raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

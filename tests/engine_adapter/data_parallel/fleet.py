@@ -1,0 +1,94 @@
+"""Several fake engines behind one `DataParallelEngine`, and faults of one of them."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from demo import model_path
+from engine_adapter.config import EngineConfig
+from engine_adapter.data_parallel.engine import DataParallelEngine
+from engine_adapter.factory import create_engine
+from engine_adapter.fake.engine import FakeEngine
+from engine_adapter.fake.sequence import FakeSequence
+from engine_adapter.interface import Engine, EngineObserver
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import Delta, GenerationRequest
+from tests.engine_adapter.fake.harness import Reports
+
+PROPOSERS = parse_specs(
+    [
+        {"name": "ngram", "num_speculative_tokens": 3},
+        {"name": "suffix", "num_speculative_tokens": 4},
+    ]
+)
+
+ENDLESS = 1500
+"""Tokens of a sequence that a test ends itself."""
+
+
+@dataclass
+class Fleet:
+    """The engine, and the fake engines that it has."""
+
+    engine: DataParallelEngine
+    members: list[FakeEngine]
+    registry: CollectorRegistry
+    reports: Reports
+
+    @property
+    def running(self) -> list[int]:
+        """How many sequences each engine has."""
+        return [member.num_running + member.num_waiting for member in self.members]
+
+    def sequences(self, index: int) -> list[FakeSequence]:
+        """The live sequences of an engine."""
+        return list(self.members[index]._batch.live())
+
+    def names(self, index: int) -> list[str]:
+        """The proposers of one engine."""
+        return [info.name for info in self.members[index].info.proposers]
+
+    async def run(self, request: GenerationRequest) -> list[Delta]:
+        """All deltas of a request."""
+        return [delta async for delta in self.engine.generate(request)]
+
+    def begin(self, request: GenerationRequest) -> "asyncio.Task[list[Delta]]":
+        """The same in a task."""
+        return asyncio.create_task(self.run(request))
+
+
+def build(
+    size: int = 2, own: Mapping[int, Mapping[str, Any]] | None = None, **arguments: Any
+) -> Fleet:
+    """A fleet that has not started; `own` has further arguments of one engine."""
+    registry, reports = CollectorRegistry(), Reports()
+    members: list[FakeEngine] = []
+
+    def create(index: int, observer: EngineObserver) -> Engine:
+        options = {"fake_step_ms": 0, **arguments, **(own or {}).get(index, {})}
+        config = EngineConfig(
+            str(model_path("target")), "m", PROPOSERS, None, options, data_parallel_index=index
+        )
+        engine = create_engine("fake", config, registry, observer)
+        assert isinstance(engine, FakeEngine)
+        members.append(engine)
+        return engine
+
+    engine = DataParallelEngine(create, size, PROPOSERS, reports)
+    return Fleet(engine, members, registry, reports)
+
+
+def fails_once(engine: FakeEngine, method: str, error: Exception | None = None) -> None:
+    """The next call of an asynchronous method raises; without an error, the engine dies in it."""
+
+    async def failing(*_: Any, **__: Any) -> Any:
+        delattr(engine, method)
+        if error is not None:
+            raise error
+        engine.die()
+        raise engine.failure or AssertionError
+
+    setattr(engine, method, failing)

@@ -1,0 +1,91 @@
+"""vLLM's configurations of draft models: nothing but the proposer decides what they are."""
+
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from engine_adapter.proposers.methods import parse_spec
+from engine_adapter.vllm_engine import compat
+from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED
+from tests.engine_adapter.vllm_engine.conftest import TARGET
+
+pytestmark = pytest.mark.needs_vllm
+
+WITH_MTP_LAYERS = {
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "exaone_moe": "ExaoneMoeForCausalLM",
+    "hy_v3": "HYV3ForCausalLM",
+}
+"""Rows of the catalog whose architectures can have MTP layers -> these architectures."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    """A configuration of an engine, as far as it is read."""
+    config = import_module("vllm.config")
+    return SimpleNamespace(
+        target_model_config=config.ModelConfig(TARGET, dtype="float32", max_model_len=256),
+        target_parallel_config=config.ParallelConfig(),
+    )
+
+
+def draft(model: Path, target: Any) -> Any:
+    """vLLM's configuration of a draft model in the folder."""
+    module = import_module("engine_adapter.vllm_engine.worker.drafting.draft_config")
+    spec = parse_spec({"name": "small", "method": "draft_model", "model": str(model)})
+    config = SimpleNamespace(speculative_config=target)
+    return module.draft_vllm_config(spec, config).speculative_config
+
+
+def write_config(row: str, architecture: str, folder: Path) -> None:
+    one = next(one for one in SERVED if one.name == row)
+    config = AutoConfig.for_model(one.model_type, **one.config)
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("row", WITH_MTP_LAYERS)
+def test_a_draft_model_keeps_its_own_layers(row: str, target: Any, tmp_path: Path) -> None:
+    write_config(row, WITH_MTP_LAYERS[row], tmp_path)
+    made = draft(tmp_path, target)
+    assert made.method == "draft_model"
+    assert made.draft_model_config.architectures == [WITH_MTP_LAYERS[row]]
+    assert made.draft_model_config.hf_config.model_type == row
+
+
+@pytest.mark.parametrize("word", ["eagle-", "eagle3", "dflash", "dspark"])
+def test_a_word_in_the_path_makes_no_head_of_a_draft_model(
+    word: str, target: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / f"{word}beside" / "draft"
+    write_config("qwen3", "Qwen3ForCausalLM", folder)
+    made = draft(folder, target)
+    assert made.method == "draft_model"
+    assert made.draft_model_config.architectures == ["Qwen3ForCausalLM"]
+
+
+def test_a_target_changed_by_a_function_has_draft_models_changed_by_it(
+    target: Any, tmp_path: Path
+) -> None:
+    """As vLLM does; the fields that change a target alone do not change its drafts."""
+
+    def one_layer(config: Any) -> Any:
+        config.num_hidden_layers = 1
+        return config
+
+    write_config("qwen3", "Qwen3ForCausalLM", tmp_path)
+    for overrides, layers in (({"num_hidden_layers": 1}, 2), (one_layer, 1)):
+        target.target_model_config.hf_overrides = overrides
+        made = draft(tmp_path, target)
+        assert made.draft_model_config.hf_config.num_hidden_layers == layers
+
+
+def test_the_name_in_vllms_module_is_its_own_afterwards(target: Any, tmp_path: Path) -> None:
+    write_config("qwen3", "Qwen3ForCausalLM", tmp_path)
+    draft(tmp_path, target)
+    assert compat.speculative.SpeculativeConfig is compat.SpeculativeConfig
