@@ -95,6 +95,7 @@ NAMES = {
     "gdn_attention": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:",
     "get_forward_context": "vllm.forward_context",
     "mamba_mixer2": "vllm.model_executor.layers.mamba.mamba_mixer2:",
+    "RotaryEmbedding": "vllm.model_executor.layers.rotary_embedding.base",
     "short_conv": "vllm.model_executor.layers.mamba.short_conv:",
     "ssu_dispatch": "vllm.model_executor.layers.mamba.ops.ssu_dispatch:",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.

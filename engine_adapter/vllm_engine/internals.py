@@ -211,6 +211,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
     "gdn_attention": ("_spec_forward", "_unpacked_conv_weight"),
     "mamba_mixer2": ("causal_conv1d_update", "selective_state_update"),
+    "RotaryEmbedding": ("forward_cpu",),
     "short_conv": ("causal_conv1d_update", "ShortConv"),
     "ssu_dispatch": ("selective_state_update",),
     "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
@@ -240,6 +241,7 @@ PATCHES = {
     "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
     "mamba_mixer2, causal_conv1d_update and ShortConv.forward_native of short_conv, "
     "gdn_attention._spec_forward",
+    "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
     "module_names.patch_speculative_config": "speculative.SpeculativeConfig, while it makes a "

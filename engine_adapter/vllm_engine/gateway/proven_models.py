@@ -25,6 +25,7 @@ PROVEN: frozenset[str] = frozenset(
         "GptOssForCausalLM",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
+        "GraniteMoeHybridForCausalLM",
         "GraniteMoeSWAForCausalLM",
         "GraniteMoeSharedForCausalLM",
         "GraniteSWAForCausalLM",

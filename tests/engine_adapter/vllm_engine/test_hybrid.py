@@ -1,7 +1,7 @@
 """Targets with recurrent layers: exact texts, whatever part of a draft is accepted.
 
-Small random models in float32. vLLM's kernels of gated delta networks need bfloat16 on a CPU, so
-with such a target the engine has kernels of PyTorch, and transformers is the reference.
+Small random models in float32. The reference is stock vLLM, or transformers where stock vLLM makes
+mistakes. vLLM's kernels of gated delta networks need bfloat16 on a CPU: the engine has PyTorch's.
 
 The request's predicted output is the target's own text with mistakes, so drafts are accepted in
 part, at every length, and each is followed by steps without drafts. Rows with other proposers and
@@ -30,8 +30,8 @@ from tests.engine_adapter.vllm_engine.support.committing import (
     commit_what_was_accepted,
 )
 from tests.engine_adapter.vllm_engine.support.hybrid_models import (
-    GATED_DELTAS,
     HYBRIDS,
+    MISTAKEN,
     random_hybrid,
 )
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt, Stock, start_stock
@@ -100,7 +100,7 @@ def proposers_for(target: str, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[*HYBRIDS, *GATED_DELTAS])
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[*HYBRIDS, *MISTAKEN])
 async def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Case]:
@@ -111,7 +111,7 @@ async def case(
         [*proposers_for(target, folder), {"name": "prediction", "num_speculative_tokens": 5}]
     )
     config = EngineConfig(target, "hybrid", specs, 5, options | {"num_gpu_blocks_override": 60})
-    if request.param in GATED_DELTAS:
+    if request.param in MISTAKEN:
         engine = RecordedEngine(config, compute_in_any_dtype)
         yield Case(engine, PlainModel(target))
         engine.stop()

@@ -233,7 +233,7 @@ class GatedDelta:
 def run_gated_delta(*, too_far: int = 0, steps: int = 20) -> float:
     """As `run`, for a gated delta layer in bfloat16; the largest mistake of an output.
 
-    The recurrence is vLLM's. Outputs are about 1.
+    The recurrence is vLLM's.
     """
     draw = torch.Generator().manual_seed(3)
     layer = GatedDelta(draw)
@@ -272,8 +272,8 @@ def run_gated_delta(*, too_far: int = 0, steps: int = 20) -> float:
 
 
 def test_a_gated_delta_layer_follows_accepted_drafts() -> None:
-    assert run_gated_delta() < 0.05
+    assert run_gated_delta() < 0.01
 
 
 def test_a_gated_delta_layer_that_counts_one_token_too_far_is_caught() -> None:
-    assert run_gated_delta(too_far=1) > 0.5
+    assert run_gated_delta(too_far=1) > 0.1
