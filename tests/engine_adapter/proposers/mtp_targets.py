@@ -1,4 +1,4 @@
-"""Checkpoints of small random targets with MTP layers, in the layouts that are published.
+"""Checkpoints of small random targets with MTP layers, in the published layouts.
 
 The next token is mostly a function of the newest one: the layers change the embeddings little. The
 MTP layer has learned the same, so a good part of its drafts is accepted. Each draft still depends
