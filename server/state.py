@@ -21,6 +21,8 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.fleet.member import Member
+from server.fleet.peers import Peers
 from server.http.keyring import Keyring
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
@@ -54,6 +56,7 @@ class Runtime:
     proposer_admin: ProposerAdmin
     lora_admin: LoraAdmin
     policy_admin: PolicyAdmin
+    fleet: Member
     responses: ResponseStore
     started_at: float = field(default_factory=time.time)
 
@@ -68,6 +71,7 @@ class AppState:
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
         leaving: the server was told to stop. It may accept requests for a while.
+        peers: who is asked for the fleet's method; `None` if nobody is.
         reading: the tasks of the requests whose body has not arrived in full.
     """
 
@@ -84,6 +88,7 @@ class AppState:
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
     reading: set[asyncio.Task[None]] = field(default_factory=set)
+    peers: Peers | None = None
 
     def leave(self) -> None:
         """Notes that the server was told to stop. Safe to call twice."""

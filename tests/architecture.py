@@ -38,6 +38,7 @@ ROUTES_MAY_IMPORT = (
     "server.http.headers",
     "server.http.auth",
     "server.control",
+    "server.fleet",
     "server.state",
     "server.errors",
     "server.telemetry.rolling_stats",

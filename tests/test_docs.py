@@ -30,8 +30,9 @@ from server.control.records import (
     SwitchResult,
 )
 from server.control.types import SwitchMode
+from server.fleet.replica import Prepared, ReplicaState
 from server.openai.usage import speculative_decoding
-from server.schema import admin, policy
+from server.schema import admin, fleet, policy
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import SpecDecode, StreamOptions
@@ -166,6 +167,12 @@ PARTS = (
     ReasoningItem,
     admin.SwitchRequest,
     admin.SpecMethodResponse,
+    admin.Fleet,
+    fleet.PrepareRequest,
+    fleet.CommitRequest,
+    fleet.RollbackRequest,
+    Prepared,
+    ReplicaState,
     admin.Proposer,
     SwitchResult,
     Drain,
@@ -222,7 +229,7 @@ def test_every_error_code_is_documented_and_every_documented_one_exists() -> Non
 def test_every_metric_of_ours_is_in_a_table_with_type_and_labels(
     own_metrics: dict[str, tuple[str, tuple[str, ...]]],
 ) -> None:
-    assert len(own_metrics) == 43
+    assert len(own_metrics) == 44
     table = {cells[0]: cells for cells in checks.rows(METRICS)}
     for name, (kind, labels) in own_metrics.items():
         cells = table[f"`{name}`"]

@@ -92,11 +92,14 @@ class EngineCheck:
         await self._compare("switched while they run", switched, plain.texts)
 
     def _stock_texts(self) -> list[Tokens] | None:
+        """Stock vLLM's texts; `None` if its stage failed, or ran with other prompts."""
         path = Path(self._task.stock_texts)
-        if not path.is_file():
-            print("stock vLLM's texts are missing: nothing is compared with them", flush=True)
+        texts = json.loads(path.read_text("utf-8")) if path.is_file() else []
+        lengths = [len(text) for text in texts]
+        if lengths != [self._task.max_tokens] * len(self._prompts):
+            print("no texts of stock vLLM's for these prompts: run the stage `stock`", flush=True)
             return None
-        return [tuple(text) for text in json.loads(path.read_text("utf-8"))]
+        return [tuple(text) for text in texts]
 
     async def _check_proposer(self, spec: ProposerSpec, plain: Sequence[Tokens]) -> None:
         for sampled in (False, True):

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu_check.plan import EngineTask
 from benchmarks.gpu_check.prompts import read_prompts
@@ -17,6 +18,7 @@ from benchmarks.servers import ENVIRONMENT
 def main(text: str) -> None:
     """Runs the task, an `EngineTask` as JSON."""
     task = EngineTask.from_json(text)
+    Path(task.stock_texts).unlink(missing_ok=True)  # of an earlier check
     os.environ.update(ENVIRONMENT)  # read when vLLM is imported
     from vllm import AsyncEngineArgs, LLMEngine, SamplingParams
 
@@ -31,7 +33,8 @@ def main(text: str) -> None:
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                texts[int(output.request_id.split("-")[0])] = list(output.outputs[0].token_ids)
+                completion: Any = output.outputs[0]
+                texts[int(output.request_id.split("-")[0])] = list(completion.token_ids)
     seconds = time.perf_counter() - began
     ordered = [texts[i] for i in range(len(prompts))]
     Path(task.stock_texts).write_text(json.dumps(ordered), "utf-8")

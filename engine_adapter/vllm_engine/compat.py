@@ -56,6 +56,10 @@ NAMES = {
     "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",
     "get_structured_output_key": "vllm.v1.structured_output.request",
     "cached_tokenizer_from_config": "vllm.tokenizers",
+    # Ray's executor, which needs the package ray to be imported.
+    "RayExecutorV2": "vllm.v1.executor.ray_executor_v2",
+    "RayWorkerProc": "vllm.v1.executor.ray_executor_v2",
+    "ray_executor_v2": "vllm.v1.executor.ray_executor_v2:",
     # V1 workers and runners, in which the proposers are hooked.
     "cpu_worker": "vllm.v1.worker.cpu_worker:",
     "CPUWorker": "vllm.v1.worker.cpu_worker",

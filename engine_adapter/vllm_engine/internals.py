@@ -42,6 +42,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "_free_request",
         "make_stats",
     ),
+    "RayExecutorV2": ("_init_executor", "_build_runtime_env", "_get_actor_resource_kwargs"),
+    "RayWorkerProc": ("get_node_and_physical_gpu_ids",),
     "CPUModelRunner": _RUNNER_HOOKS,
     "GPUModelRunner": _RUNNER_HOOKS,
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
@@ -160,6 +162,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine:EngineCoreOutputs": ("outputs",),
     "vllm.v1.engine:EngineCoreOutput": ("request_id", "kv_transfer_params"),
     "vllm.v1.metrics.stats:SchedulerStats": ("kv_connector_stats",),
+    "current_platform": ("ray_device_key",),
+    "ray_executor_v2": ("RayWorkerProc", "ray"),
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
     "CPUWorker": ("vllm_config", "rank", "model_runner"),
@@ -242,6 +246,8 @@ PATCHES = {
     "mamba_mixer2, causal_conv1d_update and ShortConv.forward_native of short_conv, "
     "gdn_attention._spec_forward",
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
+    "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
+    "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
     "module_names.patch_speculative_config": "speculative.SpeculativeConfig, while it makes a "

@@ -2,8 +2,9 @@
 
 import sys
 
-FAILED, BAD_SETTING, NO_DEVICE, INTERRUPTED = 1, 2, 3, 130
-"""Exit statuses: the command failed; a flag or setting is invalid; there is no GPU; Ctrl-C."""
+FAILED, BAD_SETTING, NO_DEVICE, DIFFERING, INTERRUPTED = 1, 2, 3, 4, 130
+"""Exit statuses: the command failed; a flag or setting is invalid; there is no GPU; the replicas of
+a fleet may have different methods; Ctrl-C."""
 
 
 def print_error(message: str) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from server.commands import BAD_SETTING, print_error
+from server.fleet.addresses import check_url
 from server.http.direct import is_loopback
 from server.text import did_you_mean
 from server.tls_problems import cert_file_problem, tls_problem
@@ -53,17 +54,40 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return options
 
-    def add_url(self) -> None:
-        """Adds `--url`."""
+    def add_url(self, *, several: bool = False) -> None:
+        """Adds `--url`; with `several` also `--all`, and `fleet_urls` reads both."""
+        text = f"address of the server (variable {URL_VARIABLE}; default: {DEFAULT_URL})"
+        default = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        if not several:
+            self.add_argument("--url", default=default, help=text)
+            return
         self.add_argument(
             "--url",
-            default=os.environ.get(URL_VARIABLE) or DEFAULT_URL,
-            help=f"address of the server (variable {URL_VARIABLE}; default: {DEFAULT_URL})",
+            action="append",
+            help=f"{text}; with --all repeatable, and a name stands for all its addresses",
+        )
+        self.add_argument(
+            "--all", action="store_true", help="the replicas of a fleet, at every address of --url"
         )
 
-    def add_connection(self) -> None:
+    def fleet_urls(self, options: argparse.Namespace) -> list[str]:
+        """The addresses of `--url`; several only with `--all`. Ends the process otherwise."""
+        given = options.url or (os.environ.get(URL_VARIABLE) or DEFAULT_URL).split(",")
+        urls = [url.strip() for url in given]
+        if len(urls) > 1 and not options.all:
+            self.error("--url: several addresses need --all")
+        for url in urls if options.all else []:
+            try:
+                check_url(url)
+            except ValueError as error:
+                self.error(
+                    f"{_source(URL_VARIABLE, url, '--url')}: {url!r} cannot be used: {error}"
+                )
+        return urls
+
+    def add_connection(self, *, several: bool = False) -> None:
         """Adds `--url` and `--admin-key`."""
-        self.add_url()
+        self.add_url(several=several)
         self.add_argument(
             "--admin-key",
             default=os.environ.get(KEY_VARIABLE),

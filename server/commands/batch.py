@@ -77,6 +77,8 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
         **dict.fromkeys(KEY_SETTINGS, ()),
         "named_api_key": {},
         "key_file": None,
+        "fleet_peers": (),
+        "fleet_state": None,
     }
     timeouts = {"queue_timeout_s": 0.0, "first_token_timeout_s": 0.0, "request_timeout_s": 0.0}
     unlimited = {

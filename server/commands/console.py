@@ -22,11 +22,13 @@ CLOSE_S = 5
 
 def console(argv: Sequence[str]) -> int:
     """Serves the console until Ctrl-C. Returns the exit status."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    urls = parser.fleet_urls(options)
     if not pages.installed():
         print_error("the console needs its extra: pip install 'specgate[console]'")
         return FAILED
-    url = options.url.rstrip("/")
+    url = urls[0].rstrip("/")
     try:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
@@ -35,7 +37,7 @@ def console(argv: Sequence[str]) -> int:
             raise ValueError("it must not have a user or a password: errors show the address")
         listener = bind(options.host, options.port)
     except ValueError as error:
-        print_error(f"--url: {options.url!r} cannot be used: {error}")
+        print_error(f"--url: {urls[0]!r} cannot be used: {error}")
         return BAD_SETTING
     except SettingsError as error:
         print_error(error.lines[0])
@@ -44,14 +46,19 @@ def console(argv: Sequence[str]) -> int:
     from server.console.proxy import create_console
 
     try:
-        app = create_console(url, on_loopback=is_loopback(listener.getsockname()[0]))
+        app = create_console(
+            url,
+            on_loopback=is_loopback(listener.getsockname()[0]),
+            fleet=urls if options.all else (),
+        )
     except OSError as error:
         print_error(cert_file_problem(error))
         return FAILED
     with listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
         port = listener.getsockname()[1]
-        print(f"The console of {url} is at http://{host}:{port}{pages.PATH}", flush=True)
+        place = f"http://{host}:{port}{pages.PATH}" + ("#fleet" if options.all else "")
+        print(f"The console of {' '.join(urls)} is at {place}", flush=True)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_S
         )
@@ -71,7 +78,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--port", type=_port, default=DEFAULT_PORT, help="port to listen on (default: 8001)"
     )
-    parser.add_url()
+    parser.add_url(several=True)
     return parser
 
 

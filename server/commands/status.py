@@ -23,6 +23,7 @@ from server.commands.admin_client import (
     printable,
     shown,
 )
+from server.commands.fleet_status import status_all
 
 SWITCHES_SHOWN = 5
 REFRESH_S = 2.0
@@ -42,10 +43,13 @@ def status(
     parser.add_argument(
         "--watch", action="store_true", help=f"look again every {REFRESH_S:g} seconds"
     )
-    parser.add_connection()
+    parser.add_connection(several=True)
     options = parser.parse_args(argv)
+    urls = parser.fleet_urls(options)
+    if options.all:
+        return status_all(options, urls, sleep)
     try:
-        with AdminClient(options.url, options.admin_key, transport) as client:
+        with AdminClient(urls[0], options.admin_key, transport) as client:
             if options.json:
                 _print_json(client, options.watch, sleep)
             else:

@@ -9,6 +9,7 @@ import httpx
 
 from server.commands import FAILED, print_error
 from server.commands.admin_client import AdminClient, AdminClientError, Parser, shown
+from server.commands.fleet_switch import FLEET_ONLY, add_fleet_arguments, switch_all
 from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 
 ARGUMENTS = {
@@ -24,10 +25,17 @@ ARGUMENTS = {
 
 def switch(argv: Sequence[str], transport: httpx.BaseTransport | None = None) -> int:
     """Switches and prints the previous and the new method. Returns the exit status."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    urls = parser.fleet_urls(options)
+    if options.all:
+        return switch_all(options, urls)
+    for name in FLEET_ONLY:
+        if getattr(options, name) not in (None, False):
+            parser.error(f"--{name.replace('_', '-')}: needs --all")
     wait_s = (options.timeout or DRAIN_TIMEOUT_S) if options.mode == SwitchMode.DRAIN else 0.0
     try:
-        with AdminClient(options.url, options.admin_key, transport, ARGUMENTS) as client:
+        with AdminClient(urls[0], options.admin_key, transport, ARGUMENTS) as client:
             answer = client.post("/v1/switch_spec_method", _body(options), wait_s)
             print(_sentence(answer))
     except AdminClientError as error:
@@ -68,7 +76,8 @@ def _parser() -> Parser:
         "with an error (default: fail)",
     )
     parser.add_argument("--reason", metavar="TEXT", help="kept in the server's audit")
-    parser.add_connection()
+    parser.add_connection(several=True)
+    add_fleet_arguments(parser)
     return parser
 
 

@@ -4,15 +4,19 @@ A page may call only the server that it came from, so this one passes the API's 
 no key: the browser sends its own with every call.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from server.errors import ApiError, install_error_handlers
+from server.fleet.addresses import resolve
+from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.view import view
 from server.http.body_limit import BodyLimit
 from server.http.direct import is_loopback, proxy_header
 from server.http.headers import REQUEST_ID, RETRY_AFTER, SPEC_METHOD
@@ -39,7 +43,11 @@ def _client(url: str, transport: httpx.AsyncBaseTransport | None) -> httpx.Async
 
 
 def create_console(
-    url: str, *, on_loopback: bool, transport: httpx.AsyncBaseTransport | None = None
+    url: str,
+    *,
+    on_loopback: bool,
+    transport: httpx.AsyncBaseTransport | None = None,
+    fleet: Sequence[str] = (),
 ) -> FastAPI:
     """The application.
 
@@ -47,6 +55,7 @@ def create_console(
         url: the address of the server.
         on_loopback: only this machine can reach the console.
         transport: used instead of the network.
+        fleet: the addresses of all replicas; none: the page shows the server alone.
     """
     client = _client(url, transport)
 
@@ -76,8 +85,43 @@ def create_console(
 
     for path in ("/v1/{rest:path}", "/metrics", "/health", "/ready", "/version"):
         app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
+    if fleet:
+
+        async def show_fleet(request: Request) -> JSONResponse:
+            return JSONResponse(await _fleet(fleet, request, on_loopback, transport))
+
+        app.add_api_route("/fleet", show_fleet, methods=["GET"], include_in_schema=False)
     app.include_router(console.router)
     return app
+
+
+async def _fleet(
+    urls: Sequence[str],
+    request: Request,
+    on_loopback: bool,
+    transport: httpx.AsyncBaseTransport | None,
+) -> list[dict[str, Any]]:
+    """A line of the page's table for each replica, asked with the browser's key."""
+    async with fleet_client(None, transport) as client:
+        client.headers.update(_headers(request, on_loopback))
+        try:
+            replicas = http_replicas(client, await resolve(urls))
+        except OSError as error:
+            raise ApiError(
+                502, str(error), type="server_error", code="server_unreachable"
+            ) from None
+        return [
+            {
+                "replica": one.replica,
+                "differs": one.differs,
+                "error": one.error,
+                **{
+                    name: None if one.spec_method is None else one.spec_method[name]
+                    for name in ("spec_method", "num_speculative_tokens", "in_flight", "fleet")
+                },
+            }
+            for one in await view(replicas)
+        ]
 
 
 def _is_foreign(request: Request, on_loopback: bool) -> bool:
@@ -96,11 +140,17 @@ def _is_foreign(request: Request, on_loopback: bool) -> bool:
     return other_page or (on_loopback and not is_loopback(named))
 
 
-async def _pass_on(client: httpx.AsyncClient, request: Request, on_loopback: bool) -> Response:
+def _headers(request: Request, on_loopback: bool) -> dict[str, str]:
+    """The headers of a browser's request that the server gets."""
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     if not on_loopback or proxy_header(request.headers) is not None:
         # The server then sees that the request may come from another machine, and wants a key.
         headers["x-forwarded-for"] = request.client.host if request.client else "unknown"
+    return headers
+
+
+async def _pass_on(client: httpx.AsyncClient, request: Request, on_loopback: bool) -> Response:
+    headers = _headers(request, on_loopback)
     if ".." in request.url.path.split("/"):
         raise ApiError(400, "The path must not contain '..'.")
     content = await request.body()

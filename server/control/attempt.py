@@ -18,6 +18,7 @@ class Attempt:
         begun: the same in seconds of the performance counter.
         moves: running requests change to the method too.
         aborted: how many requests its drain ended.
+        fleet_generation: the number of the fleet's switch that it belongs to, if it does.
     """
 
     caller: Caller
@@ -31,6 +32,7 @@ class Attempt:
     begun: float
     moves: bool
     aborted: int = 0
+    fleet_generation: int | None = None
 
     @property
     def took_ms(self) -> float:
@@ -57,6 +59,7 @@ class Attempt:
             outcome=outcome,
             error=None if error is None else str(error) or type(error).__name__,
             generation=epoch,
+            fleet_generation=self.fleet_generation,
             in_flight=in_flight,
             aborted=self.aborted,
             took_ms=self.took_ms,

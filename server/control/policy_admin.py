@@ -75,6 +75,14 @@ class PolicyAdmin:
             activity.decisions,
         )
 
+    def check(self, policies: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """Policy -> parameters, by the policies' own names. Raises `PolicyError`."""
+        return read_policies(policies, self._loaded_proposers())
+
+    def parameters(self, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
+        """The parameters that these policies have now."""
+        return {info.name: info.parameters for info in self._engine.policies if info.name in names}
+
     async def change(
         self,
         policies: Mapping[str, Any] | None,

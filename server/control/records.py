@@ -40,6 +40,7 @@ class SwitchResult:
     active: SpecMethodBody
     mode: SwitchMode
     generation: int
+    fleet_generation: Annotated[int, Field(description="number of the last fleet switch, or 0")]
     in_flight: Annotated[
         int, Field(description="requests admitted and unfinished when it took effect")
     ]
@@ -109,6 +110,9 @@ class SwitchRecord(AdminRecord):
     mode: SwitchMode
     generation: Annotated[
         int | None, Field(description="null if the switch did not reach the engine")
+    ]
+    fleet_generation: Annotated[
+        int | None, Field(description="the fleet switch that it belongs to; null without one")
     ]
     reason: str | None
     outcome: SwitchOutcome

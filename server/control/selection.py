@@ -30,12 +30,14 @@ class ActiveMethod:
         name: the name of the proposer or policy, or `none`, for responses and metrics.
         epoch: the epoch of the switch that made it active; 0 for the method at start.
         since: Unix time in seconds at which it became active.
+        fleet_generation: the number of the last fleet switch that the server took part in.
     """
 
     spec_method: SpecMethod
     name: str
     epoch: int
     since: float
+    fleet_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

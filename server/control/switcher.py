@@ -4,7 +4,10 @@ A switch has four phases: prepare (check that it is possible and the only one), 
 holds new requests and waits for the admitted ones), swap (the engine), release. The engine applies
 an `immediate` switch before the method is published, so no request carries the number of a switch
 that the engine has not applied. A switch that fails, or does not get past its fence, leaves the old
-method. A switch's number is `epoch` in the code and `generation` in the API.
+method. A switch's number is `epoch` in the code and `generation` in the API. A fleet switch calls
+`prepare` and `commit` by themselves: between them no other switch begins.
+
+Long because the phases of a switch share its state.
 """
 
 import asyncio
@@ -77,7 +80,7 @@ class Switcher:
         self._stopping = False
         self._epoch = 0
         self._active: ActiveMethod
-        self._publish(method)
+        self._publish(method, 0)
         metrics.declare_proposers(loaded_proposers().names)
         metrics.declare_switches()
 
@@ -95,7 +98,7 @@ class Switcher:
     def drain(self) -> Drain | None:
         """The running drain, if there is one."""
         attempt = self._attempt
-        if attempt is None or attempt.mode != SwitchMode.DRAIN:
+        if attempt is None or self._slots.is_open:
             return None
         return Drain(
             SpecMethodBody.of(attempt.method),
@@ -129,7 +132,23 @@ class Switcher:
                 that the drain has aborted are lost.
             EngineError: the engine failed; the old method stays active.
         """
-        attempt = self._prepare(request, mode, timeout_s, on_timeout, reason, caller)
+        attempt = self.prepare(
+            request, mode, reason, timeout_s=timeout_s, on_timeout=on_timeout, caller=caller
+        )
+        return await self.commit(attempt)
+
+    async def commit(self, attempt: Attempt, fleet_generation: int | None = None) -> SwitchResult:
+        """Makes the switch that `prepare` returned; see `switch`.
+
+        Args:
+            fleet_generation: the number of the fleet switch that it belongs to.
+        """
+        begun = time.perf_counter()
+        attempt = replace(attempt, begun=begun, fleet_generation=fleet_generation)
+        if (refusal := self._inability(attempt.method)) is not None:
+            self._release(attempt, _outcome_of(refusal), refusal)
+            raise refusal
+        self._attempt = attempt
         try:
             attempt = await self._fence(attempt)
         except BaseException as error:
@@ -140,21 +159,40 @@ class Switcher:
         self._swapping = asyncio.create_task(self._swap(attempt))
         return await asyncio.shield(self._swapping)
 
+    def abandon(self, attempt: Attempt, reason: Exception) -> None:
+        """Ends an attempt that `prepare` returned and that is not to be committed."""
+        self._release(attempt, SwitchOutcome.ABANDONED, reason)
+
+    async def settled(self) -> None:
+        """Returns when the engine has confirmed, or refused, a swap that has begun."""
+        if self._swapping is not None:
+            await asyncio.wait([self._swapping])
+
+    def take_fleet_generation(self, generation: int) -> None:
+        """Gives the active method another number."""
+        self._active = replace(self._active, fleet_generation=generation)
+        self._metrics.set_fleet_generation(generation)
+
     def stop(self) -> None:
         """Abandons a drain that waits, because the server stops. Held requests continue."""
         self._stopping = True
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(0)
 
-    def _prepare(
+    def prepare(
         self,
         request: MethodRequest,
-        mode: str,
-        timeout_s: float,
-        on_timeout: OnTimeout,
-        reason: str | None,
-        caller: Caller,
+        mode: str = SwitchMode.IMMEDIATE,
+        reason: str | None = None,
+        *,
+        timeout_s: float = DRAIN_TIMEOUT_S,
+        on_timeout: OnTimeout = OnTimeout.FAIL,
+        caller: Caller = SERVER,
     ) -> Attempt:
+        """Checks that a switch is possible. No other begins until `commit` or `abandon`.
+
+        Raises `SelectionError`, `SwitchInProgress`, `ProposerQuarantined` or `EngineDead`.
+        """
         try:
             switch_mode = SwitchMode(mode)
         except ValueError:
@@ -175,8 +213,7 @@ class Switcher:
         )
         refusal = self._refusal(method)
         if refusal is not None:
-            died = isinstance(refusal, EngineDead)
-            self._record(attempt, SwitchOutcome.FAILED if died else SwitchOutcome.REFUSED, refusal)
+            self._record(attempt, _outcome_of(refusal), refusal)
             raise refusal
         self._attempt = attempt
         return attempt
@@ -185,6 +222,10 @@ class Switcher:
         """Why no switch to `method` can begin now."""
         if self._attempt is not None:
             return SwitchInProgress()
+        return self._inability(method)
+
+    def _inability(self, method: SpecMethod) -> Exception | None:
+        """Why no switch to `method` can be made now, whether or not another runs."""
         if method.proposer in self._loaded_proposers().quarantined:
             return ProposerQuarantined(method.proposer)
         return self._engine.failure
@@ -239,13 +280,14 @@ class Switcher:
             raise
         if attempt.moves:
             self.in_flight.move_unpinned(method.proposer)
-        self._publish(method)
+        self._publish(method, attempt.fleet_generation)
         record = self._release(attempt, SwitchOutcome.SWITCHED, None, epoch)
         return SwitchResult(
             record.previous,
             record.to,
             record.mode,
             epoch,
+            self._active.fleet_generation,
             len(self.in_flight),
             attempt.aborted,
             record.took_ms,
@@ -277,6 +319,16 @@ class Switcher:
         self._audit.add(record)
         return record
 
-    def _publish(self, method: SpecMethod) -> None:
-        self._active = ActiveMethod(method, method.proposer, self._epoch, time.time())
+    def _publish(self, method: SpecMethod, fleet_generation: int | None = None) -> None:
+        if fleet_generation is None:
+            fleet_generation = self._active.fleet_generation
+        self._active = ActiveMethod(
+            method, method.proposer, self._epoch, time.time(), fleet_generation
+        )
         self._metrics.set_spec_method(method.proposer)
+        self._metrics.set_fleet_generation(fleet_generation)
+
+
+def _outcome_of(refusal: Exception) -> SwitchOutcome:
+    died = isinstance(refusal, EngineDead)
+    return SwitchOutcome.FAILED if died else SwitchOutcome.REFUSED

@@ -31,6 +31,9 @@ METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset(
     {
         "/v1/switch_spec_method",
+        "/v1/prepare_switch",
+        "/v1/commit_switch",
+        "/v1/rollback_switch",
         "/v1/spec_method",
         "/v1/proposers",
         "/v1/load_proposer",
@@ -42,6 +45,9 @@ ADMIN_PATHS = frozenset(
     }
 )
 """Paths that change or show the server's speculation or models, including later versions'."""
+
+FLEET_PATH = "/v1/fleet"
+"""The admin path that only a replica under Ray Serve has."""
 
 _KEY = "specgate.key"
 """The entry of an ASGI scope with the key that opened its path."""
@@ -80,7 +86,7 @@ class AuthMiddleware:
         path, keys = scope["path"], self._keyring.keys
         if path in OPEN_PATHS or (self._has_console and is_console_path(path)):
             return None
-        if path in ADMIN_PATHS:
+        if path in ADMIN_PATHS or path == FLEET_PATH:
             if keys.has(Role.ADMIN):
                 return self._missing_key(scope, (Role.ADMIN,), _A_KEY[Role.ADMIN])
             return self._keyless_admin_refusal(scope)

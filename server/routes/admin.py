@@ -6,10 +6,9 @@ from fastapi import APIRouter, Request
 
 from engine_adapter.types import ProposerInfo
 from server.contract.answers import answers
-from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantined, SwitchInProgress
-from server.control.method_names import SelectionError
 from server.control.records import SwitchResult
-from server.errors import ApiError, InvalidField, NotFound, Stopping
+from server.control.refusals import REFUSALS, to_refusal
+from server.fleet.replica import ReplicaState
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.http.exchange import exchange_of
@@ -55,19 +54,8 @@ async def switch_spec_method(
     try:
         # A drain must not make requests wait for a caller that is gone.
         result = await until_disconnect(request.receive, switching)
-    except SelectionError as error:
-        kind = NotFound if error.code == "proposer_not_found" else InvalidField
-        raise kind(message=error.message, param=error.param, code=error.code) from None
-    except ProposerQuarantined as error:
-        raise ApiError(409, f"{error}.", code="proposer_quarantined") from None
-    except SwitchInProgress:
-        message = "Another switch has not ended yet; nothing was changed."
-        raise ApiError(409, message, code="switch_in_progress") from None
-    except DrainTimeout as error:
-        message = f"{error}; the method was not changed."
-        raise ApiError(504, message, type="server_error", code="drain_timeout") from None
-    except DrainStopped:
-        raise Stopping("The server is stopping; nothing was changed.") from None
+    except REFUSALS as error:
+        raise to_refusal(error) from None
     if (span := exchange_of(request.scope).span) is not None:
         span.annotate(
             spec_method=result.active.spec_method,
@@ -96,6 +84,7 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
         engine=schema.Engine.of(runtime.engine.failure),
         engines=[schema.Engine.of(failure) for failure in runtime.engine.failures],
         switches=list(runtime.audit.switches),
+        fleet=_fleet(runtime.fleet.state()),
     )
 
 
@@ -139,4 +128,12 @@ def _proposer(info: ProposerInfo, runtime: Runtime) -> Proposer:
     roles = {"primary": settings.primary, "backup": settings.backup}
     return Proposer(
         **asdict(info), roles=[role for role, name in roles.items() if name == info.name]
+    )
+
+
+def _fleet(state: ReplicaState) -> schema.Fleet:
+    return schema.Fleet(
+        generation=state.fleet_generation,
+        switching=state.is_switching,
+        policies={name: dict(given) for name, given in state.policies.items()},
     )

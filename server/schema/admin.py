@@ -106,6 +106,16 @@ class Engine(BaseModel):
         )
 
 
+class Fleet(BaseModel):
+    """The server as a replica of a fleet."""
+
+    generation: int = Field(description="number of the last fleet switch, or 0")
+    switching: bool = Field(description="a switch runs, or the server is reserved for one")
+    policies: dict[str, dict[str, Any]] = Field(
+        description="policy -> its parameters, of those that fleet switches have set"
+    )
+
+
 class SpecMethodResponse(BaseModel):
     """`GET /v1/spec_method`."""
 
@@ -121,6 +131,7 @@ class SpecMethodResponse(BaseModel):
     window_s: int = Field(description="seconds that `proposers` and `decisions` sum over")
     proposers: dict[str, RollingStats]
     switches: list[SwitchRecord] = Field(description="the last ones, newest first")
+    fleet: Fleet
 
 
 class Proposer(BaseModel):

@@ -25,6 +25,7 @@ from server.control.selection import resolve
 from server.settings.access_settings import NEVER_EMPTY, AccessSettings
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.fleet_settings import FleetSettings
 from server.settings.http_settings import HttpSettings
 from server.settings.keys import Role
 from server.settings.limit_settings import LimitSettings
@@ -48,6 +49,7 @@ class Settings(
     TelemetrySettings,
     LimitSettings,
     AccessSettings,
+    FleetSettings,
     HttpSettings,
     RecoverySettings,
     EngineArguments,

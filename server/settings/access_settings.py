@@ -10,6 +10,9 @@ from server.settings.keys import KEY_FILE, Key, KeySet, Role, read_key_file, unn
 from server.settings.types import KeyHashes, NamedKeyHashes, SettingError, Texts
 
 KEY_SETTINGS = ("api_key", "named_api_key", "admin_key", "metrics_key")
+"""The settings with the keys that open this server."""
+
+SECRET_SETTINGS = (*KEY_SETTINGS, "fleet_key")
 """The settings that hold keys: no message shows their values."""
 
 NEVER_EMPTY = (*KEY_SETTINGS, KEY_FILE)

@@ -23,6 +23,9 @@ class EngineArguments(BaseModel):
     )
     seed: int | None = Field(None, description="seed of the engine's own generator")
     tensor_parallel_size: Count | None = Field(None, description="GPUs that share each layer")
+    distributed_executor_backend: Literal["mp", "ray"] | None = Field(
+        None, description="where the ranks run: processes of this machine (mp), or actors of Ray"
+    )
     data_parallel_size: Count | None = Field(
         None, description="engines, each with a copy of MODEL, that share the requests (1)"
     )

@@ -19,8 +19,9 @@ from pydantic_core import ErrorDetails
 from engine_adapter.proposers.checkpoint import CheckpointError
 from engine_adapter.text import clip
 from server.settings import Settings, flag
-from server.settings.access_settings import KEY_SETTINGS, NEVER_EMPTY, AccessSettings
+from server.settings.access_settings import NEVER_EMPTY, SECRET_SETTINGS, AccessSettings
 from server.settings.engine_arguments import EngineArguments
+from server.settings.fleet_settings import FleetSettings
 from server.settings.http_settings import HttpSettings
 from server.settings.limit_settings import LimitSettings
 from server.settings.recovery_settings import RecoverySettings
@@ -35,6 +36,7 @@ PREFIX = "SPECGATE_"
 _GROUPS: Mapping[str, type[BaseModel]] = {
     "connections": HttpSettings,
     "keys": AccessSettings,
+    "fleet of several servers": FleetSettings,
     "limits": LimitSettings,
     "logs": TelemetrySettings,
     "hangs and deaths of the engine": RecoverySettings,
@@ -76,9 +78,32 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     variables = _read_environment(environ)
     config = flags.pop("config", None) or variables.pop("config", None)
     file = _read_yaml(config) if config is not None else {}
+    return _settings(file, config, variables, flags)
+
+
+def settings_in(args: Mapping[str, Any], where: str, environ: Mapping[str, str]) -> Settings:
+    """The settings from the variables and a mapping such as the YAML file's.
+
+    Args:
+        where: what messages call the mapping.
+
+    Raises:
+        SettingsError: a setting is unknown or cannot work.
+    """
+    variables = _read_environment(environ)
+    variables.pop("config", None)
+    return _settings(_known(args, where), where, variables, {})
+
+
+def _settings(
+    file: Mapping[str, Any],
+    where: str | None,
+    variables: Mapping[str, Any],
+    flags: Mapping[str, Any],
+) -> Settings:
     # Weakest first: a later layer's name and value win.
     written = {
-        **{name: f"{name} in {config}" for name in file},
+        **{name: f"{name} in {where}" for name in file},
         **{name: f"{PREFIX}{name.upper()}" for name in variables},
         **{name: flag(name) for name in flags},
     }
@@ -160,7 +185,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def forget_keys(environ: MutableMapping[str, str]) -> None:
     """Removes the keys from the environment, which the engine's processes inherit."""
-    for name in KEY_SETTINGS:
+    for name in SECRET_SETTINGS:
         environ.pop(PREFIX + name.upper(), None)
 
 
@@ -179,7 +204,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
-    """The file's settings; a dash in a key becomes an underscore."""
+    """The file's settings."""
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -190,12 +215,17 @@ def _read_yaml(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"--config: {path} must hold a mapping of settings")
+    return _known(content, path)
+
+
+def _known(content: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """The settings; a dash in a key becomes an underscore. Raises `SettingsError`."""
     settings = {str(key).replace("-", "_"): value for key, value in content.items()}
     unknown = [name for name in settings if name not in Settings.model_fields]
     if unknown:
         raise SettingsError(
             *(
-                f"{name} in {path}: unknown setting{did_you_mean(name, Settings.model_fields)}"
+                f"{name} in {where}: unknown setting{did_you_mean(name, Settings.model_fields)}"
                 for name in unknown
             )
         )
@@ -228,7 +258,7 @@ def _reason(detail: ErrorDetails) -> str:
     if isinstance(cause, ValueError):
         return str(cause)
     message = detail["msg"]
-    if detail["loc"][0] in KEY_SETTINGS:
+    if detail["loc"][0] in SECRET_SETTINGS:
         return message
     value = clip(detail["input"])
     hint = _SERVICE_LINK if value.startswith("'tcp://") else ""

@@ -37,6 +37,8 @@ Proposers that fail, and those that are not tried any more:
     specgate_proposer_quarantined == 1
 Active method:
     specgate_spec_method_info
+Fleets whose servers differ:
+    max by (job) (specgate_fleet_generation) != min by (job) (specgate_fleet_generation)
 Switches that did not happen:
     increase(specgate_spec_method_switches_total{outcome!="switched"}[1h])
 Slowest switches:
@@ -177,6 +179,9 @@ class Metrics:
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )
+        self._fleet_generation = make.gauge(
+            "specgate_fleet_generation", "Number of the last fleet switch; 0 before the first"
+        )
         self._switches = make.counter(
             "specgate_spec_method_switches", "Switches asked for", "mode", "outcome"
         )
@@ -264,6 +269,10 @@ class Metrics:
         """Shows `name` as the one active method."""
         self._spec_method.clear()
         self._spec_method.labels(name).set(1)
+
+    def set_fleet_generation(self, generation: int) -> None:
+        """Shows the number of the last fleet switch."""
+        self._fleet_generation.set(generation)
 
     def count_switch(
         self, mode: SwitchMode, outcome: SwitchOutcome, seconds: float | None = None

@@ -70,6 +70,12 @@ def one(objects: tuple[Object, ...], kind: str, prefix: str = "") -> Object:
     return found
 
 
+def named(objects: tuple[Object, ...], kind: str, name: str) -> Object:
+    """The object of a kind with exactly this name."""
+    (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+    return found
+
+
 def pod(objects: tuple[Object, ...]) -> Object:
     """The pod of the Deployment."""
     spec: Object = one(objects, "Deployment")["spec"]["template"]["spec"]

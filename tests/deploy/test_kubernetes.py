@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -60,7 +61,7 @@ def test_every_object_is_valid(overlay: str) -> None:
 
 def test_every_whole_object_is_valid_without_kubectl() -> None:
     whole = [item for item in manifests.sources().values() if item["kind"] not in KUSTOMIZE]
-    assert len(whole) == 7
+    assert len(whole) == 9
     assert [line for item in whole for line in problems(item)] == []
 
 
@@ -76,7 +77,7 @@ MISTAKES: list[tuple[str, Callable[[Object], object]]] = [
 @needs_kubectl
 @pytest.mark.parametrize(("kind", "mistake"), MISTAKES)
 def test_a_mistake_is_found(kind: str, mistake: Callable[[Object], object]) -> None:
-    item = copy.deepcopy(manifests.one(manifests.rendered("cpu"), kind))
+    item = copy.deepcopy(manifests.named(manifests.rendered("cpu"), kind, "specgate"))
     mistake(item)
     assert problems(item)
 
@@ -142,15 +143,16 @@ def test_the_objects_refer_to_each_other(overlay: str) -> None:
     labels = manifests.one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     name = {"app.kubernetes.io/name": "specgate"}
     assert name.items() <= labels.items()
-    service = manifests.one(objects, "Service")
+    service = manifests.named(objects, "Service", "specgate")
     assert service["spec"]["selector"].items() <= labels.items()
     for kind, key in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
-        selector = manifests.one(objects, kind)["spec"][key]["matchLabels"]
+        selector = manifests.named(objects, kind, "specgate")["spec"][key]["matchLabels"]
         assert selector.items() <= labels.items()
     monitor = manifests.one(objects, "ServiceMonitor")["spec"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
-    (ingress,) = manifests.one(objects, "NetworkPolicy")["spec"]["ingress"]
+    policy = manifests.named(objects, "NetworkPolicy", "specgate")
+    (ingress,) = policy["spec"]["ingress"]
     ports = {port["name"] for port in manifests.server(objects)["ports"]}
     assert {port["port"] for port in ingress["ports"]} <= ports
     target = manifests.one(objects, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
@@ -159,6 +161,40 @@ def test_the_objects_refer_to_each_other(overlay: str) -> None:
     mounted = {volume["name"] for volume in manifests.pod(objects)["volumes"]}
     for container in manifests.pod(objects)["containers"]:
         assert {mount["name"] for mount in container["volumeMounts"]} <= mounted
+
+
+@needs_kubectl
+@both_overlays
+def test_the_pods_find_each_other(overlay: str) -> None:
+    objects = manifests.rendered(overlay)
+    variables = {item["name"]: item for item in manifests.server(objects)["env"]}
+    peers = urlsplit(variables["SPECGATE_FLEET_PEERS"]["value"])
+    service = manifests.named(objects, "Service", peers.hostname or "")
+    assert service["spec"]["clusterIP"] == "None", "a name for every pod, not for one of them"
+    assert "publishNotReadyAddresses" not in service["spec"], "a pod that starts asks others"
+    labels = manifests.one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    (port,) = service["spec"]["ports"]
+    container = {one["name"]: one["containerPort"] for one in manifests.server(objects)["ports"]}
+    # A headless service translates no port.
+    assert port["port"] == peers.port == container[port["targetPort"]]
+    monitor = manifests.one(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert not monitor.items() <= service["metadata"].get("labels", {}).items(), "scraped twice"
+
+    policy = manifests.named(objects, "NetworkPolicy", "specgate-fleet")["spec"]
+    for rules, side in ((policy["ingress"], "from"), (policy["egress"], "to")):
+        (ours,) = [rule for rule in rules if side in rule]
+        (allowed,) = ours[side]
+        assert allowed["podSelector"]["matchLabels"].items() <= labels.items()
+        assert {one["port"] for one in ours["ports"]} == {port["targetPort"]}
+    assert 53 in {one["port"] for rule in policy["egress"] for one in rule["ports"]}
+
+    admin = variables["SPECGATE_ADMIN_KEY"]["valueFrom"]
+    assert variables["SPECGATE_FLEET_KEY"]["valueFrom"] == admin
+    volumes = {volume["name"]: volume for volume in manifests.pod(objects)["volumes"]}
+    assert volumes["fleet"]["configMap"]["optional"] is True
+    mounts = {m["name"]: m["mountPath"] for m in manifests.server(objects)["volumeMounts"]}
+    assert variables["SPECGATE_FLEET_STATE"]["value"].startswith(f"{mounts['fleet']}/")
 
 
 @needs_kubectl

@@ -13,11 +13,14 @@ from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.types import GenerationRequest
 from tests.server.contract.contract import check_response
 from tests.server.gateway import BASE_URL, Gateway, build, record_requests
+from tests.server.threaded import ADMIN_KEY, ThreadedServer
 
 structlog.configure(
     # Tracebacks as plain text: structlog's own default takes a second for each.
     processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()]
 )
+
+StartServer = Callable[..., ThreadedServer]
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 
@@ -67,3 +70,19 @@ async def gateway(start: StartGateway) -> Gateway:
 def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
     """The requests of an engine whose response is always `{}`."""
     return record_requests(gateway, monkeypatch)
+
+
+@pytest.fixture
+def start_server() -> Iterator[StartServer]:
+    """Starts servers on real ports that want an admin key; all are stopped afterwards."""
+    servers: list[ThreadedServer] = []
+
+    def start(**settings: Any) -> ThreadedServer:
+        given = {"admin_key": (ADMIN_KEY,), "spec_method": "none", **settings}
+        server = ThreadedServer(**given).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()

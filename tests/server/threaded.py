@@ -16,6 +16,9 @@ from server.http.descriptors import default_connections
 from server.state import AppState, Runtime
 from tests.server.gateway import build
 
+ADMIN_KEY = "sk-fleet-admin"
+"""The admin key of the servers of `start_server`."""
+
 START_S = 120
 """The longest that a start may take, on a machine that does other work too."""
 

@@ -179,6 +179,29 @@ _ROW_SPECULATION: list[PanelBuilder] = [
 ]
 
 
+_GENERATION = f"max by (instance) (specgate_fleet_generation{{{SELECTOR}}})"
+_ROW_SWITCHES: list[PanelBuilder] = [
+    p.graph(
+        "Fleet generation",
+        "Number of the last fleet switch that each instance has. All lines are one, but during a"
+        " switch.",
+        p.COUNT,
+        Query(_GENERATION, _LEGEND),
+        width=12,
+    ),
+    p.graph(
+        "Generations behind",
+        "How many fleet switches an instance has missed. It drafts by an older method.",
+        p.COUNT,
+        Query(
+            f"scalar(max(specgate_fleet_generation{{{SELECTOR}}})) - {_GENERATION}",
+            _LEGEND,
+        ),
+        width=12,
+    ),
+]
+
+
 _EVERY = _rate(_REQUESTS, GENERATION)
 _BAD = _rate(_REQUESTS, GENERATION + ',status=~"5.."')
 _ROW_TROUBLE: list[PanelBuilder] = [
@@ -220,6 +243,7 @@ def build() -> Dashboard:
         frame("fleet", "Fleet", "Every server beside the others, to find the one that differs."),
         (
             ("State", _ROW_STATE),
+            ("Switches of the fleet", _ROW_SWITCHES),
             ("Load", _ROW_LOAD),
             ("Speculation", _ROW_SPECULATION),
             ("Requests and events", _ROW_TROUBLE),

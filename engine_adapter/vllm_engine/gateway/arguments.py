@@ -8,10 +8,16 @@ from engine_adapter import lora_registry
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import placement
+from engine_adapter.vllm_engine.gateway import placement, ray_backend
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 
-_MUST_BE_ONE = ("pipeline_parallel_size", "decode_context_parallel_size")
+_MUST_BE_ONE = {
+    "pipeline_parallel_size": "vLLM drafts in a pipeline's last stage and schedules a step before "
+    "the one before it has ended, so a step's plan would not know what was accepted; use "
+    "tensor_parallel_size",
+    "decode_context_parallel_size": "more is not proven",
+}
+"""Arguments that cannot be above 1, each with the reason."""
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """The KV cache's default on CPU, in bytes; vLLM's own takes most of the machine's memory."""
@@ -67,10 +73,12 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     for name, reason in RESERVED_ARGUMENTS.items():
         if name in given:
             raise EngineConfigError(name, f"cannot be set: {reason}")
-    for name in _MUST_BE_ONE:
+    for name, reason in _MUST_BE_ONE.items():
         if given.get(name, 1) != 1:
-            raise EngineConfigError(name, f"must be 1, got {given[name]}: more is not proven")
+            raise EngineConfigError(name, f"must be 1, got {given[name]}: {reason}")
     given |= _data_parallel(config, given)
+    if ray_backend.uses_ray(given):
+        given[ray_backend.BACKEND] = ray_backend.executor(config)
     if compat.current_platform.is_cpu():
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         given.setdefault("enforce_eager", True)
@@ -158,6 +166,14 @@ def engine_config(args: Any) -> Any:
         )
     args.enable_prefix_caching = False
     return args.create_engine_config()
+
+
+def reason_of(error: Exception) -> str:
+    """Why vLLM refuses its arguments, without what pydantic prints around the reason."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return str(error)
+    return "; ".join(item["msg"].removeprefix("Value error, ") for item in listed())
 
 
 def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import arguments, placement, preflight
+from engine_adapter.vllm_engine.gateway import arguments, placement, preflight, ray_backend
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
@@ -79,8 +79,8 @@ class EngineProcess:
         silence_engine_death()
         # A core that only replays, as that of `bench gateway`, has no process that could hang.
         for process in self._processes:
-            watching = self._kill_when_hung(ProcessTree(process.pid))
-            self._watch = asyncio.create_task(watching, name="engine-heartbeat")
+            tree = await ray_backend.tree_of(process.pid, self._config, self.collective_rpc)
+            self._watch = asyncio.create_task(self._kill_when_hung(tree), name="engine-heartbeat")
 
     async def _kill_when_hung(self, tree: ProcessTree, retry_s: float = TICK_S) -> None:
         """Kills a process that hangs: its death then ends every call that waits for it.
@@ -143,7 +143,7 @@ class EngineProcess:
         except EngineConfigError:
             raise
         except Exception as error:  # vLLM raises many types for a bad argument
-            raise EngineConfigError("engine_args", str(error)) from error
+            raise EngineConfigError("engine_args", arguments.reason_of(error)) from error
         if self._abandoned.is_set():
             return
         try:

@@ -1,4 +1,4 @@
-"""A process of this machine and its children, seen from outside, and killed."""
+"""Processes of this machine and their children, seen from outside, and killed."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _STOPPED = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A process and its children at one time.
+    """Processes and their children at one time.
 
     Attributes:
         cpu_s: the CPU time that they have used, in seconds.
@@ -24,16 +24,23 @@ class Sight:
 
 
 class ProcessTree:
-    """A process, by its id, and the children that it has at the time of a call."""
+    """Processes, by their ids, and the children that they have at the time of a call.
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    Args:
+        complete: no process that works with them is on another machine.
+    """
+
+    def __init__(self, *pids: int, complete: bool = True) -> None:
+        self._pids = pids
+        self._complete = complete
 
     def look(self) -> Sight | None:
-        """What they do now; `None` if that cannot be seen, as when the process has ended."""
+        """What they do now; `None` if that cannot be seen, as when one has ended."""
+        if not self._complete:
+            return None
         cpu_s, states = 0.0, set()
         try:
-            for one in self._members():
+            for one in (one for pid in self._pids for one in _members(pid)):
                 times = one.cpu_times()
                 # Those of children count from their end on: a compiler's, for example.
                 cpu_s += times.user + times.system + times.children_user + times.children_system
@@ -45,11 +52,13 @@ class ProcessTree:
 
     def kill(self) -> None:
         """Ends them at once, stopped ones too."""
-        with suppress(psutil.NoSuchProcess):
-            for one in self._members():
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
+        for pid in self._pids:
+            with suppress(psutil.NoSuchProcess):
+                for one in _members(pid):
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
 
-    def _members(self) -> list[psutil.Process]:
-        process = psutil.Process(self._pid)
-        return [process, *process.children(recursive=True)]
+
+def _members(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]

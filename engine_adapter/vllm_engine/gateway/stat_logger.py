@@ -85,13 +85,17 @@ def _stat_logger(
             super().__init__(vllm_config, [index])
 
         def record(
-            self, scheduler_stats: Any, *args: Any, engine_idx: int = 0, **kwargs: Any
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
         ) -> None:
             """Takes Specgate's step report out of the statistics, then records as vLLM does."""
             stats = scheduler_stats and scheduler_stats.kv_connector_stats
             if stats and KEY in stats:
                 scheduler_stats.kv_connector_stats = None
                 on_step(decode_step(stats))
-            super().record(scheduler_stats, *args, engine_idx=index, **kwargs)
+            super().record(scheduler_stats, iteration_stats, mm_cache_stats, index)
 
     return RegistryStatLogger

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -57,4 +57,29 @@ def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
             raise
         reason = log_and_describe("block_size", error)
         progress.refuse("block_size", f"{size} does not fit this machine's attention: {reason}")
+        raise SystemExit(1) from error
+
+
+@contextmanager
+def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[None]:
+    """The same for a quantized target whose weights vLLM cannot load on this machine.
+
+    Args:
+        model_config: vLLM's; a target that is not quantized is never refused.
+        progress: to the gateway.
+    """
+    method = model_config.quantization
+    try:
+        yield
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        if method is None:
+            raise
+        reason = log_and_describe(f"the target's quantization {method}", error)
+        progress.refuse(
+            "model",
+            f"{model_config.model}: vLLM cannot load its weights, quantized as {method}, on this "
+            f"machine: {reason}",
+        )
         raise SystemExit(1) from error

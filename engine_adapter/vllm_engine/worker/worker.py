@@ -1,7 +1,7 @@
 """The workers, which vLLM loads by their dotted paths."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import socket
 from typing import Any
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
@@ -20,6 +20,7 @@ from engine_adapter.vllm_engine.worker.device_memory import (
     release_memory,
     side_stream,
 )
+from engine_adapter.vllm_engine.worker.refusal import refusing_quantized
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 from engine_adapter.vllm_engine.worker.trial import Trial
 
@@ -40,15 +41,21 @@ class WorkerHooks:
                 patch_lora_masking()
             if self.vllm_config.model_config.is_hybrid:
                 patch_recurrent_layers()
-        with self._stage(f"loading target {self.vllm_config.model_config.model}"):
+        model = self.vllm_config.model_config
+        loading = self._progress.stage(f"loading target {model.model}")
+        with loading, refusing_quantized(model, self._progress):
             super().load_model(*args, **kwargs)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocates the KV cache as vLLM does, with a progress line that gives its size."""
         blocks = kv_cache_config.num_blocks
         tokens = blocks * self.vllm_config.cache_config.block_size
-        with self._stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
+        with self._progress.stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):
             super().initialize_from_config(kv_cache_config)
+
+    def specgate_process(self) -> list[Any]:
+        """The machine and the process of this rank: the host's name and the process's id."""
+        return [socket.gethostname(), os.getpid()]
 
     def specgate_memory(self) -> dict[str, tuple[int, int]]:
         """Proposer -> its bytes of weights and of KV on this rank."""
@@ -100,11 +107,10 @@ class WorkerHooks:
         self.model_runner.drafter.remove(name)
         release_memory(self.model_runner.device)
 
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
+    @property
+    def _progress(self) -> ProgressWriter:
         pipe = SpecgateConfig.of(self.vllm_config).progress_pipe
-        with ProgressWriter(pipe if self.rank == 0 else None).stage(name):
-            yield
+        return ProgressWriter(pipe if self.rank == 0 else None)
 
 
 def cpu_worker_class() -> type:

@@ -16,6 +16,7 @@ ACTIONS = {
     "step": "CPU time of an engine step",
     "plan": "CPU time of a policy's plan",
     "gateway": "CPU time and latency of the gateway itself",
+    "fleet": "switches over many servers at once",
     "gpu": "what a GPU has to show: exactness, graphs, waits, speed, in one report",
     "record": "a trace of every proposer's drafts",
     "replay": "policies over a trace",

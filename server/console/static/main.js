@@ -4,6 +4,7 @@ import { CallError, call, currentKey, useKey } from "./api.js";
 import * as audit from "./audit.js";
 import * as charts from "./charts.js";
 import * as compare from "./compare.js";
+import * as fleet from "./fleet.js";
 import { History, PATH, parse } from "./metrics.js";
 import { byId, methodText, number, percent } from "./page.js";
 import * as policy from "./policy.js";
@@ -46,6 +47,7 @@ async function read() {
 
 async function readOnce() {
   const scrape = parse(await call("GET", PATH));
+  await fleet.read();
   const status = await admin("v1/spec_method");
   if (status && (!known.infos || known.turn % SLOW_EVERY === 0)) {
     known.infos = await admin("v1/proposers");

@@ -148,6 +148,15 @@ async def test_plain_decoding_is_compared_with_stock_vllm(check: EngineCheck) ->
     assert [problem.split(":")[0] for problem in check.problems] == ["none"]
 
 
+async def test_stock_texts_of_another_length_are_not_compared_with(
+    check: EngineCheck, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_stock_texts(check, PLAIN_TEXT[:-1])
+    await check.run()
+    assert check.problems == []
+    assert "run the stage `stock`" in capsys.readouterr().out
+
+
 async def test_a_model_that_never_drafts_is_a_problem_and_a_search_is_not(
     check: EngineCheck,
 ) -> None:

@@ -3,14 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from server.console.proxy import create_console
-from tests.server.conftest import StartGateway
+from server.control.records import SpecMethodBody
+from server.fleet.peers import state_json
+from server.fleet.replica import ReplicaState
+from tests.server.conftest import StartGateway, StartServer
 from tests.server.gateway import Gateway, events, eventually
+from tests.server.threaded import ADMIN_KEY
 
 HERE = "http://127.0.0.1:8001"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0}
@@ -175,3 +180,30 @@ async def test_a_browser_that_leaves_ends_the_servers_stream(gateway: Gateway) -
     leave.set()
     await asyncio.wait_for(exchange, 60)
     await eventually(lambda: endless.closed)
+
+
+async def test_a_fleet_is_shown_replica_by_replica(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    other = tmp_path / "state.json"
+    other.write_bytes(state_json(ReplicaState(4, SpecMethodBody("ngram", 5))))
+    servers = [start_server(), start_server(), start_server(fleet_state=str(other))]
+    urls = [*(server.url for server in servers), "http://127.0.0.1:9"]
+    app = create_console(urls[0], on_loopback=True, fleet=urls)
+    transport = httpx.ASGITransport(app, client=("127.0.0.1", 6000), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=HERE) as client:
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        lines = (await client.get("/fleet", headers=headers)).json()
+        foreign = await client.get("/fleet", headers={"origin": "http://elsewhere"})
+        unknown = (await client.get("/fleet")).json()
+    assert [line["replica"] for line in lines] == urls
+    assert [line["differs"] for line in lines] == [False, False, True, True]
+    assert (lines[2]["spec_method"], lines[2]["fleet"]["generation"]) == ("ngram", 4)
+    assert "cannot be reached" in lines[3]["error"]
+    assert foreign.status_code == 403
+    assert all("invalid_api_key" in line["error"] for line in unknown[:3]), "the browser's key only"
+
+
+async def test_a_console_of_one_server_has_no_fleet(gateway: Gateway) -> None:
+    async with console(gateway) as client:
+        assert (await client.get("/fleet")).status_code == 404

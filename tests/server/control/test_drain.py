@@ -73,6 +73,7 @@ async def test_an_idle_server_drains_at_once(gateway: Gateway) -> None:
         "active": {"spec_method": "ngram", "num_speculative_tokens": 3},
         "mode": "drain",
         "generation": 1,
+        "fleet_generation": 0,
         "in_flight": 0,
         "aborted": 0,
     }

@@ -36,6 +36,7 @@ async def test_a_switch_returns_the_previous_and_the_active_method(
         "active": {"spec_method": "ngram", "num_speculative_tokens": 3},
         "mode": "immediate",
         "generation": 1,
+        "fleet_generation": 0,
         "in_flight": 0,
         "aborted": 0,
     }

@@ -7,18 +7,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError, field_validator
 
 from demo import model_path
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway import ray_backend
 from engine_adapter.vllm_engine.gateway.arguments import (
     CPU_KV_CACHE_BYTES,
     WAITING,
     engine_args,
     engine_config,
     prepare_environment,
+    reason_of,
 )
 
 DEFAULTS = {
@@ -130,6 +133,21 @@ def test_a_kind_of_parallelism_that_is_not_proven_must_be_1(name: str) -> None:
 
 
 @pytest.mark.needs_vllm
+def test_a_pipeline_is_refused_with_the_reason() -> None:
+    message = str(refusal(pipeline_parallel_size=2))
+    assert "drafts in a pipeline's last stage" in message
+    assert "tensor_parallel_size" in message
+
+
+@pytest.mark.needs_vllm
+def test_ray_is_replaced_by_the_executor_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "find_spec", lambda name: object())
+    args = engine_args(config(distributed_executor_backend="ray"), 5, None)
+    assert args.distributed_executor_backend == ray_backend.executor(config())
+    assert engine_args(config(), 5, None).distributed_executor_backend is None
+
+
+@pytest.mark.needs_vllm
 def test_vllm_is_told_of_one_engine_only() -> None:
     several = replace(config(data_parallel_size=4), data_parallel_index=2)
     assert engine_args(several, 5, None).data_parallel_size == 1
@@ -170,6 +188,21 @@ def test_an_argument_that_is_unknown_to_vllm_is_named() -> None:
 
 
 @pytest.mark.needs_vllm
+def test_a_refusal_of_vllm_is_told_without_pydantics_words() -> None:
+    class Config(BaseModel):
+        dtype: str
+
+        @field_validator("dtype")
+        @classmethod
+        def check(cls, value: str) -> str:
+            raise ValueError(f"{value} is not supported for quantization method awq.")
+
+    with pytest.raises(ValidationError) as caught:
+        Config(dtype="float32")
+    assert reason_of(caught.value) == "float32 is not supported for quantization method awq."
+    assert reason_of(OSError("no such folder")) == "no such folder"
+
+
 def test_settings_reach_vllm() -> None:
     given = config(max_model_len=512, max_num_seqs=7, seed=None, dtype="float32")
     args = engine_args(given, 9, "/pipe")

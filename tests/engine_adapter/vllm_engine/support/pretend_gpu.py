@@ -135,7 +135,7 @@ def _replace_platform() -> None:
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
-    platform = type(current_platform)
+    platform: Any = type(current_platform)
     check = platform.check_and_update_config
     kept = ("mode", "backend", "cudagraph_mode", "cudagraph_capture_sizes")
 
@@ -160,8 +160,9 @@ def _note_dummy_runs() -> None:
     from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
     from engine_adapter.vllm_engine.worker.drafting.weights import _NamedDraft
 
-    of_target, of_draft = compat.GPUModelRunner._dummy_run, _NamedDraft.dummy_run
-    forward = PagedDraftModel._forward
+    named: Any = _NamedDraft
+    paged: Any = PagedDraftModel
+    of_target, of_draft, forward = compat.GPUModelRunner._dummy_run, named.dummy_run, paged._forward
 
     def target(runner: Any, num_tokens: int, mode: Any = None, *args: Any, **more: Any) -> Any:
         given = more.get("cudagraph_runtime_mode", mode)
@@ -180,8 +181,8 @@ def _note_dummy_runs() -> None:
             return forward(model, *args)
 
     compat.GPUModelRunner._dummy_run = target
-    _NamedDraft.dummy_run = draft  # type: ignore[method-assign]
-    PagedDraftModel._forward = one_pass  # type: ignore[method-assign]
+    named.dummy_run = draft
+    paged._forward = one_pass
 
 
 @contextmanager

@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.vllm_engine.worker.refusal import refusing, refusing_block_size
+from engine_adapter.vllm_engine.worker.refusal import (
+    refusing,
+    refusing_block_size,
+    refusing_quantized,
+)
 
 SPEC = ProposerSpec("small", "draft_model", 4, "/models/small")
 PLAIN = ProposerSpec("words", "ngram", 4)
@@ -64,6 +68,27 @@ def test_a_block_size_is_refused_only_for_vllms_own_reason() -> None:
     with pytest.raises(ValueError, match="something else"):
         fails_in(refusing_block_size(16, progress), ValueError("something else"))
     assert len(progress.refused) == 1
+
+
+def test_a_quantized_target_that_cannot_be_loaded_is_refused_with_its_method() -> None:
+    progress: Any = Progress()
+    quantized = SimpleNamespace(model="/models/big", quantization="auto_gptq")
+    with pytest.raises(SystemExit):
+        fails_in(refusing_quantized(quantized, progress), ValueError("no kernel\nfor 8 bits"))
+    ((setting, message),) = progress.refused
+    assert setting == "model"
+    assert message.startswith("/models/big: ")
+    assert message.endswith(
+        "quantized as auto_gptq, on this machine: ValueError: no kernel for 8 bits"
+    )
+
+
+def test_a_failure_of_a_target_that_is_not_quantized_is_raised() -> None:
+    progress: Any = Progress()
+    plain = SimpleNamespace(model="/models/big", quantization=None)
+    with pytest.raises(ValueError, match="no kernel"):
+        fails_in(refusing_quantized(plain, progress), ValueError("no kernel"))
+    assert progress.refused == []
 
 
 def test_an_accelerator_error_is_not_the_proposers() -> None:

@@ -1,0 +1,180 @@
+"""`specgate switch --all`: one switch of several servers, at all of them or at none."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from server.commands import BAD_SETTING, DIFFERING, FAILED, print_error
+from server.commands.admin_client import printable, shown
+from server.control.records import SpecMethodBody
+from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
+from server.fleet.addresses import resolve
+from server.fleet.coordinator import switch_fleet
+from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
+from server.fleet.peers import state_json
+from server.fleet.replica import (
+    FleetOutcome,
+    FleetReport,
+    Order,
+    ReplicaOutcome,
+    ReplicaRefused,
+    ReplicaState,
+    ReplicaUnreachable,
+)
+from server.http.descriptors import raise_limit
+
+FLEET_ONLY = ("json", "skip_unreachable", "policies", "write_state")
+"""The options that only `--all` has."""
+
+_EXIT = {
+    FleetOutcome.SWITCHED: 0,
+    FleetOutcome.UNCHANGED: FAILED,
+    FleetOutcome.ROLLED_BACK: FAILED,
+    FleetOutcome.PARTIAL: DIFFERING,
+}
+_WIDTH = 200
+
+
+def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `FLEET_ONLY`."""
+    parser.add_argument(
+        "--skip-unreachable",
+        action="store_true",
+        help="with --all: switch the others if a replica does not answer (default: none switches)",
+    )
+    parser.add_argument(
+        "--policies",
+        type=_policies,
+        metavar="JSON",
+        help="with --all: policy -> its parameters, set with the method",
+    )
+    parser.add_argument(
+        "--write-state",
+        metavar="FILE",
+        help="with --all: write the method in force, for --fleet-state of replicas that start",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="with --all: print the report as one JSON object"
+    )
+
+
+def switch_all(options: argparse.Namespace, urls: Sequence[str]) -> int:
+    """Switches every replica and prints the report. Returns the exit status."""
+    if options.on_timeout is not None and options.mode != SwitchMode.DRAIN:
+        print_error(f"--on-timeout needs --mode drain; the mode is {options.mode}")
+        return BAD_SETTING
+    # A connection for each replica.
+    raise_limit()
+    try:
+        report, state = asyncio.run(_switch(options, urls))
+    except (OSError, ValueError) as error:
+        print_error(str(error))
+        return FAILED
+    _print(report, as_json=options.json)
+    if state is not None:
+        try:
+            Path(options.write_state).write_bytes(state_json(state))
+        except OSError as error:
+            print_error(f"--write-state: {options.write_state}: {error.strerror}")
+            return FAILED
+    return _EXIT[report.outcome]
+
+
+async def _switch(
+    options: argparse.Namespace, urls: Sequence[str]
+) -> tuple[FleetReport, ReplicaState | None]:
+    """The report, and what a replica that has switched has, if it is to be written."""
+    order = Order(
+        options.method,
+        options.k,
+        options.mode,
+        options.timeout or DRAIN_TIMEOUT_S,
+        OnTimeout(options.on_timeout or OnTimeout.FAIL),
+        options.reason,
+        options.policies,
+    )
+    async with fleet_client(options.admin_key) as client:
+        replicas = http_replicas(client, await resolve(urls))
+        report = await switch_fleet(replicas, order, skip_unreachable=options.skip_unreachable)
+        done = {r.replica for r in report.replicas if r.outcome == ReplicaOutcome.SWITCHED}
+        if options.write_state is None:
+            return report, None
+        return report, await _state([replica for replica in replicas if replica.name in done])
+
+
+async def _state(replicas: Sequence[HttpReplica]) -> ReplicaState | None:
+    """What the first of them that answers has."""
+    for replica in replicas:
+        with suppress(ReplicaRefused, ReplicaUnreachable):
+            return await replica.state()
+    return None
+
+
+def _print(report: FleetReport, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    # Without markup: an error is arbitrary text.
+    console = Console(width=_WIDTH, markup=False, highlight=False)
+    names = ("replica", "outcome", "before", "now", "generation", "in flight", "ms", "why")
+    table = Table(*names, box=None, pad_edge=False)
+    for one in report.replicas:
+        table.add_row(
+            one.replica,
+            one.outcome,
+            _method(one.previous),
+            _method(one.active),
+            _number(one.fleet_generation),
+            _number(one.in_flight),
+            f"{one.took_ms:.1f}",
+            printable(one.error or ""),
+        )
+    console.print(table)
+    console.print()
+    console.print(_sentence(report), soft_wrap=True)
+
+
+def _sentence(report: FleetReport) -> str:
+    total = len(report.replicas)
+    done = sum(one.outcome == ReplicaOutcome.SWITCHED for one in report.replicas)
+    unknown = [one.replica for one in report.replicas if one.outcome == ReplicaOutcome.UNKNOWN]
+    times = (
+        f"{report.took_ms:.1f} ms (prepare {report.prepare_ms:.1f}, commit {report.commit_ms:.1f})"
+    )
+    what = {
+        FleetOutcome.SWITCHED: f"{total} of {total} replicas switched",
+        FleetOutcome.UNCHANGED: "nothing has changed",
+        FleetOutcome.ROLLED_BACK: "every replica has what it had before",
+        FleetOutcome.PARTIAL: f"{done} of {total} replicas switched; not known: "
+        f"{', '.join(unknown)}. Run the same command again when they answer",
+    }[report.outcome]
+    generation = report.fleet_generation
+    number = "" if generation is None else f", generation {generation}"
+    why = "" if report.error is None else f"; {printable(report.error)}"
+    return f"{report.outcome}: {what}{number}, {times}{why}"
+
+
+def _method(method: SpecMethodBody | None) -> str:
+    return "?" if method is None else shown(asdict(method))
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _policies(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not all(isinstance(p, dict) for p in given.values()):
+        raise argparse.ArgumentTypeError(f"must be a JSON object of objects, got {text!r}")
+    return given

@@ -1,0 +1,219 @@
+"""The part of one server in the switches of its fleet.
+
+It is reserved for at most one fleet switch at a time. The reservation is an attempt of the
+switcher that has been prepared and not committed, so that no other switch begins meanwhile, and no
+proposer is unloaded. It ends with its lease.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.control.attempt import Attempt
+from server.control.errors import GivenUp, NotPrepared, StaleGeneration
+from server.control.method_names import MethodRequest
+from server.control.policy_admin import PolicyAdmin
+from server.control.records import SpecMethodBody, SwitchResult
+from server.control.switcher import Switcher
+from server.control.types import SERVER, Caller, SwitchMode
+from server.fleet.replica import Order, Prepared, ReplicaState
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The fleet switch that the server is reserved for, or that it took part in last.
+
+    Attributes:
+        policies: policy -> the parameters that it sets.
+        before: the same policies' parameters before.
+        lease: ends the reservation.
+        generation, committing: of the commit, once there is one.
+    """
+
+    switch_id: str
+    caller: Caller
+    prepared: Prepared
+    attempt: Attempt
+    policies: Mapping[str, Mapping[str, Any]]
+    before: Mapping[str, Mapping[str, Any]]
+    lease: asyncio.TimerHandle | None = None
+    generation: int = 0
+    committing: "asyncio.Task[SwitchResult] | None" = None
+
+
+class Member:
+    """A server as a replica of a fleet. Lives on the event loop; see `replica.Replica`.
+
+    Besides what its methods say, they raise what `Switcher.switch` and `PolicyAdmin.change` raise.
+    """
+
+    def __init__(self, switcher: Switcher, policy_admin: PolicyAdmin) -> None:
+        self._switcher = switcher
+        self._policy_admin = policy_admin
+        self._held: _Held | None = None
+        self._policies: dict[str, Mapping[str, Any]] = {}
+
+    def state(self) -> ReplicaState:
+        """What the server has now."""
+        active = self._switcher.active
+        return ReplicaState(
+            active.fleet_generation,
+            SpecMethodBody.of(active.spec_method),
+            self._switcher.busy,
+            dict(self._policies),
+        )
+
+    def prepare(
+        self, switch_id: str, order: Order, lease_s: float, caller: Caller = SERVER
+    ) -> Prepared:
+        """Checks that the switch is possible and reserves the server for it.
+
+        A second call for the same switch gives it a new lease.
+
+        Raises:
+            PolicyError: the order's parameters of a policy cannot work.
+        """
+        held = self._held
+        if held is not None and held.switch_id == switch_id and held.committing is None:
+            self._begin_lease(held, lease_s)
+            return held.prepared
+        policies = self._policy_admin.check(order.policies or {})
+        request = MethodRequest(
+            order.speculative_model,
+            order.num_speculative_tokens,
+            is_named=True,
+            proposer_param="speculative_model",
+            k_param="num_speculative_tokens",
+        )
+        attempt = self._switcher.prepare(
+            request,
+            order.mode,
+            order.reason,
+            timeout_s=order.timeout_s,
+            on_timeout=order.on_timeout,
+            caller=caller,
+        )
+        now = self.state()
+        prepared = Prepared(now.fleet_generation, now.active, SpecMethodBody.of(attempt.method))
+        before = self._policy_admin.parameters(policies)
+        self._held = _Held(switch_id, caller, prepared, attempt, policies, before)
+        self._begin_lease(self._held, lease_s)
+        return prepared
+
+    async def commit(self, switch_id: str, generation: int) -> SwitchResult:
+        """Makes the switch that was prepared.
+
+        A second call with the same number gets the same result. If its caller is cancelled, a
+        drain is abandoned.
+
+        Raises:
+            NotPrepared: the server is not reserved for this switch, or is no longer.
+            StaleGeneration: the number is not above the server's; the reservation ends.
+        """
+        held = self._held
+        if held is None or held.switch_id != switch_id:
+            raise NotPrepared
+        if held.committing is not None:
+            if held.generation != generation or held.committing.cancelled():
+                raise NotPrepared
+            return await asyncio.shield(held.committing)
+        own = self._switcher.active.fleet_generation
+        if generation <= own:
+            stale = StaleGeneration(generation, own)
+            self._give_up(held, stale)
+            raise stale
+        self._stop_lease(held)
+        held.generation = generation
+        held.committing = asyncio.create_task(
+            self._apply(held.attempt, held.policies, generation, held.caller)
+        )
+        return await held.committing
+
+    async def rollback(
+        self, switch_id: str, generation: int | None, caller: Caller = SERVER
+    ) -> ReplicaState:
+        """Ends the reservation, or restores what was before the commit; see `replica.Replica`."""
+        held = self._held
+        if held is None or held.switch_id != switch_id:
+            return self.state()
+        if held.committing is None:
+            self._give_up(held, GivenUp())
+        else:
+            held.committing.cancel()
+            await asyncio.wait([held.committing])
+            await self._switcher.settled()
+        if held.committing is not None and self._has_switched(held):
+            await self._restore(held, generation or held.generation + 1, caller)
+        elif generation is not None:
+            self._switcher.take_fleet_generation(generation)
+        self._held = None
+        return self.state()
+
+    async def adopt(self, state: ReplicaState) -> bool:
+        """Takes the method and the policies of another replica, if its number is higher.
+
+        Requests in flight keep their method. Returns whether anything was taken.
+        """
+        if state.fleet_generation <= self._switcher.active.fleet_generation:
+            return False
+        method = state.active
+        request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
+        self._policy_admin.check(state.policies)
+        attempt = self._switcher.prepare(request, SwitchMode.NEW_REQUESTS, "as the fleet has it")
+        await self._apply(attempt, state.policies, state.fleet_generation, SERVER)
+        return True
+
+    async def _apply(
+        self,
+        attempt: Attempt,
+        policies: Mapping[str, Mapping[str, Any]],
+        generation: int,
+        caller: Caller,
+    ) -> SwitchResult:
+        """Sets the policies, then the method; if that fails, the policies as they were."""
+        before = self._policy_admin.parameters(policies)
+        try:
+            if policies:
+                await self._policy_admin.change(policies, None, attempt.reason, caller)
+        except BaseException:
+            self._switcher.abandon(attempt, GivenUp())
+            raise
+        try:
+            return await self._switcher.commit(attempt, generation)
+        finally:
+            await self._switcher.settled()
+            if self._switcher.active.fleet_generation == generation:
+                self._policies |= policies
+            elif policies:
+                await self._policy_admin.change(before, None, attempt.reason, caller)
+
+    async def _restore(self, held: _Held, generation: int, caller: Caller) -> None:
+        """Switches back. Requests keep their method unless the switch had changed theirs."""
+        order, method = held.attempt, held.prepared.active
+        immediate = order.mode == SwitchMode.IMMEDIATE
+        mode = SwitchMode.IMMEDIATE if immediate else SwitchMode.NEW_REQUESTS
+        request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
+        attempt = self._switcher.prepare(request, mode, order.reason, caller=caller)
+        await self._apply(attempt, held.before, generation, caller)
+
+    def _has_switched(self, held: _Held) -> bool:
+        return self._switcher.active.fleet_generation == held.generation
+
+    def _begin_lease(self, held: _Held, lease_s: float) -> None:
+        self._stop_lease(held)
+        loop = asyncio.get_running_loop()
+        held.lease = loop.call_later(lease_s, self._end_lease, held, lease_s)
+
+    def _stop_lease(self, held: _Held) -> None:
+        if held.lease is not None:
+            held.lease.cancel()
+
+    def _give_up(self, held: _Held, reason: Exception) -> None:
+        self._stop_lease(held)
+        self._held = None
+        self._switcher.abandon(held.attempt, reason)
+
+    def _end_lease(self, held: _Held, lease_s: float) -> None:
+        if self._held is held and held.committing is None:
+            self._give_up(held, GivenUp(lease_s))

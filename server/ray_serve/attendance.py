@@ -1,0 +1,165 @@
+"""One replica's part in the fleet: it joins, runs the calls that it gets, and answers them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import structlog
+
+from server.fleet.local import LocalReplica
+from server.fleet.member import Member
+from server.fleet.replica import ReplicaRefused, ReplicaState
+from server.ray_serve.remote_replica import CANCEL, Answer, Call
+
+RETRY_S = 0.5
+"""Seconds until a replica tries again to reach a fleet that does not answer."""
+
+log = structlog.get_logger(__name__)
+
+
+class FleetLost(Exception):
+    """The fleet's process does not answer; its next one knows nothing."""
+
+
+class FleetOfReplica(Protocol):
+    """The fleet, as one replica reaches it. Every method raises `FleetLost`."""
+
+    async def join(self, state: ReplicaState, revision: int) -> ReplicaState:
+        """See `Fleet.join`."""
+        ...
+
+    async def leave(self) -> None:
+        """See `Fleet.leave`."""
+        ...
+
+    async def collect(self) -> list[Call] | None:
+        """See `Fleet.collect`."""
+        ...
+
+    async def answer(self, answer: Answer) -> None:
+        """See `Fleet.answer`."""
+        ...
+
+
+class Attendance:
+    """A replica's attendance in its fleet, from `begin` to `end`.
+
+    Args:
+        metrics: what the replica's own `/metrics` says.
+
+    Attributes:
+        revision: of the last `user_config` that this replica knows to be applied.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        member: Member,
+        fleet: FleetOfReplica,
+        metrics: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._member = member
+        self._replica = LocalReplica(name, member)
+        self._fleet = fleet
+        self._metrics = metrics
+        self._running: dict[int, asyncio.Task[None]] = {}
+        # The switches that it is reserved for and has not been told to make.
+        self._reserved: set[str] = set()
+        self._attending: asyncio.Task[None] | None = None
+        self.revision = 0
+
+    async def begin(self) -> None:
+        """Joins, takes what is in force, and answers calls from then on.
+
+        Raises what `Member.adopt` raises: the fleet's method is not possible here.
+        """
+        while True:
+            try:
+                await self._join()
+                break
+            except FleetLost:
+                await asyncio.sleep(RETRY_S)
+        self._attending = asyncio.create_task(self._attend(), name="fleet-attendance")
+
+    async def end(self) -> None:
+        """Leaves the fleet. Safe to call without `begin`."""
+        if self._attending is None:
+            return
+        self._attending.cancel()
+        await asyncio.gather(self._attending, return_exceptions=True)
+        try:
+            await self._fleet.leave()
+        except FleetLost:
+            log.info("fleet_not_told")
+
+    async def _join(self) -> None:
+        await self._member.adopt(await self._fleet.join(self._member.state(), self.revision))
+
+    async def _attend(self) -> None:
+        while True:
+            try:
+                calls = await self._fleet.collect()
+                if calls is None:
+                    await self._join()
+                    continue
+                for call in calls:
+                    self._begin_call(call)
+            except FleetLost:
+                log.warning("fleet_lost", then="joins its next process")
+                await self._give_up_reservations()
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                # The fleet's method may be impossible here for a time, as while a proposer is
+                # quarantined: it keeps its own until then, and says so.
+                log.exception("fleet_not_followed")
+                await asyncio.sleep(RETRY_S)
+
+    def _begin_call(self, call: Call) -> None:
+        if call.method == CANCEL:
+            if (running := self._running.get(call.arguments[0])) is not None:
+                running.cancel()
+            return
+        task = self._running[call.id] = asyncio.create_task(self._run(call))
+        task.add_done_callback(lambda _: self._running.pop(call.id, None))
+
+    async def _run(self, call: Call) -> None:
+        try:
+            answer = Answer(call.id, await self._result(call.method, call.arguments))
+        except ReplicaRefused as error:
+            answer = Answer(call.id, refusal=(str(error), error.code))
+        except Exception as error:
+            log.exception("fleet_call_failed", method=call.method)
+            answer = Answer(call.id, refusal=(str(error) or type(error).__name__, None))
+        try:
+            await self._fleet.answer(answer)
+        except FleetLost:
+            log.info("fleet_lost_before_the_answer", method=call.method)
+
+    async def _result(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        match method:
+            case "prepare":
+                prepared = await self._replica.prepare(*arguments)
+                self._reserved.add(arguments[0])
+                return prepared
+            case "commit":
+                self._reserved.discard(arguments[0])
+                return await self._replica.commit(*arguments)
+            case "rollback":
+                self._reserved.discard(arguments[0])
+                return await self._replica.rollback(*arguments)
+            case "state":
+                return await self._replica.state()
+            case "adopt":
+                return await self._member.adopt(*arguments)
+            case "metrics":
+                return await self._metrics()
+            case _:
+                raise ReplicaRefused(f"a replica has no method {method!r}")
+
+    async def _give_up_reservations(self) -> None:
+        """Ends those of a process that is gone: the next one's switches need not wait for them."""
+        for switch_id in self._reserved:
+            with suppress(ReplicaRefused):
+                await self._replica.rollback(switch_id, None)
+        self._reserved.clear()

@@ -1,0 +1,146 @@
+"""What Ray Serve runs: `import_path: server.ray_serve.deployment:app` in a Serve config file."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import ray
+import structlog
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, ProcessCollector, exposition
+from ray import serve
+from starlette.types import ASGIApp
+
+from engine_adapter.factory import create_engine
+from server.app import create_app
+from server.commands.serve import open_audit
+from server.ray_serve.actor import RayFleet
+from server.ray_serve.attendance import Attendance, FleetLost
+from server.ray_serve.routes import serve_fleet
+from server.ray_serve.this_machine import OnlyThisMachine
+from server.ray_serve.user_config import UserConfig, UserConfigError, read_user_config
+from server.routes.metrics import with_engine
+from server.settings import Settings
+from server.settings.keys import Role
+from server.settings.sources import forget_keys, settings_in
+from server.state import AppState
+from server.telemetry.logs import configure_logs
+from server.telemetry.metrics import Metrics
+
+WHERE = "args of the Serve application"
+
+log = structlog.get_logger(__name__)
+
+
+class StartFailed(RuntimeError):
+    """The replica's engine did not start."""
+
+
+@serve.deployment(
+    name="specgate",
+    # Specgate has a queue of its own, with limits and an order; Serve would hold requests back.
+    max_ongoing_requests=10_000,
+    graceful_shutdown_timeout_s=120,
+    health_check_period_s=5,
+)
+@serve.ingress()
+class Specgate:
+    """One replica: the application that `specgate serve` runs, as a member of the fleet."""
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        settings = settings_in(args, WHERE, os.environ)
+        forget_keys(os.environ)
+        configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
+        fleet = f"{context.app_name}/{context.deployment}"
+        self._fleet = RayFleet(fleet, self._name, ray.get_runtime_context().get_actor_name() or "")
+        self._attendance: Attendance | None = None
+        self._application = _application(settings)
+        serve_fleet(self._application, self._fleet)
+        self._serves_one = self._application.router.lifespan_context
+        self._application.router.lifespan_context = self._lifespan
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """What Serve calls for every request."""
+        return self._application
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve's way to tell every replica: see `UserConfig`.
+
+        A `user_config` that cannot work is logged and changes nothing: if this raised, Serve would
+        end replicas that serve.
+        """
+        try:
+            wanted = read_user_config(user_config)
+        except UserConfigError as error:
+            log.error("user_config_refused", reason=str(error))
+            return
+        await self._declare(wanted)
+
+    async def check_health(self) -> None:
+        """Raises if only a new replica can bring an engine back."""
+        state: AppState = self._application.state.specgate
+        if state.engine_given_up:
+            raise StartFailed(str(state.startup_error or state.engine.failure))
+
+    async def _declare(self, wanted: UserConfig) -> None:
+        assert self._attendance is not None
+        if wanted.revision <= self._attendance.revision:
+            return
+        try:
+            report = await self._fleet.declare(wanted.revision, wanted.order())
+        except FleetLost as error:
+            log.error("user_config_not_applied", revision=wanted.revision, reason=str(error))
+            return
+        self._attendance.revision = wanted.revision
+        if report is not None:
+            log.info(
+                "user_config_applied" if report.error is None else "user_config_refused",
+                revision=wanted.revision,
+                outcome=report.outcome,
+                reason=report.error,
+            )
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Serves from the time on at which the engine runs and has the fleet's method."""
+        state: AppState = app.state.specgate
+        async with self._serves_one(app):
+            await state.start_ended.wait()
+            if state.runtime is None:
+                raise StartFailed(str(state.startup_error)) from state.startup_error
+            attendance = Attendance(self._name, state.runtime.fleet, self._fleet, self._metrics)
+            await attendance.begin()
+            self._attendance = attendance
+            try:
+                yield
+            finally:
+                await attendance.end()
+
+    async def _metrics(self) -> str:
+        state = await with_engine(self._application.state.specgate)
+        return (await asyncio.to_thread(exposition.generate_latest, state.registry)).decode()
+
+
+def _application(settings: Settings) -> FastAPI:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    metrics = Metrics(registry)
+    engine = create_engine(settings.engine, settings.engine_config(), registry, metrics)
+    application = create_app(settings, engine, metrics, registry, audit=open_audit(settings))
+    if not settings.insecure and not settings.keys_at_start.has(Role.API):
+        application.add_middleware(OnlyThisMachine)
+    return application
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """The application of a Serve config file; `args` are settings, as a YAML file has them.
+
+    Raises:
+        SettingsError: a setting is unknown or cannot work.
+    """
+    settings_in(args, WHERE, os.environ)
+    return Specgate.bind(args)

@@ -1,0 +1,195 @@
+"""The fleet: its replicas, what is in force, and its switches, one at a time.
+
+It lives in one process, on its event loop, and needs no Ray. It holds nothing that its replicas do
+not have: a new one learns from the replicas that join it, of which the one with the highest fleet
+generation has what is in force.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import structlog
+
+from server.fleet.coordinator import CALL_S, switch_fleet
+from server.fleet.replica import (
+    FleetOutcome,
+    FleetReport,
+    Order,
+    ReplicaRefused,
+    ReplicaState,
+    ReplicaUnreachable,
+)
+from server.ray_serve.remote_replica import Answer, Call, RemoteReplica
+
+COLLECT_S = 30.0
+"""How long a replica waits for calls before it asks again, in seconds."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """The fleet as it is.
+
+    Attributes:
+        in_force: the state with the highest generation; `None` before a replica has joined.
+        replicas: name -> its state; `None` if it does not answer.
+        revision: the highest one of a `user_config` that was applied; 0 before the first.
+        is_switching: a switch runs.
+    """
+
+    in_force: ReplicaState | None
+    replicas: dict[str, ReplicaState | None]
+    revision: int
+    is_switching: bool
+
+
+class Fleet:
+    """All replicas of one deployment.
+
+    Args:
+        is_alive: whether the process of an actor lives, by the actor's name.
+    """
+
+    def __init__(self, is_alive: Callable[[str], Awaitable[bool]]) -> None:
+        self._is_alive = is_alive
+        self._replicas: dict[str, RemoteReplica] = {}
+        self._in_force: ReplicaState | None = None
+        self._revision = 0
+        # Held while the method changes, so that no replica joins in the middle of it.
+        self._changing = asyncio.Lock()
+        self._is_switching = False
+
+    @property
+    def num_replicas(self) -> int:
+        """How many have joined and are not known to be gone."""
+        return len(self._replicas)
+
+    async def join(self, name: str, actor: str, state: ReplicaState, revision: int) -> ReplicaState:
+        """Takes a replica in, after the switch that runs. Returns what it must adopt.
+
+        Every later switch reaches it: one that adopts nothing older than what it has can serve.
+
+        Args:
+            actor: the name of its actor.
+            state: what it has.
+            revision: of the last `user_config` that it knows to be applied.
+        """
+        async with self._changing:
+            self._replicas[name] = RemoteReplica(name, lambda: self._is_alive(actor))
+            self._revision = max(self._revision, revision)
+            known = self._in_force
+            if known is None or state.fleet_generation > known.fleet_generation:
+                self._in_force = known = state
+                await self._spread(known, besides=name)
+            return known
+
+    def leave(self, name: str) -> None:
+        """Forgets a replica that stops."""
+        self._replicas.pop(name, None)
+
+    async def collect(self, name: str) -> list[Call] | None:
+        """The calls for a replica; `None` if it has not joined, which it should."""
+        replica = self._replicas.get(name)
+        return None if replica is None else await replica.collect(COLLECT_S)
+
+    def answer(self, name: str, answer: Answer) -> None:
+        """Takes a replica's answer."""
+        if (replica := self._replicas.get(name)) is not None:
+            replica.answer(answer)
+
+    async def switch(self, order: Order) -> FleetReport | None:
+        """Makes a switch at all replicas, or at none; `None` if another one runs."""
+        if self._is_switching:
+            return None
+        self._is_switching = True
+        try:
+            async with self._changing:
+                return await self._switch(order)
+        finally:
+            self._is_switching = False
+
+    async def set_policies(self, order: Order) -> FleetReport | None:
+        """Makes a switch to the method that is in force, with the policies of `order`."""
+        assert self._in_force is not None
+        active = self._in_force.active
+        length = active.num_speculative_tokens or None
+        return await self.switch(
+            replace(order, speculative_model=active.spec_method, num_speculative_tokens=length)
+        )
+
+    async def declare(self, revision: int, order: Order) -> FleetReport | None:
+        """Makes the switch of a `user_config`, once for all replicas that bring it.
+
+        Returns `None` if this revision, or a later one, has been here before.
+        """
+        async with self._changing:
+            if revision <= self._revision:
+                return None
+            self._revision = revision
+            return await self._switch(order)
+
+    async def status(self) -> FleetStatus:
+        """The fleet now; asks every replica."""
+        await self._forget_gone()
+        states = await self._states()
+        return FleetStatus(self._in_force, states, self._revision, self._is_switching)
+
+    async def metrics(self) -> dict[str, str]:
+        """Replica -> what its own `/metrics` says, of those that answer."""
+        await self._forget_gone()
+        names = list(self._replicas)
+        texts = await asyncio.gather(*(_answered(self._replicas[n].metrics()) for n in names))
+        return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+
+    async def _switch(self, order: Order) -> FleetReport:
+        """Makes a switch; if a replica dies in it, again without that one."""
+        while True:
+            await self._forget_gone()
+            report = await switch_fleet(tuple(self._replicas.values()), order)
+            log.info("fleet_switch", outcome=report.outcome, error=report.error)
+            await self._settle()
+            gone = await self._forget_gone()
+            if report.outcome is FleetOutcome.SWITCHED or not (gone and self._replicas):
+                return report
+
+    async def _settle(self) -> None:
+        """Notes what is in force after a switch, and heals replicas that it has left behind."""
+        states = [state for state in (await self._states()).values() if state is not None]
+        if states:
+            self._in_force = max(states, key=lambda state: state.fleet_generation)
+            await self._spread(self._in_force)
+
+    async def _spread(self, state: ReplicaState, besides: str | None = None) -> None:
+        """Gives every other replica `state`; one with a higher number keeps what it has."""
+        others = [replica for name, replica in self._replicas.items() if name != besides]
+        await asyncio.gather(*(_answered(replica.adopt(state)) for replica in others))
+
+    async def _states(self) -> dict[str, ReplicaState | None]:
+        replicas = dict(self._replicas)
+        states = await asyncio.gather(*(_answered(r.state()) for r in replicas.values()))
+        return dict(zip(replicas, states, strict=True))
+
+    async def _forget_gone(self) -> list[str]:
+        """Forgets the replicas whose process has ended; their names."""
+        replicas = dict(self._replicas)
+        alive = await asyncio.gather(*(replica.look() for replica in replicas.values()))
+        gone = [name for name, lives in zip(replicas, alive, strict=True) if not lives]
+        for name in gone:
+            if self._replicas.get(name) is replicas[name]:
+                del self._replicas[name]
+        return gone
+
+
+async def _answered(answer: Awaitable[T]) -> T | None:
+    """A replica's answer; `None`, and a line in the log, if it has none."""
+    try:
+        async with asyncio.timeout(CALL_S):
+            return await answer
+    except (ReplicaRefused, ReplicaUnreachable, TimeoutError) as error:
+        log.warning("replica_did_not_answer", error=str(error) or "no answer in time")
+        return None

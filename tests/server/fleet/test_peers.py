@@ -1,0 +1,127 @@
+"""Where a server that starts finds the method in force, and what it does when nobody says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.control.records import SpecMethodBody
+from server.control.types import SwitchMode
+from server.fleet.peers import read_state, state_json
+from server.fleet.replica import ReplicaState
+from tests.server.conftest import StartGateway, StartServer
+from tests.server.gateway import Gateway, eventually
+from tests.server.threaded import ADMIN_KEY, ThreadedServer
+
+CLOSED = "http://127.0.0.1:9"
+STATE = ReplicaState(7, SpecMethodBody("ngram", 3), policies={"load": {"disable_by_batch_size": 3}})
+
+
+def state(server: ThreadedServer | Gateway) -> tuple[str, int]:
+    now = server.runtime.fleet.state()
+    return now.active.spec_method, now.fleet_generation
+
+
+def peers(*urls: str, **more: Any) -> dict[str, Any]:
+    return {"fleet_peers": urls, "fleet_key": ADMIN_KEY, **more}
+
+
+async def test_a_server_takes_the_highest_generation_of_its_peers(
+    start_server: StartServer, start: StartGateway, tmp_path: Path
+) -> None:
+    files = []
+    for generation, method in ((3, "suffix"), (5, "ngram"), (4, "draft")):
+        files.append(tmp_path / f"{generation}.json")
+        files[-1].write_bytes(state_json(ReplicaState(generation, SpecMethodBody(method, 4))))
+    urls = [start_server(fleet_state=str(path), fleet_poll_s=0).url for path in files]
+    gateway = await start(**peers(CLOSED, *urls))
+    assert state(gateway) == ("ngram", 5)
+    active = (await gateway.client.get("/v1/spec_method")).json()
+    assert active["fleet"] == {"generation": 5, "switching": False, "policies": {}}
+    assert active["switches"][0]["fleet_generation"] == 5
+    assert active["switches"][0]["reason"] == "as the fleet has it"
+    assert active["switches"][0]["mode"] == SwitchMode.NEW_REQUESTS
+
+
+async def test_a_server_whose_peers_do_not_answer_starts_with_its_own_method(
+    start: StartGateway,
+) -> None:
+    gateway = await start(**peers(CLOSED))
+    assert state(gateway) == ("draft", 0)
+    assert gateway.state.ready
+
+
+async def test_a_name_without_an_address_does_not_keep_a_server_from_starting(
+    start: StartGateway,
+) -> None:
+    gateway = await start(**peers("http://nobody.invalid:8000"))
+    assert state(gateway) == ("draft", 0)
+
+
+async def test_a_peer_that_refuses_the_key_counts_as_one_that_does_not_answer(
+    start_server: StartServer, start: StartGateway
+) -> None:
+    url = start_server().url
+    gateway = await start(fleet_peers=(url,), fleet_key="wrong")
+    assert state(gateway) == ("draft", 0)
+
+
+async def test_a_method_that_the_server_lacks_leaves_its_own(
+    start: StartGateway, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(state_json(ReplicaState(7, SpecMethodBody("elsewhere", 3))))
+    gateway = await start(fleet_state=str(path))
+    assert state(gateway) == ("draft", 0)
+    assert gateway.state.ready
+
+
+async def test_a_file_gives_method_and_policies(start: StartGateway, tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(state_json(STATE))
+    gateway = await start(fleet_state=str(path))
+    assert gateway.runtime.fleet.state() == STATE
+    other = await start()
+    loads = [one.runtime.policy_admin.parameters(["load"]) for one in (gateway, other)]
+    assert loads[0] != loads[1]
+
+
+async def test_a_file_that_changes_is_followed(start: StartGateway, tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    gateway = await start(fleet_state=str(path), fleet_poll_s=0.02)
+    assert state(gateway) == ("draft", 0)
+    path.write_bytes(state_json(STATE))
+    await eventually(lambda: state(gateway) == ("ngram", 7))
+    path.write_bytes(b"{}")
+    path.write_bytes(state_json(ReplicaState(8, SpecMethodBody("suffix", 4))))
+    await eventually(lambda: state(gateway) == ("suffix", 8))
+
+
+async def test_a_server_that_missed_a_switch_follows_a_peer(
+    start_server: StartServer, start: StartGateway, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.json"
+    peer = start_server(fleet_state=str(path), fleet_poll_s=0.02)
+    gateway = await start(**peers(peer.url, fleet_poll_s=0.02))
+    assert state(gateway) == ("draft", 0)
+    path.write_bytes(state_json(STATE))
+    await eventually(lambda: state(gateway) == ("ngram", 7))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "no", json.dumps({"fleet_generation": "x"})])
+async def test_a_file_that_is_no_state_is_named_and_changes_nothing(
+    start: StartGateway, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is no fleet state"):
+        read_state(str(path))
+    assert state(await start(fleet_state=str(path))) == ("draft", 0)
+
+
+def test_a_state_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(state_json(STATE))
+    assert read_state(str(path)) == STATE
+    assert read_state(str(tmp_path / "missing.json")) is None

@@ -1,0 +1,109 @@
+"""A fleet in the test's own process: gateways on fake engines whose actor is an object."""
+
+import asyncio
+from typing import Any
+
+from server.fleet.replica import Order, ReplicaState
+from server.ray_serve.attendance import Attendance, FleetLost
+from server.ray_serve.fleet import Fleet
+from server.ray_serve.remote_replica import Answer, Call
+from tests.server.gateway import Gateway
+
+
+class House:
+    """A fleet that can die, and replicas that can.
+
+    Attributes:
+        dead: the replicas whose process counts as ended.
+    """
+
+    def __init__(self) -> None:
+        self.dead: set[str] = set()
+        self.fleet: Fleet | None = Fleet(self._is_alive)
+        self.gateways: dict[str, Gateway] = {}
+        self.attendances: dict[str, Attendance] = {}
+
+    async def _is_alive(self, actor: str) -> bool:
+        return actor not in self.dead
+
+    async def add(self, name: str, gateway: Gateway) -> Attendance:
+        """Lets a gateway join as the replica `name`."""
+
+        async def metrics() -> str:
+            return "# HELP m of a replica\n# TYPE m gauge\nm 1.0\n"
+
+        attendance = Attendance(name, gateway.runtime.fleet, Door(self, name), metrics)
+        await attendance.begin()
+        self.gateways[name] = gateway
+        self.attendances[name] = attendance
+        return attendance
+
+    def lose_fleet(self) -> None:
+        """Ends the fleet's process."""
+        self.fleet = None
+
+    def new_fleet(self) -> None:
+        """Starts the fleet's next process, which knows nothing."""
+        self.fleet = Fleet(self._is_alive)
+
+    @property
+    def running(self) -> Fleet:
+        """The fleet's process that runs."""
+        assert self.fleet is not None
+        return self.fleet
+
+    def states(self) -> dict[str, tuple[str, int]]:
+        """Replica -> its method and its fleet generation, of those that live."""
+        return {
+            name: (active.name, active.fleet_generation)
+            for name, gateway in self.gateways.items()
+            if name not in self.dead
+            for active in [gateway.runtime.switcher.active]
+        }
+
+    async def close(self) -> None:
+        """Ends every attendance."""
+        await asyncio.gather(*(each.end() for each in self.attendances.values()))
+
+
+class Door:
+    """The fleet as one replica reaches it; a dead replica reaches nothing."""
+
+    def __init__(self, house: House, name: str) -> None:
+        self._house = house
+        self._name = name
+
+    async def join(self, state: ReplicaState, revision: int) -> ReplicaState:
+        """See `FleetOfReplica.join`."""
+        return await self._open().join(self._name, self._name, state, revision)
+
+    async def leave(self) -> None:
+        """See `FleetOfReplica.leave`."""
+        self._open().leave(self._name)
+
+    async def collect(self) -> list[Call] | None:
+        """See `FleetOfReplica.collect`."""
+        fleet = self._open()
+        waiting = asyncio.ensure_future(fleet.collect(self._name))
+        try:
+            while not waiting.done():
+                await asyncio.wait((waiting,), timeout=0.02)
+                if self._open() is not fleet:
+                    raise FleetLost
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def answer(self, answer: Answer) -> None:
+        """See `FleetOfReplica.answer`."""
+        self._open().answer(self._name, answer)
+
+    def _open(self) -> Fleet:
+        if self._house.fleet is None or self._name in self._house.dead:
+            raise FleetLost
+        return self._house.fleet
+
+
+def order(method: str | None, **fields: Any) -> Order:
+    """A switch."""
+    return Order(method, **fields)
