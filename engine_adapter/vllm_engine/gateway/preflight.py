@@ -159,24 +159,27 @@ def check_chunks(vllm_config: Any) -> None:
     Raises:
         EngineConfigError: they do not.
     """
-    text, size = vllm_config.model_config.hf_text_config, vllm_config.cache_config.block_size
-    if CHUNKED in _kinds(text) and text.attention_chunk_size % size:
+    text = vllm_config.model_config.hf_text_config
+    if CHUNKED not in _kinds(text):
+        return
+    chunk, size = text.attention_chunk_size, vllm_config.cache_config.block_size
+    if chunk % size:
         raise EngineConfigError(
             "block_size",
-            f"{size} must divide {text.attention_chunk_size}, the tokens of the target's chunks of "
-            "attention",
+            f"{size} must divide {chunk}, the tokens of the target's chunks of attention",
         )
 
 
 def check_state(vllm_config: Any) -> None:
-    """Checks the layers with a state, which the target's configuration need not tell.
+    """Checks the layers with a state, which the target's configuration need not tell, and chunks.
 
     Reads no weights: it asks vLLM's class of the model.
 
     Raises:
         EngineConfigError: the target has such layers on a GPU, without attention, of a kind that
-            cannot follow rejected drafts, or in a dtype without kernels.
+            cannot follow rejected drafts, or in a dtype without kernels; or see `check_chunks`.
     """
+    check_chunks(vllm_config)
     model = vllm_config.model_config
     # Granite 4 without Mamba has a class with a state, and attention only.
     if not model.is_hybrid and not model.is_attention_free:

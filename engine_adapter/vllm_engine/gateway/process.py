@@ -138,7 +138,6 @@ class EngineProcess:
             args = arguments.engine_args(self._config, self._capacity, pipe)
             vllm_config = arguments.engine_config(args)
             preflight.check_state(vllm_config)
-            preflight.check_chunks(vllm_config)
             cores = placement.cores(self._config) if compat.current_platform.is_cpu() else None
         except EngineConfigError:
             raise
