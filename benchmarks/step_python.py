@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from engine_adapter.counts import StepKind
 from engine_adapter.policies.planner import Planner
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import SpecDecodeParams, SpecMethod
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
@@ -98,7 +99,7 @@ class _Runner(RunnerHooks):
             sampling_metadata=_metadata(rows, asks),
         )
         self.drafts: list[list[int]] = [[] for _ in ids]
-        self.rejection_sampler = Verifier(_Samples(self))
+        self.rejection_sampler = Verifier(_Samples())
         self._generators = GeneratorPool(self.device)
         self.drafter = _dispatch(method, self)
 
@@ -144,40 +145,28 @@ class _Samples:
     """In the place of vLLM's sampler; what it returns is made before the clock runs."""
 
     logprobs_mode = "raw_logprobs"
-
-    def __init__(self, runner: _Runner) -> None:
-        self._runner = runner
-        self.next = torch.empty(0)
+    next = torch.empty(0)
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
         return SimpleNamespace(sampled_token_ids=self.next[:, None], logprobs_tensors=None)
 
 
 def _metadata(rows: int, asks: str) -> Any:
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-
-    hot, penalties = asks == "seeds", asks == "penalties"
-    values = torch.full((rows,), 0.8)
-    return SamplingMetadata(
-        temperature=values if hot else None,
-        all_greedy=not hot,
-        all_random=hot,
-        top_p=None,
-        top_k=None,
-        generators={},
-        max_num_logprobs=None,
-        no_penalties=not penalties,
-        prompt_token_ids=torch.ones(rows, LENGTH, dtype=torch.int64) if penalties else None,
-        frequency_penalties=values,
-        presence_penalties=values,
-        repetition_penalties=values,
-        output_token_ids=[[1] * 100 for _ in range(rows)] if penalties else [],
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=LogitsProcessors(),
-        spec_token_ids=[[] for _ in range(rows)],
-    )
+    """What is read of vLLM's `SamplingMetadata`."""
+    penalties, values = asks == "penalties", torch.full((rows,), 0.8)
+    fields = {
+        **dict.fromkeys(("frequency_penalties", "presence_penalties"), values),
+        "repetition_penalties": values,
+        "temperature": values if asks == "seeds" else None,
+        **dict.fromkeys(("top_p", "top_k", "allowed_token_ids_mask")),
+        "prompt_token_ids": torch.ones(rows, LENGTH, dtype=torch.int64) if penalties else None,
+        "no_penalties": not penalties,
+        "output_token_ids": [[1] * 100 for _ in range(rows)] if penalties else [],
+        "bad_words_token_ids": {},
+        "logitsprocs": compat.LogitsProcessors(),
+        **dict.fromkeys(("generators", "spec_token_ids")),
+    }
+    return make_dataclass("Metadata", fields)(**fields)
 
 
 def _dispatch(method: str, runner: Any) -> ProposerDispatch:

@@ -98,8 +98,11 @@ async def _join_fleet(state: AppState, member: Member) -> None:
         return
     key = None if settings.fleet_key is None else settings.fleet_key.get_secret_value()
     state.peers = Peers(
-        *(member, fleet_client(key)),
-        *(settings.fleet_peers, settings.fleet_state, settings.fleet_poll_s),
+        member,
+        fleet_client(key),
+        settings.fleet_peers,
+        settings.fleet_state,
+        settings.fleet_poll_s,
     )
     await state.peers.join()
 

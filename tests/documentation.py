@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-HOSTS = frozenset({"127.0.0.1", "github.com", "arxiv.org", "keepachangelog.com", "semver.org"})
+HOSTS = frozenset(
+    {
+        *("127.0.0.1", "github.com", "arxiv.org", "keepachangelog.com", "semver.org"),
+        # A Service of deploy/kubernetes.
+        "specgate-replicas",
+    }
+)
 """Every host that the documentation may name."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -58,6 +58,7 @@ METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 
 NOT_SETTINGS = (
     *("--concurrency", "--help", "--config", "--url", "--watch", "--json", "--on-timeout"),
+    *("--all", "--skip-unreachable", "--policies", "--write-state"),
     *("--noise", "--outliers"),
     "--no-console",
 )

@@ -61,7 +61,7 @@ def run_stages(
     out: Path,
     devices: int,
     on_result: Callable[[StageResult], None],
-) -> list[StageResult]:
+) -> None:
     """Runs the stages one after the other; a stage that fails does not keep the next from running.
 
     Args:
@@ -69,7 +69,6 @@ def run_stages(
         devices: how many there are.
         on_result: gets each result as soon as it is known.
     """
-    results = []
     for stage in stages:
         if stage.devices > devices:
             reason = f"needs {stage.devices} devices, there is {devices}"
@@ -77,8 +76,6 @@ def run_stages(
         else:
             result = run_stage(stage, out)
         on_result(result)
-        results.append(result)
-    return results
 
 
 def run_stage(stage: Stage, out: Path) -> StageResult:
@@ -121,6 +118,9 @@ def _run(stage: Stage, log: Path) -> int | None:
     except subprocess.TimeoutExpired:
         _end(process)
         return None
+    except KeyboardInterrupt:
+        _end(process)
+        raise
     finally:
         # A crashed stage may leave engines behind, which would hold the device's memory.
         with suppress(ProcessLookupError):

@@ -33,8 +33,8 @@ def main(text: str) -> None:
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                completion: Any = output.outputs[0]
-                texts[int(output.request_id.split("-")[0])] = list(completion.token_ids)
+                completions: Any = output.outputs
+                texts[int(output.request_id.split("-")[0])] = list(completions[0].token_ids)
     seconds = time.perf_counter() - began
     ordered = [texts[i] for i in range(len(prompts))]
     Path(task.stock_texts).write_text(json.dumps(ordered), "utf-8")

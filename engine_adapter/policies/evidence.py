@@ -175,9 +175,8 @@ class Evidence:
             traits = None if proposer is None else self._traits[proposer]
             if slot is None or proposer is None or traits is None:
                 continue
-            ended = False
+            ended = traits.ends_early and accepted == length < asked and not traits.lookup
             if not traits.lookup:
-                ended = traits.ends_early and accepted == length < asked
                 length = self._max_k if length else 0
             elif asked < traits.num_speculative_tokens:
                 continue

@@ -168,6 +168,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "cpu_worker": ("CPUModelRunner",),
     "CPUWorker": ("vllm_config", "rank", "model_runner"),
     "GPUWorker": ("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
+    "vllm.config.cache:CacheConfig": ("get_resolved_kv_cache_layout",),
+    "vllm.v1.kv_cache_layout:KVCacheLayout": ("is_layer_compact",),
     "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
     "CPUModelRunner": _RUNNER_ATTRIBUTES,
     "GPUModelRunner": _RUNNER_ATTRIBUTES,

@@ -1,16 +1,18 @@
 """`specgate console`: the console for a running server, on this machine."""
 
 import argparse
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import uvicorn
+from fastapi import FastAPI
 
 from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.admin_client import Parser
 from server.commands.serve import bind
 from server.console import pages
+from server.fleet.addresses import check_url
 from server.http.direct import is_loopback
 from server.settings.sources import SettingsError
 from server.tls_problems import cert_file_problem
@@ -30,11 +32,7 @@ def console(argv: Sequence[str]) -> int:
         return FAILED
     url = urls[0].rstrip("/")
     try:
-        address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ValueError("it must begin with http:// or https:// and name a host")
-        if address.username or address.password:
-            raise ValueError("it must not have a user or a password: errors show the address")
+        check_url(url)
         listener = bind(options.host, options.port)
     except ValueError as error:
         print_error(f"--url: {urls[0]!r} cannot be used: {error}")
@@ -56,15 +54,20 @@ def console(argv: Sequence[str]) -> int:
         return FAILED
     with listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
-        port = listener.getsockname()[1]
-        place = f"http://{host}:{port}{pages.PATH}" + ("#fleet" if options.all else "")
+        place = f"http://{host}:{listener.getsockname()[1]}{pages.PATH}"
+        if options.all:
+            place += "#fleet"
         print(f"The console of {' '.join(urls)} is at {place}", flush=True)
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_S
-        )
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+        _serve(app, listener)
     return 0
+
+
+def _serve(app: FastAPI, listener: socket.socket) -> None:
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_S
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _parser() -> Parser:

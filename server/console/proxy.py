@@ -86,13 +86,21 @@ def create_console(
     for path in ("/v1/{rest:path}", "/metrics", "/health", "/ready", "/version"):
         app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
     if fleet:
-
-        async def show_fleet(request: Request) -> JSONResponse:
-            return JSONResponse(await _fleet(fleet, request, on_loopback, transport))
-
-        app.add_api_route("/fleet", show_fleet, methods=["GET"], include_in_schema=False)
+        _add_fleet(app, fleet, on_loopback, transport)
     app.include_router(console.router)
     return app
+
+
+def _add_fleet(
+    app: FastAPI,
+    urls: Sequence[str],
+    on_loopback: bool,
+    transport: httpx.AsyncBaseTransport | None,
+) -> None:
+    async def show_fleet(request: Request) -> JSONResponse:
+        return JSONResponse(await _fleet(urls, request, on_loopback, transport))
+
+    app.add_api_route("/fleet", show_fleet, methods=["GET"], include_in_schema=False)
 
 
 async def _fleet(

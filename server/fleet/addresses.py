@@ -34,8 +34,8 @@ def check_url(url: str) -> SplitResult:
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError("it must begin with http:// or https:// and name a host")
     if parts.username or parts.password:
-        raise ValueError("it must not have a user or a password: reports show the address")
-    _ = parts.port  # raises for one that is no port
+        raise ValueError("it must not have a user or a password: errors show the address")
+    _ = parts.port  # raises for a port that does not exist
     return parts
 
 

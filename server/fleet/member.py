@@ -153,8 +153,12 @@ class Member:
     async def adopt(self, state: ReplicaState) -> bool:
         """Takes the method and the policies of another replica, if its number is higher.
 
-        Requests in flight keep their method. Returns whether anything was taken.
+        Requests in flight keep their method. Does nothing while a switch runs or is prepared here:
+        it may be the one that the other replica has made already. Returns whether anything was
+        taken.
         """
+        if self._switcher.busy:
+            return False
         if state.fleet_generation <= self._switcher.active.fleet_generation:
             return False
         method = state.active

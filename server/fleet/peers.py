@@ -37,14 +37,16 @@ log = structlog.get_logger(__name__)
 def read_state(path: str) -> ReplicaState | None:
     """The state in a file that `specgate switch --write-state` wrote; `None` without a file.
 
-    Raises `ValueError` for a file that is no such state, `OSError` for one that cannot be read.
+    Raises `ValueError` for a file with anything else, `OSError` for one that cannot be read.
     """
     try:
         return _STATE.validate_json(Path(path).read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ValueError(f"{path} is no fleet state: {error.errors()[0]['msg']}") from None
+        raise ValueError(
+            f"{path} does not have the state of a fleet: {error.errors()[0]['msg']}"
+        ) from None
 
 
 def state_json(state: ReplicaState) -> bytes:
@@ -91,7 +93,7 @@ class Peers:
             self._following = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        """Asks nobody any more."""
+        """Ends the questions to peers."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])

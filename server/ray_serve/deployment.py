@@ -143,4 +143,5 @@ def app(args: dict[str, Any]) -> serve.Application:
         SettingsError: a setting is unknown or cannot work.
     """
     settings_in(args, WHERE, os.environ)
-    return Specgate.bind(args)
+    # mypy knows nothing of what a decorator makes of a class.
+    return Specgate.bind(args)  # type: ignore[attr-defined]

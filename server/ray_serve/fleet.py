@@ -63,6 +63,8 @@ class Fleet:
         # Held while the method changes, so that no replica joins in the middle of it.
         self._changing = asyncio.Lock()
         self._is_switching = False
+        # Whether `_in_force` is what the last switch has left: its caller may have cancelled it.
+        self._is_settled = True
 
     @property
     def num_replicas(self) -> int:
@@ -80,6 +82,7 @@ class Fleet:
             revision: of the last `user_config` that it knows to be applied.
         """
         async with self._changing:
+            await self._settle()
             self._replicas[name] = RemoteReplica(name, lambda: self._is_alive(actor))
             self._revision = max(self._revision, revision)
             known = self._in_force
@@ -104,23 +107,21 @@ class Fleet:
 
     async def switch(self, order: Order) -> FleetReport | None:
         """Makes a switch at all replicas, or at none; `None` if another one runs."""
+        return await self._alone(order, keeps_method=False)
+
+    async def set_policies(self, order: Order) -> FleetReport | None:
+        """Makes a switch to the method that is in force, with the policies of `order`."""
+        return await self._alone(order, keeps_method=True)
+
+    async def _alone(self, order: Order, *, keeps_method: bool) -> FleetReport | None:
         if self._is_switching:
             return None
         self._is_switching = True
         try:
             async with self._changing:
-                return await self._switch(order)
+                return await self._switch(order, keeps_method=keeps_method)
         finally:
             self._is_switching = False
-
-    async def set_policies(self, order: Order) -> FleetReport | None:
-        """Makes a switch to the method that is in force, with the policies of `order`."""
-        assert self._in_force is not None
-        active = self._in_force.active
-        length = active.num_speculative_tokens or None
-        return await self.switch(
-            replace(order, speculative_model=active.spec_method, num_speculative_tokens=length)
-        )
 
     async def declare(self, revision: int, order: Order) -> FleetReport | None:
         """Makes the switch of a `user_config`, once for all replicas that bring it.
@@ -146,10 +147,14 @@ class Fleet:
         texts = await asyncio.gather(*(_answered(self._replicas[n].metrics()) for n in names))
         return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
 
-    async def _switch(self, order: Order) -> FleetReport:
+    async def _switch(self, order: Order, *, keeps_method: bool = False) -> FleetReport:
         """Makes a switch; if a replica dies in it, again without that one."""
         while True:
             await self._forget_gone()
+            await self._settle()
+            if keeps_method and self._in_force is not None:
+                order = _with_method(order, self._in_force)
+            self._is_settled = False
             report = await switch_fleet(tuple(self._replicas.values()), order)
             log.info("fleet_switch", outcome=report.outcome, error=report.error)
             await self._settle()
@@ -159,10 +164,13 @@ class Fleet:
 
     async def _settle(self) -> None:
         """Notes what is in force after a switch, and heals replicas that it has left behind."""
+        if self._is_settled:
+            return
         states = [state for state in (await self._states()).values() if state is not None]
         if states:
             self._in_force = max(states, key=lambda state: state.fleet_generation)
             await self._spread(self._in_force)
+        self._is_settled = True
 
     async def _spread(self, state: ReplicaState, besides: str | None = None) -> None:
         """Gives every other replica `state`; one with a higher number keeps what it has."""
@@ -183,6 +191,16 @@ class Fleet:
             if self._replicas.get(name) is replicas[name]:
                 del self._replicas[name]
         return gone
+
+
+def _with_method(order: Order, state: ReplicaState) -> Order:
+    """The order with the method of `state`."""
+    method = state.active
+    return replace(
+        order,
+        speculative_model=method.spec_method,
+        num_speculative_tokens=method.num_speculative_tokens or None,
+    )
 
 
 async def _answered(answer: Awaitable[T]) -> T | None:

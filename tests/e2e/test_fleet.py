@@ -36,7 +36,7 @@ class Waits(HttpReplica):
 async def main():
     async with fleet_client(None) as client:
         fleet = [Waits(client, Address(url)) for url in sys.argv[1:]]
-        await switch_fleet(fleet, Order("suffix"), lease_s=3)
+        await switch_fleet(fleet, Order("suffix"), lease_s=3, call_s=300)
 
 asyncio.run(main())
 """
@@ -77,7 +77,7 @@ async def test_a_process_that_is_killed_in_mid_switch_comes_back_with_the_fleets
     served = Served.start_beside(tmp_path / "first.log", *flags)
     async with fleet_client(None) as client:
         others = http_replicas(client, [Address(server.url) for server in threads])
-        report = await switch_fleet([*others, Killed(client, served)], Order("ngram"))
+        report = await switch_fleet([*others, Killed(client, served)], Order("ngram"), call_s=300)
         assert report.outcome == FleetOutcome.PARTIAL
         assert report.replicas[3].outcome == ReplicaOutcome.UNKNOWN
         assert has(threads) == {("none", 2)}
@@ -85,7 +85,7 @@ async def test_a_process_that_is_killed_in_mid_switch_comes_back_with_the_fleets
         try:
             (back,) = http_replicas(client, [Address(again.url)])
             assert (await back.state()).fleet_generation == 2
-            whole = await switch_fleet([*others, back], Order("ngram"))
+            whole = await switch_fleet([*others, back], Order("ngram"), call_s=300)
             assert whole.outcome == FleetOutcome.SWITCHED
             assert (await back.state()).active.spec_method == "ngram"
             assert has(threads) == {("ngram", 3)}
@@ -105,7 +105,9 @@ async def test_a_coordinator_that_is_killed_between_the_phases_blocks_nobody(
     await eventually(lambda: not any(s.runtime.fleet.state().is_switching for s in threads))
     async with fleet_client(None) as client:
         replicas = http_replicas(client, [Address(url) for url in urls])
-        assert (await switch_fleet(replicas, Order("ngram"))).outcome == FleetOutcome.SWITCHED
+        assert (
+            await switch_fleet(replicas, Order("ngram"), call_s=300)
+        ).outcome == FleetOutcome.SWITCHED
     assert has(threads) == {("ngram", 1)}
 
 

@@ -143,12 +143,12 @@ class RowTable:
         self.planner.evidence.unavailable = self.quarantine.names
         views = self._views(scheduled, requests)
         plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
-        rows = self._rows
+        rows, fallbacks = self._rows, plan.fallbacks
         for request_id, method in plan.drafts.items():
             row = rows[request_id]
             row.drafted_by, row.asked = method.proposer, method.num_speculative_tokens
-        for request_id, fallback in plan.fallbacks.items():
-            rows[request_id].fallback = fallback
+            if fallbacks:
+                row.fallback = fallbacks.get(request_id)
         for request_id in plan.keeps:  # the lookup is asked for its whole k
             rows[request_id].asked = self.planner.evidence.k_of(rows[request_id].drafted_by)
         return plan
@@ -293,11 +293,8 @@ def draft_budget(request: Any, num_tokens: int, max_model_len: int) -> int:
     """How many draft tokens can still be emitted: this step and a bonus token take one each.
 
     Args:
-        request: vLLM's `Request`; `num_output_tokens` and `max_tokens` are read.
-        num_tokens: its tokens so far.
+        request: vLLM's `Request`, which has `num_tokens` so far.
         max_model_len: the longest request, in tokens.
     """
-    tokens_left: int = request.max_tokens - request.num_output_tokens
-    context_left = max_model_len - num_tokens
-    left = tokens_left if tokens_left < context_left else context_left
-    return left - 2 if left > 2 else 0
+    left: int = min(request.max_tokens - request.num_output_tokens, max_model_len - num_tokens)
+    return max(0, left - 2)

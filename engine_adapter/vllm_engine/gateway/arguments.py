@@ -86,6 +86,9 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
     given["structured_outputs_config"] = structured_outputs_config(config)
+    own: Any = SpecgateConfig(
+        tuple(config.proposers), progress_pipe, config.policies, config.primary
+    ).to_additional_config()
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -99,9 +102,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
                 "model": "engine_adapter.vllm_engine.worker.dispatch.ProposerDispatch",
                 "num_speculative_tokens": capacity,
             },
-            additional_config=SpecgateConfig(
-                tuple(config.proposers), progress_pipe, config.policies, config.primary
-            ).to_additional_config(),
+            additional_config=own,
             **given,
         )
     except TypeError as error:

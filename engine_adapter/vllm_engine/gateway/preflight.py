@@ -37,6 +37,12 @@ They are trained to read prompts so. In vLLM (`PrefillPrefixLMAttention`) they r
 and a token would depend on the drafts after it.
 """
 
+SIGMOID_ROUTERS = {"laguna", "minimax_m2"}
+"""Types of models that choose experts by a sigmoid, without groups of experts.
+
+vLLM's `CPURouter` has that choice by softmax only, and asserts so in the first pass.
+"""
+
 
 def check_libraries() -> str:
     """The installed vLLM's version.
@@ -81,7 +87,7 @@ def check_models(config: EngineConfig) -> None:
     target = _load_config("model", config.model, config, revision)
     _check_layers(target, TARGET_KINDS)
     text = target.get_text_config()
-    _check_latent_attention(text)
+    _check_on_cpu(text)
     _warn_unless_proven(config.model, target)
     sizes = TargetSizes(
         text.hidden_size,
@@ -213,8 +219,8 @@ def _check_layers(model_config: Any, known: Set[str]) -> None:
     if model_config.model_type in NOT_CAUSAL:
         raise EngineConfigError(
             "model",
-            f"{model_config.model_type} has attention that is not causal: vLLM's text with drafts "
-            "differs from its text without; choose another model",
+            f"{model_config.model_type} has attention that is not causal, so that a token would "
+            "depend on the drafts after it: choose another model",
         )
     if others := sorted(_kinds(model_config.get_text_config()) - known):
         raise EngineConfigError(
@@ -240,13 +246,21 @@ def _warn_unless_proven(model: str, model_config: Any) -> None:
         )
 
 
-def _check_latent_attention(text: Any) -> None:
-    if getattr(text, "kv_lora_rank", None) and compat.current_platform.is_cpu():
-        raise EngineConfigError(
-            "model",
-            f"{text.model_type} has latent attention (MLA); it is refused on CPU because vLLM's "
-            "text with drafts differs there from its text without",
+def _check_on_cpu(text: Any) -> None:
+    if getattr(text, "kv_lora_rank", None):
+        reason = (
+            "latent attention (MLA); it is refused on CPU because vLLM's text with drafts differs "
+            "there from its text without"
         )
+    elif text.model_type in SIGMOID_ROUTERS:
+        reason = (
+            "experts chosen by a sigmoid, which vLLM cannot do on CPU without groups of experts: "
+            "choose another model"
+        )
+    else:
+        return  # the platform is vLLM's, whose import takes seconds
+    if compat.current_platform.is_cpu():
+        raise EngineConfigError("model", f"{text.model_type} has {reason}")
 
 
 def _tokenizer(setting: str, model: str, revision: str | None, config: EngineConfig) -> Any:

@@ -2,6 +2,7 @@
 
 PROVEN: frozenset[str] = frozenset(
     {
+        "AfmoeForCausalLM",
         "ArceeForCausalLM",
         "BloomForCausalLM",
         "Cohere2ForCausalLM",
@@ -13,11 +14,14 @@ PROVEN: frozenset[str] = frozenset(
         "Exaone4ForCausalLM",
         "ExaoneMoeForCausalLM",
         "FalconForCausalLM",
+        "FalconH1ForCausalLM",
         "GPT2LMHeadModel",
+        "GPTBigCodeForCausalLM",
         "GPTJForCausalLM",
         "GPTNeoXForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "Gemma4ForCausalLM",
         "GemmaForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
@@ -34,6 +38,7 @@ PROVEN: frozenset[str] = frozenset(
         "HyperCLOVAXForCausalLM",
         "Jais2ForCausalLM",
         "LlamaForCausalLM",
+        "MellumForCausalLM",
         "Ministral3ForCausalLM",
         "MinistralForCausalLM",
         "MistralForCausalLM",

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher, recall, remember
+from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 
 log = logging.getLogger(__name__)
 
@@ -242,8 +243,7 @@ class RowConstraints:
             return None
         forces = len(grammar) <= MAX_FORCING_CHARS
         # Ranks take different times, but must draft the same.
-        alone = self._vllm_config.parallel_config.world_size == 1
-        step_s = STEP_S if alone else float("inf")
+        step_s = STEP_S if is_only_rank(self._vllm_config.parallel_config) else float("inf")
         eos = self._tokenizer.eos_token
         return RowConstraint(matcher, eos, start, forces=forces, step_s=step_s)
 

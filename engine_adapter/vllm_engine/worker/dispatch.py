@@ -251,15 +251,12 @@ class ProposerDispatch:
     ) -> Mapping[str, list[int]]:
         """Proposer -> its rows. Rows in the middle of a prompt go only to proposers with KV."""
         index = self._runner.input_batch.req_id_to_index
-        capabilities = self.host.capabilities
-        reads_prompts = {name: capabilities[name].draft_kv for name in self.host.proposers}
+        reads = {name: self.host.capabilities[name].draft_kv for name in self.host.proposers}
         rows: defaultdict[str, list[int]] = defaultdict(list)
         for request_id, method in methods.items():
             row, name = index[request_id], method.proposer
             # One that is not there was unloaded; a request that was aborted still names it.
-            if name in reads_prompts and (
-                (method.num_speculative_tokens and sampled[row]) or reads_prompts[name]
-            ):
+            if name in reads and (reads[name] or (method.num_speculative_tokens and sampled[row])):
                 rows[name].append(row)
         return rows
 

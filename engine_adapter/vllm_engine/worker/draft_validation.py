@@ -110,5 +110,5 @@ def _validate_probabilities(
     sums_to_one = ((together.sum(dim=-1) - 1).abs() < _SUM_TOLERANCE).all()
     if not bool(sums_to_one & (together >= 0).all()):
         raise BadDrafts("probabilities must be at least 0 and sum to 1")
-    parts = iter(together.split([len(row) for row in present]))
+    parts = iter(torch.split(together, [len(row) for row in present]))
     return [None if row is None else next(parts) for row in probabilities]

@@ -83,3 +83,18 @@ def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[
             f"machine: {reason}",
         )
         raise SystemExit(1) from error
+
+
+def check_layout(cache_config: Any, progress: ProgressWriter) -> None:
+    """Ends this process if the KV of a layer does not lie together, after it has told the gateway.
+
+    vLLM gives layers of its own drafters the strides of such a layout, and none of another class.
+    """
+    layout = cache_config.get_resolved_kv_cache_layout()
+    if not layout.is_layer_compact:
+        refuse(
+            "VLLM_KV_CACHE_LAYOUT",
+            f"is {layout.name}, with which draft models and heads have not been run; leave it out, "
+            "or set it to LBNHC or LBHNC",
+            progress,
+        )

@@ -33,11 +33,7 @@ from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_p
 from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
 from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
 from engine_adapter.vllm_engine.worker.target import TargetStep
-from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.seeding import (
-    GeneratorPool,
-    position_seeds,
-)
+from engine_adapter.vllm_engine.worker.verification import logits_processors, seeding
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
@@ -68,7 +64,7 @@ class RunnerHooks:
         self.drafter.bind(self)
         self.rejection_sampler = Verifier(self.sampler)
         self._step = StepState()
-        self._generators = GeneratorPool(self.device)
+        self._generators = seeding.GeneratorPool(self.device)
 
     # -- set-up ------------------------------------------------------------------------------
 
@@ -177,7 +173,7 @@ class RunnerHooks:
         seeds = [self.requests[batch.req_ids[row]].sampling_params.seed for row in rows]
         tokens = batch.num_tokens_no_spec[rows].astype(np.int64)
         # vLLM samples with the rows' own generators in a step without drafts.
-        firsts = zip(batch.generators.values(), position_seeds(seeds, tokens), strict=True)
+        firsts = zip(batch.generators.values(), seeding.position_seeds(seeds, tokens), strict=True)
         for generator, seed in firsts:
             generator.manual_seed(int(seed))
         if metadata is None:

@@ -20,7 +20,7 @@ from engine_adapter.vllm_engine.worker.device_memory import (
     release_memory,
     side_stream,
 )
-from engine_adapter.vllm_engine.worker.refusal import refusing_quantized
+from engine_adapter.vllm_engine.worker.refusal import check_layout, refusing_quantized
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 from engine_adapter.vllm_engine.worker.trial import Trial
 
@@ -48,6 +48,9 @@ class WorkerHooks:
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocates the KV cache as vLLM does, with a progress line that gives its size."""
+        config = SpecgateConfig.of(self.vllm_config)
+        if config.needs_draft_kv:
+            check_layout(self.vllm_config.cache_config, ProgressWriter(config.progress_pipe))
         blocks = kv_cache_config.num_blocks
         tokens = blocks * self.vllm_config.cache_config.block_size
         with self._progress.stage(f"allocating KV cache: {blocks} blocks, {tokens} tokens"):

@@ -20,6 +20,7 @@ from server.commands.bench.arguments import (
     print_lines,
     read_specs,
 )
+from server.commands.bench.result_table import ResultTable
 
 if TYPE_CHECKING:
     from benchmarks.gpu_check.plan import CheckPlan
@@ -110,13 +111,13 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         print_error(str(error))
         return NO_DEVICE
     info: dict[str, Any] = {**report.environment_info(argv, options.target), **device}
-    print_lines(f"Checks on {', '.join(device['devices'])}; logs in {plan.out}", *HEAD)
-    results = run_stages(
-        wanted, plan.out, len(device["devices"]), lambda result: print_lines(table_row(result))
-    )
-    report.write(plan.out, "gpu-check", info, results, page(info, results))
+    print_lines(f"Checks on {', '.join(device['devices'])}; logs in {plan.out}")
+    with ResultTable(
+        plan.out, "gpu-check", info, HEAD, table_row, lambda results: page(info, results)
+    ) as table:
+        run_stages(wanted, plan.out, len(device["devices"]), table.add)
     print_lines(f"Report: {plan.out / 'gpu-check.md'}")
-    return 0 if passed(results) else FAILED
+    return 0 if passed(table.results) else FAILED
 
 
 def _plan(options: argparse.Namespace) -> "CheckPlan":

@@ -119,7 +119,6 @@ def test_a_stage_that_needs_more_devices_is_skipped_and_the_next_one_runs(tmp_pa
     crash = stage(tmp_path, "sys.exit(1)")
     pair = stage(tmp_path, f"write({RESULT!r})", devices=2)
     good = stage(tmp_path, f"write({RESULT!r})")
-    results = run_stages([crash, pair, good], tmp_path, 1, seen.append)
-    assert [one.outcome for one in results] == [Outcome.CRASHED, Outcome.SKIPPED, Outcome.PASSED]
-    assert results == seen
-    assert results[1].reason == "needs 2 devices, there is 1"
+    run_stages([crash, pair, good], tmp_path, 1, seen.append)
+    assert [one.outcome for one in seen] == [Outcome.CRASHED, Outcome.SKIPPED, Outcome.PASSED]
+    assert seen[1].reason == "needs 2 devices, there is 1"

@@ -33,6 +33,8 @@ ONE, TWO = SpecMethod("one", K), SpecMethod("two", K)
 THREE, SMALL = SpecMethod("three", K), SpecMethod("small", K)
 NGRAM = SpecMethod("ngram", 4)
 HEADS = [ONE, TWO, THREE, SMALL]
+LEAN = {SpecMethod("lean-two", K): TWO, SpecMethod("lean-small", K): SMALL}
+"""Heads for which the target's states are not kept, and the same ones for which they are."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,9 @@ def engine(folders: dict[str, Path]) -> Iterator[RecordedEngine]:
         {"name": name, "method": methods[name], "model": str(folder), "num_speculative_tokens": 4}
         for name, folder in folders.items()
     ]
+    for lean, kept in LEAN.items():
+        (same,) = (fields for fields in proposers if fields["name"] == kept.proposer)
+        proposers.append({**same, "name": lean.proposer, "keep_states": False})
     arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320, "max_num_seqs": 16}
     started = RecordedEngine(
         EngineConfig(
@@ -123,6 +128,25 @@ async def test_drafts_after_preemption_are_those_of_a_run_without(
     got = engine.run([RecordedRequest(prompt, 40, method) for prompt in some])
     assert got.preemptions > 0
     assert same_drafts(got, want, method.proposer) > 400
+
+
+@pytest.mark.parametrize("method", LEAN, ids=lambda method: method.proposer)
+async def test_a_head_without_kept_states_drafts_the_same_for_rows_that_begin_with_it(
+    engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
+) -> None:
+    some = [prompts[8], prompts[16]]
+    want = never_switched(engine, some, LEAN[method], 24)
+    got = engine.run(
+        [*(RecordedRequest(prompt, 24, method) for prompt in some)]
+        + [RecordedRequest(prompts[9], 24, PLAIN)],
+        {12: method},
+    )
+    assert got.outputs[:2] == want.outputs
+    for i in range(2):
+        assert got.of(i, method.proposer) == want.of(i, LEAN[method].proposer)
+        assert len(got.of(i, method.proposer)) > 15
+    assert got.of(2, method.proposer) == {}, "it had no head before the switch"
+    assert not got.catchup.get(method.proposer)
 
 
 async def test_four_heads_draft_in_one_batch_each_for_its_own_rows(

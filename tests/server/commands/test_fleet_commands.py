@@ -1,6 +1,7 @@
 """`switch --all` and `status --all` with servers, and with addresses that do not answer."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from server.cli import main
 from server.commands import BAD_SETTING, DIFFERING, FAILED
+from server.fleet.coordinator import switch_fleet
 from server.fleet.peers import read_state
 from tests.server.conftest import StartServer
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -18,6 +20,10 @@ CLOSED = "http://127.0.0.1:9"
 @pytest.fixture
 def servers(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> list[ThreadedServer]:
     monkeypatch.setenv("SPECGATE_ADMIN_KEY", ADMIN_KEY)
+    # A busy machine may take its time.
+    patient = partial(switch_fleet, lease_s=300.0, call_s=300.0)
+    monkeypatch.setattr("server.commands.fleet_switch.switch_fleet", patient)
+    monkeypatch.setattr("server.fleet.view.ANSWER_S", 300.0)
     return [start_server() for _ in range(2)]
 
 

@@ -89,4 +89,4 @@ class ScriptedReplica:
 
 
 async def _nothing() -> None:
-    """Lets the call go on."""
+    """Lets the call continue."""

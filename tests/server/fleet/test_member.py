@@ -270,6 +270,12 @@ async def test_a_newer_state_is_adopted_and_an_older_one_is_not(gateway: Gateway
     assert active(gateway) == ("suffix", 9)
 
 
+async def test_a_server_that_is_reserved_adopts_nothing(gateway: Gateway) -> None:
+    member(gateway).prepare("a", NGRAM, LONG_S)
+    assert not await member(gateway).adopt(ReplicaState(9, SpecMethodBody("suffix", 6)))
+    assert (await member(gateway).commit("a", 9)).active.spec_method == "ngram"
+
+
 async def _begun(
     gateway: Gateway,
 ) -> "tuple[asyncio.Task[Any], Callable[[], None]]":

@@ -115,7 +115,7 @@ async def test_a_file_that_is_no_state_is_named_and_changes_nothing(
 ) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="is no fleet state"):
+    with pytest.raises(ValueError, match="does not have the state of a fleet"):
         read_state(str(path))
     assert state(await start(fleet_state=str(path))) == ("draft", 0)
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from server.control.records import SwitchResult
+from server.fleet import coordinator
 from server.fleet.addresses import Address
-from server.fleet.coordinator import switch_fleet
 from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
-from server.fleet.replica import FleetOutcome, Order, ReplicaOutcome
+from server.fleet.replica import FleetOutcome, FleetReport, Order, Replica, ReplicaOutcome
 from tests.server.conftest import StartServer
 from tests.server.gateway import eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -22,6 +22,11 @@ MODES = ("immediate", "new_requests", "drain")
 PROMPTS = tuple(f"def f{i}(x):" for i in range(8))
 NGRAM_ONLY = {"proposer": [{"name": "ngram", "num_speculative_tokens": 5}]}
 LONG_S = 300.0
+
+
+async def switch_fleet(replicas: Sequence[Replica], order: Order) -> FleetReport:
+    """A fleet switch with all the time that a busy machine may take."""
+    return await coordinator.switch_fleet(replicas, order, lease_s=LONG_S, call_s=LONG_S)
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ async def switches_under_load(servers: Sequence[ThreadedServer], mode: str, numb
                 # Every switch meets requests that are in flight.
                 await eventually(lambda: in_flight(servers) > 0)
                 order = Order(rng.choice(METHODS), mode=mode, timeout_s=120)
-                report = await switch_fleet(replicas, order, lease_s=LONG_S, call_s=120)
+                report = await switch_fleet(replicas, order)
                 assert report.outcome == FleetOutcome.SWITCHED, report
                 assert has(servers) == {(order.speculative_model, i + 1)}
 
@@ -184,7 +189,7 @@ async def test_a_server_that_starts_during_a_switch_has_the_method_soon(
 ) -> None:
     async with fleet_client(ADMIN_KEY) as client:
         held = [Held(client, address) for address in addresses(servers)]
-        switching = asyncio.create_task(switch_fleet(held, Order("suffix"), call_s=LONG_S))
+        switching = asyncio.create_task(switch_fleet(held, Order("suffix")))
         for one in held:
             await one.reached.wait()
         peers = tuple(server.url for server in servers)

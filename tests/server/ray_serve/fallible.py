@@ -14,10 +14,10 @@ from server.ray_serve.deployment import Specgate
     graceful_shutdown_timeout_s=120,
     ray_actor_options={"num_cpus": 0.5},
 )
-class Fallible(Specgate.func_or_class):  # type: ignore[misc]
+class Fallible(Specgate.func_or_class):  # type: ignore[name-defined, misc]
     """A replica that a handle can tell to fail."""
 
-    async def __init__(self, args: dict[str, Any]) -> None:
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         await super().__init__(args)
 
     async def process(self) -> tuple[str, int]:

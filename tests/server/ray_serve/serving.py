@@ -11,6 +11,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import ServeDeploySchema
 
 from tests import ray_cluster
@@ -63,7 +64,10 @@ class Fleet:
         if self._handle is None:
             self._handle = serve.get_deployment_handle("specgate", "specgate")
         calls = self._handle.broadcast(method, *arguments)
-        results = await calls.results_async(timeout_s=60, return_exceptions=True)
+        try:
+            results = await calls.results_async(timeout_s=60, return_exceptions=True)
+        except DeploymentUnavailableError:
+            return []
         living = [result for result in results if not isinstance(result, RayActorError)]
         for result in living:
             if isinstance(result, Exception):

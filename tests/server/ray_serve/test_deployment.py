@@ -35,10 +35,12 @@ pytestmark = [
 PROMPTS = tuple(f"def f{number}(x):" for number in range(5))
 ARGS = {
     "engine": "fake",
-    "engine_args": {"fake_step_ms": 4, "fake_length": 1500},
+    "engine_args": {"fake_step_ms": 4, "fake_length": 1500, "fake_hang_prompt": "endless"},
     "proposer": [{"name": "ngram"}, {"name": "suffix"}],
     "spec_method": "none",
 }
+"""A request with the prompt `endless` ends only when its client leaves."""
+
 METHODS = ("ngram", "suffix", "none", "goodput")
 
 
@@ -94,6 +96,7 @@ async def test_a_replica_killed_in_mid_switch(four: Fleet, method: str) -> None:
     else:
         # Serve's proxy had chosen the replica that died for this request.
         assert answer.status_code == 500, answer.text
+        await four.until(lambda: four.has(4))
         await four.switched("ngram")
     await four.until(lambda: four.has(4))
     ((name, _),) = await four.states()
@@ -104,7 +107,7 @@ async def test_a_replica_killed_in_mid_switch(four: Fleet, method: str) -> None:
 async def test_a_replica_that_starts_during_a_switch(four: Fleet) -> None:
     """A drain waits for a request that does not end; meanwhile a fifth replica starts."""
     await four.switched("none")
-    body = {"prompt": "long", "max_tokens": 2000, "temperature": 0, "stream": True}
+    body = {"prompt": "endless", "max_tokens": 200, "temperature": 0, "stream": True}
     async with four.client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.aiter_lines()
         assert (await anext(lines)).startswith("data: ")
@@ -238,7 +241,7 @@ async def test_autoscaling_follows_the_requests_and_the_new_ones_have_the_method
 
 
 async def test_a_client_that_leaves_ends_its_sequence(four: Fleet) -> None:
-    body = {"prompt": "long", "max_tokens": 2000, "temperature": 0, "stream": True}
+    body = {"prompt": "endless", "max_tokens": 200, "temperature": 0, "stream": True}
     async with four.client.stream("POST", "/v1/completions", json=body) as answer:
         assert (await anext(answer.aiter_lines())).startswith("data: ")
         assert sum(await four.each("in_flight")) == 1

@@ -172,6 +172,34 @@ async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) 
     assert (await request).status_code == 200
 
 
+@pytest.mark.parametrize("keeps_method", [False, True])
+async def test_a_caller_that_leaves_after_the_switch_leaves_nobody_behind(
+    house: House, start: StartGateway, keeps_method: bool
+) -> None:
+    """It is cancelled when all have switched and the fleet asks them what they have."""
+    reached, going_on = asyncio.Event(), asyncio.Event()
+    replica = house.attendances["a"]._replica
+    state = replica.state
+
+    async def slow_state() -> object:
+        reached.set()
+        await going_on.wait()
+        return await state()
+
+    replica.state = slow_state  # type: ignore[assignment, method-assign]
+    switching = asyncio.create_task(house.running.switch(order("ngram")))
+    await reached.wait()
+    switching.cancel()
+    await asyncio.gather(switching, return_exceptions=True)
+    going_on.set()
+    if keeps_method:
+        await house.running.set_policies(order(None, policies={"goodput": {"min_gain": 0.5}}))
+        assert house.states() == dict.fromkeys(NAMES, ("ngram", 2))
+    else:
+        await house.add("late", await start())
+        assert house.states() == dict.fromkeys((*NAMES, "late"), ("ngram", 1))
+
+
 async def test_a_revision_is_applied_once(house: House, start: StartGateway) -> None:
     first, second = await asyncio.gather(
         house.running.declare(1, order("ngram")), house.running.declare(1, order("ngram"))

@@ -30,6 +30,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
+from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 from engine_adapter.vllm_engine.worker.verification.seeding import (
     GeneratorPool,
@@ -254,8 +255,7 @@ class SampledDraftStore:
         if threshold is None:
             return None
         runner = self._runner
-        alone = runner.parallel_config.tensor_parallel_size == 1
-        readable = alone and runner.device.type == "cpu"
+        readable = is_only_rank(runner.parallel_config) and runner.device.type == "cpu"
         return ConfidenceGate.new(threshold, count, runner.device, is_readable=readable)
 
     @staticmethod

@@ -159,7 +159,9 @@ class PagedHead(PagedDraftModel):
         """What the head reads of the target's states, each [T, H]: [T, W]."""
         if not self.aux_layers:
             return states[0]
-        combined: torch.Tensor = self._loaded.model.combine_hidden_states(torch.cat(states, -1))
+        combined: torch.Tensor = self._loaded.model.combine_hidden_states(
+            torch.cat(list(states), -1)
+        )
         return combined
 
     def _read_states(self, inputs: ForwardInputs) -> torch.Tensor:

@@ -15,6 +15,14 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_tp_group
 
 
+def is_only_rank(parallel_config: Any) -> bool:
+    """Whether no other rank drafts for the same rows, from vLLM's `ParallelConfig`.
+
+    Other ranks must draft the same, so nothing may depend there on what only one of them knows.
+    """
+    return bool(parallel_config.world_size == 1)
+
+
 @contextmanager
 def tensor_parallel(size: int) -> Iterator[None]:
     """A scope in which layers are split over `size` ranks: 1, or as many as the target has.

@@ -83,7 +83,7 @@ class VerifyLayout:
 
     Attributes:
         num_draft_tokens: the draft counts.
-        first: int64 [B], the first position of each row, on the CPU.
+        starts_on_cpu: `starts` on the CPU.
         row_of: int64 [T + B], the row of each position.
         starts, sizes: see `Layout`.
         width: the largest number of positions of a row.
@@ -91,16 +91,16 @@ class VerifyLayout:
 
     def __init__(self, num_draft_tokens: list[int], device: torch.device) -> None:
         sizes = np.asarray(num_draft_tokens, np.int64) + 1
-        self.first = np.cumsum(sizes) - sizes
+        self.starts_on_cpu = np.cumsum(sizes) - sizes
         row = np.repeat(np.arange(len(num_draft_tokens)), sizes)
-        offset = np.arange(len(row)) - self.first[row]
+        offset = np.arange(len(row)) - self.starts_on_cpu[row]
         self.num_draft_tokens = num_draft_tokens
         self.width = int(sizes.max())
         # Indices into a flat [B * width] tensor.
         cells = row * self.width + offset
         is_draft = offset + 1 < sizes[row]
         self.row_of, self.starts, self.sizes, self._cells, self._draft_cells = to_device(
-            device, row, self.first, sizes, cells, cells[is_draft]
+            device, row, self.starts_on_cpu, sizes, cells, cells[is_draft]
         )
 
     def expand(self, values: torch.Tensor | None) -> torch.Tensor | None:
@@ -109,7 +109,7 @@ class VerifyLayout:
 
     def positions_of(self, row: int) -> Iterator[tuple[int, int]]:
         """The (position, offset in the row) pairs of a row."""
-        start = int(self.first[row])
+        start = int(self.starts_on_cpu[row])
         return ((start + offset, offset) for offset in range(self.num_draft_tokens[row] + 1))
 
     def accept_matching(self, drafts: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:

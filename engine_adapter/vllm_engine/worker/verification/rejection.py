@@ -99,7 +99,7 @@ class SpeculativeSampling:
             offset,
             lengths,
             first,
-            layout.first[list(drafts)][row] + offset,
+            layout.starts_on_cpu[list(drafts)][row] + offset,
             np.concatenate([draft.tokens for draft in drafts.values()]),
             block,
         )

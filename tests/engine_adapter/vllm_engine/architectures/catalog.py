@@ -193,7 +193,7 @@ SERVED: tuple[Architecture, ...] = (
     _row("olmo2"),
     _row("olmo3", **_WINDOWS),
     _row("olmoe", **_EXPERTS),
-    _row("flex_olmo", **_EXPERTS),
+    _row("flex_olmo", num_experts=4, num_experts_per_tok=2),
     _row("granite"),
     _row("granite_swa", **_WINDOWS),
     _row("granitemoe", **_LOCAL_EXPERTS),
@@ -216,13 +216,6 @@ SERVED: tuple[Architecture, ...] = (
     _row("hyperclovax"),
     _row("gpt_oss", **_WINDOWS, **_LOCAL_EXPERTS),
     _row(
-        "minimax_m2",
-        **_LOCAL_EXPERTS,
-        rotary_dim=16,
-        scoring_func="sigmoid",
-        use_routing_bias=True,
-    ),
-    _row(
         "afmoe",
         **_WINDOWS,
         **_EXPERTS,
@@ -232,8 +225,14 @@ SERVED: tuple[Architecture, ...] = (
         n_group=1,
         topk_group=1,
     ),
-    _row("hy_v3", **_EXPERTS, expert_hidden_dim=64, route_norm=True, first_k_dense_replace=1),
-    _row("laguna", **_WINDOWS, **_EXPERTS, shared_expert_intermediate_size=64),
+    _row(
+        "hy_v3",
+        **_EXPERTS,
+        expert_hidden_dim=64,
+        route_norm=True,
+        qk_norm=True,
+        first_k_dense_replace=1,
+    ),
     _row("mellum", **_WINDOWS, **_EXPERTS),
     _row("jais2"),
     _row("cwm", **_WINDOWS),
@@ -339,6 +338,7 @@ SERVED: tuple[Architecture, ...] = (
 """Those that are served: every proposer has all checks."""
 
 _MLA = "latent attention (MLA), on CPU"
+_SIGMOID = "experts chosen by a sigmoid, on CPU"
 
 REFUSED: tuple[Architecture, ...] = (
     _refused("deepseek_v2", _MLA, **_LATENT, **_ROUTED_EXPERTS),
@@ -346,5 +346,7 @@ REFUSED: tuple[Architecture, ...] = (
     _refused("glm4_moe_lite", _MLA, **_LATENT, **_ROUTED_EXPERTS),
     _refused("axk1", _MLA, **{**_LATENT, "q_lora_rank": 32}, **_ROUTED_EXPERTS),
     _refused("hrm_text", "attention that is not causal"),
+    _refused("minimax_m2", _SIGMOID, **_LOCAL_EXPERTS),
+    _refused("laguna", _SIGMOID, **_WINDOWS, **_EXPERTS),
 )
 """Those that are refused at start."""

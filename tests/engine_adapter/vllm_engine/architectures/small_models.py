@@ -41,7 +41,8 @@ def write_model(architecture: Architecture, folder: Path, noise: float = 0.0) ->
                 torch.nn.init.normal_(weight, std=std)
         if noise:
             for weight in model.parameters():
-                weight += noise * weight.std().nan_to_num() * torch.randn_like(weight)
+                if weight.numel() > 1:
+                    weight += noise * weight.std() * torch.randn_like(weight)
         output = model.get_output_embeddings().weight
         quiet = torch.full((len(output), 1), QUIET)
         quiet[LOUD.start : LOUD.stop] = 1.0

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.dtypes.stock_engine import Measured, StockEngine, Text
+from tests.engine_adapter.vllm_engine.support.accepting import (
+    accept_every_first_draft,
+    accept_what_matches,
+)
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
@@ -94,8 +98,8 @@ class Checks:
         measured: Measured,
         methods: Sequence[SpecMethod],
     ) -> None:
-        self._engine, self._stock, self._texts = engine, stock, measured.texts
-        self._methods = methods
+        self._engine, self._stock, self._measured = engine, stock, measured
+        self._texts, self._methods = measured.texts, methods
         self.found = Found(BEYOND * max(measured.shifts))
 
     def plain(self) -> None:
@@ -141,6 +145,16 @@ class Checks:
             got = self._engine.run(requests, blocks=FEW_BLOCKS)
             assert got.preemptions > 0
             self._compare(requests, got)
+
+    def control(self) -> Found:
+        """What the tie rule finds if verification accepts the first draft of every row."""
+        checks = Checks(self._engine, self._stock, self._measured, self._methods)
+        self._engine.call(accept_every_first_draft)
+        try:
+            checks.greedy()
+        finally:
+            self._engine.call(accept_what_matches)
+        return checks.found
 
     def _compare(self, requests: Sequence[RecordedRequest], got: RecordedRun) -> None:
         """Counts the texts of every proposer that drafted for them, and the target's own drafts."""

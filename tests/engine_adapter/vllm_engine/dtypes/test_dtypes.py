@@ -26,10 +26,6 @@ from tests.engine_adapter.vllm_engine.dtypes.checks import (
     Counts,
 )
 from tests.engine_adapter.vllm_engine.dtypes.stock_engine import Measured, StockEngine
-from tests.engine_adapter.vllm_engine.support.accepting import (
-    accept_every_first_draft,
-    accept_what_matches,
-)
 from tests.engine_adapter.vllm_engine.support.live import Prompt
 from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine
 
@@ -40,6 +36,9 @@ ORIGINAL = "original"
 
 LEAST_ACCEPTED = 0.5
 """Of the drafts of `ORIGINAL`: a checkpoint that is packed in another order writes other texts."""
+
+THREADS = "2"
+"""With one thread, vLLM's results on CPU do not depend on the batch, and there is no noise."""
 
 ENGINE: dict[str, Any] = {
     "max_model_len": 1024,
@@ -121,9 +120,7 @@ class Processes:
         self.stock = StockEngine()
         self._engine: RecordedEngine | None = None
 
-    def serve(
-        self, case: Case, folder: Path, prompts: Sequence[Prompt]
-    ) -> tuple[Checks, RecordedEngine]:
+    def serve(self, case: Case, folder: Path, prompts: Sequence[Prompt]) -> Checks:
         """Starts both on the target of a case, and measures its noise."""
         target, proposers = case.write(folder)
         specs = parse_specs(proposers)
@@ -137,7 +134,7 @@ class Processes:
             self._engine.restart(config)
         methods = [SpecMethod(spec.name, spec.num_speculative_tokens) for spec in specs]
         show(case, measured)
-        return Checks(self._engine, self.stock, measured, methods), self._engine
+        return Checks(self._engine, self.stock, measured, methods)
 
     def stop(self) -> None:
         """Ends both."""
@@ -149,17 +146,16 @@ class Processes:
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Processes]:
     """They import vLLM once for all dtypes."""
-    started = Processes()
-    yield started
-    started.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", THREADS)
+        started = Processes()
+        yield started
+        started.stop()
 
 
 @pytest.fixture(scope="module")
 def some(prompts: list[Prompt]) -> list[Prompt]:
-    """Three prompts of up to 600 tokens, and three that take two blocks but for six tokens.
-
-    Over short prompts every batch gives the same log probabilities.
-    """
+    """Three prompts of up to 600 tokens, and three that take two blocks but for six tokens."""
     whole = [prompts[0][:150], prompts[16][:450], prompts[18][:600]]
     return [*whole, *(prompts[i][-(2 * BLOCK - 6) :] for i in (1, 9, 11))]
 
@@ -168,7 +164,7 @@ def some(prompts: list[Prompt]) -> list[Prompt]:
 def test_every_proposer_writes_what_plain_decoding_could(
     case: Case, processes: Processes, some: list[Prompt], tmp_path: Path
 ) -> None:
-    checks, _ = processes.serve(case, tmp_path, some)
+    checks = processes.serve(case, tmp_path, some)
     checks.plain()
     checks.greedy()
     checks.switch(some)
@@ -179,19 +175,10 @@ def test_every_proposer_writes_what_plain_decoding_could(
     assert not found.wrong, found
     if case.layout and not case.has_mtp:
         assert found.accepted[ORIGINAL] > LEAST_ACCEPTED * found.drafted[ORIGINAL]
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in ("bfloat16", "AWQ")])
-def test_a_wrong_draft_that_is_accepted_is_caught(
-    case: Case, processes: Processes, some: list[Prompt], tmp_path: Path
-) -> None:
-    checks, engine = processes.serve(case, tmp_path, some)
-    engine.call(accept_every_first_draft)
-    try:
-        checks.greedy()
-    finally:
-        engine.call(accept_what_matches)
-    assert all(checks.found.by_proposer[name].wrong for name in ("ngram", "draft", "medusa"))
+    spoiled = checks.control().by_proposer
+    print("control:", {name: counts.wrong for name, counts in spoiled.items()})
+    assert spoiled["ngram"].wrong
+    assert spoiled["eagle"].wrong
 
 
 def show(case: Case, measured: Measured) -> None:

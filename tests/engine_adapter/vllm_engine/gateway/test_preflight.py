@@ -426,7 +426,7 @@ def test_a_draft_model_without_tokenizer_is_named_with_proposer(
 def test_a_draft_models_tokenizer_is_compared_with_the_one_that_vllm_loads(
     make_model: MakeModel,
     monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
+    given: dict[str, Any],
     expected: tuple[str, str | None],
 ) -> None:
     target, small = make_model("target"), make_model("draft")
@@ -517,14 +517,26 @@ def test_mtp_is_refused_for_a_target_without_mtp_layers(make_model: MakeModel) -
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_latent_attention_is_refused_on_cpu(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 8}, "latent attention"),
+        ({"model_type": "minimax_m2"}, "experts chosen by a sigmoid"),
+    ],
+    ids=["latent attention", "sigmoid"],
+)
+def test_what_vllm_cannot_do_on_cpu_is_refused_there(
+    make_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    on_cpu: bool,
+    fields: dict[str, Any],
+    reason: str,
 ) -> None:
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
     monkeypatch.setitem(vars(compat), "current_platform", platform)
-    target = make_model("target", LLAMA | {"model_type": "deepseek_v3", "kv_lora_rank": 8})
+    target = make_model("target", LLAMA | fields)
     if on_cpu:
         error = refusal(preflight.check_models, config(target))
-        assert (error.setting, "latent attention" in str(error)) == ("model", True)
+        assert (error.setting, reason in str(error)) == ("model", True)
     else:
         preflight.check_models(config(target))

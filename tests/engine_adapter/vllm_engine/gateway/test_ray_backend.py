@@ -56,7 +56,7 @@ def test_several_engines_are_refused() -> None:
 
 @pytest.fixture
 def sleepers() -> Iterator[list[int]]:
-    """An engine process, and a worker that is no child of it."""
+    """An engine process, and a worker that it did not start."""
     code = "import time; time.sleep(3600)"
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     yield [process.pid for process in started]

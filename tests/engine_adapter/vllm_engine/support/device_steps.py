@@ -114,7 +114,7 @@ class Steps(RunnerHooks):
     def __init__(self, device: PretendDevice, method: str, asks: str, folder: Path) -> None:
         self._spy, self._asks, self._has_read = device, asks, False
         self.device, self.max_model_len = GPU, CONTEXT
-        self.parallel_config = SimpleNamespace(tensor_parallel_size=1)
+        self.parallel_config = SimpleNamespace(world_size=1)
         self.world = SimpleNamespace(
             budget=BUDGET, max_model_len=CONTEXT, draft_contexts={}, block_sizes=(BLOCK,)
         )

@@ -125,7 +125,7 @@ class World:
             world=self,
             device=torch.device("cpu"),
             max_model_len=self.max_model_len,
-            parallel_config=SimpleNamespace(tensor_parallel_size=self.ranks),
+            parallel_config=SimpleNamespace(world_size=self.ranks),
             input_batch=None,
             requests={},
             sampler=None,

@@ -1,6 +1,7 @@
 """A model of transformers in float32: a reference where stock vLLM has no exact one."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,8 +18,8 @@ class PlainModel:
 
     async def greedy(self, prompts: Sequence[Prompt], max_tokens: int) -> list[tuple[int, ...]]:
         """The greedy continuations, each of `max_tokens` tokens."""
-        given = {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens, "do_sample": False}
-        given["eos_token_id"] = None
+        given: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
+        given |= {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens}
         with torch.inference_mode():
             made = {p: self._model.generate(torch.tensor([p]), **given) for p in set(prompts)}
         return [tuple(made[p][0, len(p) :].tolist()) for p in prompts]

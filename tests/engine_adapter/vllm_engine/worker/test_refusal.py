@@ -11,6 +11,7 @@ import torch
 
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.vllm_engine.worker.refusal import (
+    check_layout,
     refusing,
     refusing_block_size,
     refusing_quantized,
@@ -178,3 +179,20 @@ def test_layers_without_kv_of_each_position_are_refused_and_attention_is_not() -
     loaded._draft_attn_layer_names = {"a", "b"}
     with pytest.raises(ValueError, match="layers of the kind MambaMixer"):
         loaded._check_layers()
+
+
+@pytest.mark.parametrize(("name", "compact"), [("LBNHC", True), ("BLHNC", False)])
+def test_a_layout_that_no_draft_was_run_with_ends_the_start(name: str, compact: bool) -> None:
+    said: list[tuple[str, str]] = []
+    progress: Any = SimpleNamespace(refuse=lambda *given: said.append(given))
+    layout = SimpleNamespace(name=name, is_layer_compact=compact)
+    config = SimpleNamespace(get_resolved_kv_cache_layout=lambda: layout)
+    if compact:
+        check_layout(config, progress)
+        assert said == []
+        return
+    with pytest.raises(SystemExit):
+        check_layout(config, progress)
+    ((setting, reason),) = said
+    assert setting == "VLLM_KV_CACHE_LAYOUT"
+    assert reason.startswith("is BLHNC, with which")

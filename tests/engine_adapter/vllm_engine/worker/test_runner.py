@@ -10,7 +10,7 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
+from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool, position_seeds
 
 
 class Base:
@@ -31,6 +31,7 @@ class Hooked(RunnerHooks, Base):
     def __init__(self, seeds: dict[int, int], tokens: list[int]) -> None:
         self.device = torch.device("cpu")
         self._step = StepState()
+        self._generators = GeneratorPool(self.device)
         self.sampled: dict[int, Any] = {}
         store = SimpleNamespace(pop_for_verification=lambda counts: self.sampled)
         self.drafter = SimpleNamespace(sampled_drafts=store)

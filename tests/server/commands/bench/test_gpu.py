@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_check import device, plan
+from benchmarks.gpu_check import device, plan, running
 from benchmarks.gpu_check.plan import CheckPlan, Device, Stage
 from server.cli import main
-from server.commands import FAILED, NO_DEVICE
+from server.commands import FAILED, INTERRUPTED, NO_DEVICE
 from tests.server.commands.bench.refusal import complaint
 
 CPU = ["bench", "gpu", "--device", "cpu"]
@@ -67,6 +67,23 @@ def test_a_stage_that_fails_does_not_hold_up_the_others_and_gives_the_status(
     assert [one["outcome"] for one in report["results"]] == ["passed", "failed"]
     assert report["devices"] == ["cpu"]
     assert "- draft: it never drafted" in (tmp_path / "gpu-check.md").read_text()
+
+
+@pytest.mark.usefixtures("two_stages")
+def test_an_interrupted_check_keeps_the_stages_that_are_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_stage = running.run_stage
+
+    def interrupted(stage: Stage, out: Path) -> Any:
+        if stage.name == "bad":
+            raise KeyboardInterrupt
+        return run_stage(stage, out)
+
+    monkeypatch.setattr(running, "run_stage", interrupted)
+    assert main([*CPU, "--out", str(tmp_path)]) == INTERRUPTED
+    report = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert [one["name"] for one in report["results"]] == ["good"]
 
 
 @pytest.mark.usefixtures("two_stages")

@@ -99,7 +99,7 @@ class Runner:
 
     sampler = None
     device = torch.device("cpu")
-    parallel_config = SimpleNamespace(tensor_parallel_size=1)
+    parallel_config = SimpleNamespace(world_size=1)
 
     def __init__(self) -> None:
         self.input_batch = SimpleNamespace(

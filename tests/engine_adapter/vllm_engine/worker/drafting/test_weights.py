@@ -178,3 +178,46 @@ def test_a_draft_has_its_own_window_and_not_the_targets(
     made: Any = Made()
     assert made._create_draft_vllm_config().cache_config == Cache(own)
     assert config.cache_config.sliding_window == of_target, "the target keeps its own"
+
+
+@dataclass
+class Parallel:
+    """vLLM's `ParallelConfig`, as far as it is read."""
+
+    rank: int = 0
+    decode_context_parallel_size: int = 1
+    cp_kv_cache_interleave_size: int = 1
+    dcp_comm_backend: str = "ag_rs"
+    dcp_q_replicate: bool = False
+
+
+@dataclass
+class OfRank:
+    """vLLM's `VllmConfig`, as far as it is read."""
+
+    parallel_config: Parallel
+    quant_config: Any = None
+    model_config: Any = None
+    cache_config: Any = None
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_draft_model_on_one_rank_has_compiled_code_in_the_folder_of_its_rank(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """vLLM's folder is named after the configuration's rank, and after the proposer."""
+    weights = import_module("engine_adapter.vllm_engine.worker.drafting.weights")
+    base = import_module("vllm.v1.spec_decode.llm_base_proposer")
+    target = OfRank(Parallel(rank), cache_config=SimpleNamespace(sliding_window=None))
+    monkeypatch.setattr(
+        base.SpecDecodeBaseProposer, "_create_draft_vllm_config", lambda self: target
+    )
+    model = SimpleNamespace(hf_text_config=SimpleNamespace())
+    draft = object.__new__(weights.LoadedDraft)
+    draft.draft_model_config = model
+    draft.speculative_config = SimpleNamespace(
+        draft_parallel_config=Parallel(), draft_model_config=model
+    )
+    config = draft._create_draft_vllm_config()
+    assert config.parallel_config.rank == rank
+    assert config.model_config is model
