@@ -44,9 +44,7 @@ def read_state(path: str) -> ReplicaState | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ValueError(
-            f"{path} does not have the state of a fleet: {error.errors()[0]['msg']}"
-        ) from None
+        raise ValueError(f"{path} does not have the state of a fleet: {error.errors()[0]['msg']}") from None
 
 
 def state_json(state: ReplicaState) -> bytes:

@@ -21,6 +21,9 @@ CLIENTS = 6
 METHODS = (None, *PROPOSERS, None, "none", *POLICY_NAMES, "auto")
 MODES = ("immediate", "new_requests", "drain")
 
+ENOUGH_S = 180.0
+"""How long a busy machine may take for enough answers, in seconds."""
+
 Event = Callable[[], Awaitable[None]]
 
 
@@ -39,8 +42,19 @@ class MixedLoad:
     stopping: bool = False
     _methods: Iterator[str | None] = field(default_factory=lambda: itertools.cycle(METHODS))
 
-    async def run(self, seconds: float, events: Sequence[tuple[float, Event]] = ()) -> None:
-        """Sends requests and switches for a time; each event begins at its second."""
+    async def run(
+        self,
+        seconds: float,
+        events: Sequence[tuple[float, Event]] = (),
+        *,
+        answers: int = 50,
+        switches: int = 3,
+    ) -> None:
+        """Sends requests and switches; each event begins at its second.
+
+        Args:
+            seconds: how long, or longer: until there are more answers and switches than these.
+        """
         async with (
             httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=120) as client,
             asyncio.TaskGroup() as group,
@@ -53,6 +67,9 @@ class MixedLoad:
                 await asyncio.sleep(max(0.0, began + at_s - asyncio.get_running_loop().time()))
                 await event()
             await asyncio.sleep(max(0.0, began + seconds - asyncio.get_running_loop().time()))
+            async with asyncio.timeout(ENOUGH_S):
+                while self.statuses[200] <= answers or self.outcomes[200] <= switches:
+                    await asyncio.sleep(0.1)
             self.stopping = True
 
     async def _ask(self, client: httpx.AsyncClient, choose: random.Random, i: int) -> None:
