@@ -68,6 +68,7 @@ IN_ALL_PROCESSES = tuple(
         "load_progress",
         "parent_watch",
         "patches",
+        "state_layers",
         "wire",
     )
 )

@@ -32,10 +32,12 @@ class Family:
         projection: the name of the matrix [H, 2H] over embedding and state. In names, `{i}` is the
             layer's index among the MTP layers, `{n}` its index among all layers.
         norms: the names of its vectors [H].
+        default: how many layers there are if the configuration does not tell.
     """
 
     projection: str
     norms: tuple[str, ...]
+    default: int = 0
 
     def tensors(self, i: int, num_hidden_layers: int, hidden_size: int) -> dict[str, Shape]:
         """The shapes of the tensors that only the i-th MTP layer has, by name."""
@@ -57,6 +59,11 @@ FAMILIES: Mapping[str, Family] = {
         "model.layers.{n}.eh_proj",
         tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "shared_head.norm")),
     ),
+    # Its MTP layers have the matrix and the norms in common. Published checkpoints have one layer,
+    # which their configuration does not mention.
+    "Qwen3NextForCausalLM": Family(
+        "mtp.fc", ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"), default=1
+    ),
 }
 """The targets whose MTP layers the tests ran, by architecture."""
 
@@ -65,7 +72,7 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     assert target.model is not None
     checkpoint = Checkpoint(target.model, revision=target.revision)
     family = _family(checkpoint)
-    layers = checkpoint.integer(NUM_LAYERS, at_least=0, at_most=MAX_PARTS, default=0)
+    layers = checkpoint.integer(NUM_LAYERS, at_least=0, at_most=MAX_PARTS, default=family.default)
     if not layers:
         raise checkpoint.field_error(NUM_LAYERS, "must be at least 1: the target has no MTP layers")
     if (k := spec.num_speculative_tokens) > layers and k % layers:

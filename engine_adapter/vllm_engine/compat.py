@@ -88,12 +88,19 @@ NAMES = {
     # The KV cache groups of a draft model's layers, and what they keep.
     "AttentionGroup": "vllm.v1.worker.utils",
     "AttentionSpec": "vllm.v1.kv_cache_interface",
+    "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
     "FullAttentionSpec": "vllm.v1.kv_cache_interface",
     "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
     # Recurrent layers: what they keep, and their steps with drafts on a CPU.
+    "MambaBase": "vllm.model_executor.layers.mamba.abstract",
     "MambaSpec": "vllm.v1.kv_cache_interface",
     "causal_conv1d": "vllm.model_executor.layers.mamba.ops.cpu.causal_conv1d:",
+    "custom_ops": "vllm._custom_ops:",
+    "gdn_attention": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:",
+    "get_forward_context": "vllm.forward_context",
     "mamba_mixer2": "vllm.model_executor.layers.mamba.mamba_mixer2:",
+    "RotaryEmbedding": "vllm.model_executor.layers.rotary_embedding.base",
+    "short_conv": "vllm.model_executor.layers.mamba.short_conv:",
     "ssu_dispatch": "vllm.model_executor.layers.mamba.ops.ssu_dispatch:",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
     "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",

@@ -214,7 +214,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     # The patches of recurrent layers.
     "causal_conv1d": ("causal_conv1d_update_cpu",),
+    "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
+    "gdn_attention": ("_spec_forward", "_unpacked_conv_weight"),
     "mamba_mixer2": ("causal_conv1d_update", "selective_state_update"),
+    "RotaryEmbedding": ("forward_cpu",),
+    "short_conv": ("causal_conv1d_update", "ShortConv"),
     "ssu_dispatch": ("selective_state_update",),
     "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
         *("_normalize_context_k", "_k_norm_weights", "_rms_norm_eps"),
@@ -241,7 +245,9 @@ PATCHES = {
     "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",
     "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
     "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
-    "mamba_mixer2",
+    "mamba_mixer2, causal_conv1d_update and ShortConv.forward_native of short_conv, "
+    "gdn_attention._spec_forward",
+    "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",

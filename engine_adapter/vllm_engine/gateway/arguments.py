@@ -49,6 +49,13 @@ def prepare_environment(config: EngineConfig) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
+def tokenizer_source(config: EngineConfig) -> tuple[str, str | None]:
+    """The folder or hub id of the target's tokenizer, and its revision, as vLLM takes them."""
+    given = config.arguments
+    revision = given.get("tokenizer_revision") or given.get("revision")
+    return given.get("tokenizer") or config.model, revision
+
+
 def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) -> Any:
     """Builds vLLM's `AsyncEngineArgs`.
 
@@ -134,16 +141,29 @@ def engine_config(args: Any) -> Any:
     """vLLM's `VllmConfig` of these arguments.
 
     The prefix cache of a target with recurrent layers is off on CPU: in an engine that speculates,
-    vLLM has only a kernel for GPUs that keeps their states in it.
+    vLLM has only a kernel for GPUs that keeps their states in it. With attention over chunks, all
+    layers are in one KV cache group: vLLM's other way asserts that all groups have blocks of one
+    size, which a draft model's need not have.
 
     Raises:
-        EngineConfigError: the prefix cache is on by its setting.
+        EngineConfigError: an argument says otherwise.
     """
-    wanted = args.enable_prefix_caching
+    caching = args.enable_prefix_caching
     config = args.create_engine_config()
-    if not config.model_config.has_inner_state or not compat.current_platform.is_cpu():
+    if "chunked_attention" in (
+        getattr(config.model_config.hf_text_config, "layer_types", ()) or ()
+    ):
+        if args.disable_hybrid_kv_cache_manager is False:
+            raise EngineConfigError(
+                "disable_hybrid_kv_cache_manager",
+                "must be on for a target with attention over chunks: with several KV cache groups "
+                "vLLM needs the same block size in all of them, also in those of draft models",
+            )
+        args.disable_hybrid_kv_cache_manager = True
+        return args.create_engine_config()
+    if not config.model_config.is_hybrid or not compat.current_platform.is_cpu():
         return config
-    if wanted:
+    if caching:
         raise EngineConfigError(
             "enable_prefix_caching",
             "must be off on CPU for a target with recurrent layers: vLLM keeps their states in the "

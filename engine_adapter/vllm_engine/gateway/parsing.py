@@ -18,6 +18,7 @@ from engine_adapter.message_parts import (
 from engine_adapter.parsing import CallConstraint, ParsingRequest
 from engine_adapter.types import Delta, StructuredOutput
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.call_constraint import CallConstraints
 
 
@@ -86,11 +87,12 @@ def _check_name(setting: str, name: str | None, manager: Any) -> None:
 
 def _tokenizer(config: EngineConfig) -> Any:
     arguments = config.arguments
+    tokenizer, revision = tokenizer_source(config)
     try:
         return compat.get_tokenizer(
-            arguments.get("tokenizer") or config.model,
+            tokenizer,
             trust_remote_code=bool(arguments.get("trust_remote_code")),
-            revision=None if arguments.get("tokenizer") else arguments.get("revision"),
+            revision=revision,
             download_dir=arguments.get("download_dir"),
         )
     except (OSError, ValueError) as error:

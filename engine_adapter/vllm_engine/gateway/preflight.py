@@ -16,16 +16,19 @@ from engine_adapter.proposers.vocabulary_map import (
     load_tokenizer,
     map_vocabularies,
 )
-from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine import compat, state_layers
+from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.proven_models import is_proven
 
 log = structlog.get_logger(__name__)
 
-LAYER_KINDS = {"full_attention", "sliding_attention"}
+CHUNKED = "chunked_attention"
+
+LAYER_KINDS = {"full_attention", "sliding_attention", CHUNKED}
 """The kinds of layers, as configurations name them, that a draft model can have."""
 
 TARGET_KINDS = LAYER_KINDS | {"linear_attention", "conv", "hybrid", "moe", "mlp"}
-"""Those of a target. `worker.recurrent` knows more of the recurrent ones when they are loaded."""
+"""Those of a target. `check_state` knows more of the recurrent ones."""
 
 NOT_CAUSAL = {"hrm_text"}
 """Types of models whose attention sees the tokens of a step that come after a token.
@@ -111,11 +114,11 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
             draft_config = _load_config("model", spec.model, config)
             _check_layers(draft_config, LAYER_KINDS)
             _warn_unless_proven(spec.model, draft_config)
-            draft = _tokenizer("model", spec.model, config)
+            draft = _tokenizer("model", spec.model, None, config)
         except EngineConfigError as error:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
         if target is None:
-            target = _target_tokenizer(config)
+            target = _tokenizer("tokenizer", *tokenizer_source(config), config)
         if spec.options[HETEROGENEOUS_VOCAB]:
             _check_mapping(spec, target, draft, target_size, draft_config.get_text_config())
         elif draft.get_vocab() != target.get_vocab():
@@ -133,12 +136,6 @@ def _check_mapping(spec: ProposerSpec, target: Any, draft: Any, size: int, text:
     except OptionError as error:
         raise EngineConfigError("proposer", f"{spec.name}: {error}", error.option) from error
     log.info("vocabulary_mapped", proposer=spec.name, detail=str(mapped))
-
-
-def _target_tokenizer(config: EngineConfig) -> Any:
-    if tokenizer := config.arguments.get("tokenizer"):
-        return _tokenizer("tokenizer", tokenizer, config)
-    return _tokenizer("tokenizer", config.model, config, config.arguments.get("revision"))
 
 
 def _load_config(
@@ -160,14 +157,38 @@ def _load_config(
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 
-def check_state(vllm_config: Any) -> None:
-    """Checks what the target's configuration need not tell, and vLLM knows.
+def check_chunks(vllm_config: Any) -> None:
+    """Checks that the target's chunks of attention consist of whole blocks.
+
+    vLLM asserts it when the first request runs.
 
     Raises:
-        EngineConfigError: the target keeps a recurrent state that cannot follow rejected drafts.
+        EngineConfigError: they do not.
     """
+    text = vllm_config.model_config.hf_text_config
+    if CHUNKED not in _kinds(text):
+        return
+    chunk, size = text.attention_chunk_size, vllm_config.cache_config.block_size
+    if chunk % size:
+        raise EngineConfigError(
+            "block_size",
+            f"{size} must divide {chunk}, the tokens of the target's chunks of attention",
+        )
+
+
+def check_state(vllm_config: Any) -> None:
+    """Checks the layers with a state, which the target's configuration need not tell, and chunks.
+
+    Reads no weights: it asks vLLM's class of the model.
+
+    Raises:
+        EngineConfigError: the target has such layers on a GPU, without attention, of a kind that
+            cannot follow rejected drafts, or in a dtype without kernels; or see `check_chunks`.
+    """
+    check_chunks(vllm_config)
     model = vllm_config.model_config
-    if not model.has_inner_state:
+    # Granite 4 without Mamba has a class with a state, and attention only.
+    if not model.is_hybrid and not model.is_attention_free:
         return
     kind = model.hf_text_config.model_type
     if not compat.current_platform.is_cpu():
@@ -175,11 +196,22 @@ def check_state(vllm_config: Any) -> None:
             "model",
             f"{kind} has recurrent layers, which are proven on CPU only: choose another model",
         )
-    if not model.is_hybrid:
+    if model.is_attention_free:
         raise EngineConfigError(
             "model",
             f"{kind} has no attention beside recurrent layers, and vLLM counts the accepted drafts "
             "only of models that have both: choose another model",
+        )
+    cls, _ = model.registry.resolve_model_cls(model.architectures, model_config=model)
+    layers = state_layers.layers_of(cls)
+    if fault := state_layers.fault_of(layers):
+        raise EngineConfigError("model", f"{kind}: {fault}")
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype != "bfloat16" and state_layers.GATED_DELTA in {layer.__name__ for layer in layers}:
+        raise EngineConfigError(
+            "dtype",
+            f"must be bfloat16 for {kind} on a CPU, got {dtype}: vLLM's kernels of gated delta "
+            "networks have no other dtype there",
         )
 
 
@@ -190,13 +222,16 @@ def _check_layers(model_config: Any, known: Set[str]) -> None:
             f"{model_config.model_type} has attention that is not causal, so that a token would "
             "depend on the drafts after it: choose another model",
         )
-    kinds = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
-    if others := sorted(kinds - known):
+    if others := sorted(_kinds(model_config.get_text_config()) - known):
         raise EngineConfigError(
             "model",
             f"{model_config.model_type} ({', '.join(others)}) has layers whose cache is not proven "
             "to follow switches and rejected drafts: choose another model",
         )
+
+
+def _kinds(text_config: Any) -> set[str]:
+    return set(getattr(text_config, "layer_types", None) or ())
 
 
 def _warn_unless_proven(model: str, model_config: Any) -> None:
@@ -228,7 +263,7 @@ def _check_on_cpu(text: Any) -> None:
         raise EngineConfigError("model", f"{text.model_type} has {reason}")
 
 
-def _tokenizer(setting: str, model: str, config: EngineConfig, revision: str | None = None) -> Any:
+def _tokenizer(setting: str, model: str, revision: str | None, config: EngineConfig) -> Any:
     trust = bool(config.arguments.get("trust_remote_code"))
     try:
         return load_tokenizer(model, revision, trust_remote_code=trust)

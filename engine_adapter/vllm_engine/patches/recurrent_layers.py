@@ -1,9 +1,11 @@
-"""Mamba 2 on a CPU: its states follow accepted drafts only.
+"""Recurrent layers on a CPU: their states follow accepted drafts only.
 
 After a step that read drafts, a layer must continue from the state after the last accepted one. In
-vLLM's code for CPUs, the convolution ignores how many were accepted, and the recurrence takes one
-state for a row where there is one for each token. The rules here are those of vLLM's kernels for
-GPUs (`_causal_conv1d_update_kernel` and `_selective_scan_update_kernel` in
+vLLM's code for CPUs, the convolution of Mamba 2 ignores how many were accepted, and its recurrence
+takes one state for a row where there is one for each token; short convolutions have no rows with
+drafts; and the convolution of a gated delta network takes a row with fewer drafts than a row can
+have for one with all of them. The rules here are those of vLLM's kernels for GPUs
+(`_causal_conv1d_update_kernel` and `_selective_scan_update_kernel` in
 `model_executor/layers/mamba/ops`).
 """
 
@@ -19,6 +21,25 @@ def patch_recurrent_layers() -> None:
     """Replaces what vLLM's layers call in steps that verify drafts."""
     compat.mamba_mixer2.causal_conv1d_update = update_convolution
     compat.mamba_mixer2.selective_state_update = update_states
+    compat.short_conv.causal_conv1d_update = update_convolution
+    compat.short_conv.ShortConv.forward_native = _serving(
+        compat.short_conv.ShortConv.forward_native, compat.short_conv.ShortConv.forward_cuda
+    )
+    compat.gdn_attention._spec_forward = verify_gated_delta
+
+
+def _serving(native: Any, cuda: Any) -> Any:
+    """The forward pass of a short convolution: of its methods, the one that has rows with drafts.
+
+    It calls the functions of its module, which are those for CPUs here. In a dummy run it would
+    leave the output as it was.
+    """
+
+    def forward(layer: Any, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
+        idle = compat.get_forward_context().attn_metadata is None
+        (native if idle else cuda)(layer, hidden_states, output)
+
+    return forward
 
 
 def update_convolution(
@@ -131,3 +152,60 @@ def update_states(
         update(state, x[at], dt[at], A, B[at], C[at], D, dt_bias, out=made, **options)
         out[at] = made
         begin = slots[:, depth]
+
+
+def verify_gated_delta(
+    layer: Any,
+    metadata: Any,
+    mixed_qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    conv_state: torch.Tensor,
+    ssm_state: torch.Tensor,
+    *_: int,
+) -> torch.Tensor:
+    """A gated delta layer over the rows that verify drafts, with vLLM's parameters.
+
+    vLLM's recurrence, after the convolution above.
+
+    Args:
+        layer: vLLM's.
+        metadata: its `GDNAttentionMetadata`.
+        mixed_qkv: [T, D], the inputs of the convolution.
+        b, a: [T, heads], the gates.
+        conv_state: see `update_convolution`.
+        ssm_state: [slots, heads, key size, value size].
+
+    Returns:
+        [T, heads, value size].
+    """
+    rows = metadata.num_spec_decodes
+    slots = metadata.spec_state_indices_tensor[:rows].to(torch.int32).contiguous()
+    accepted = metadata.num_accepted_tokens[:rows].to(torch.int32).contiguous()
+    starts = metadata.spec_query_start_loc[: rows + 1].to(torch.int32).contiguous()
+    mixed = update_convolution(
+        mixed_qkv,
+        conv_state,
+        compat.gdn_attention._unpacked_conv_weight(layer),
+        layer.conv1d.bias,
+        layer.activation,
+        conv_state_indices=slots,
+        num_accepted_tokens=accepted,
+        query_start_loc=starts,
+    )
+    query, key, value = (one.squeeze(0) for one in layer.rearrange_mixed_qkv(mixed))
+    out: torch.Tensor = compat.custom_ops.fused_sigmoid_gating_delta_rule_update_spec_cpu(
+        A_log=layer.A_log,
+        dt_bias=layer.dt_bias,
+        q=query,
+        k=key,
+        v=value,
+        a=a,
+        b=b,
+        initial_state_source=ssm_state,
+        spec_state_indices=slots,
+        num_accepted_tokens=accepted,
+        cu_seqlens=starts,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return out

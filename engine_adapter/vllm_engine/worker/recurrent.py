@@ -3,33 +3,16 @@
 vLLM keeps the state after each token of a step that reads drafts, in a block of its own, and
 begins the next step at the one after the last accepted token. A target has states of every row in
 every step, so switches, idle proposers and preemption change nothing. What is left to do is here:
-to refuse layers whose state does not follow rejected drafts, and one mistake of vLLM's.
+to refuse loaded layers whose state does not follow rejected drafts, and one mistake of vLLM's.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.state_layers import fault_of
 from engine_adapter.vllm_engine.worker.refusal import refuse
-
-FOLLOWING = "MAMBA2"
-"""vLLM's name of the kind of layers whose state follows rejected drafts."""
-
-
-def fault_of(specs: Iterable[Any]) -> str | None:
-    """Why a target with these layers is refused.
-
-    Args:
-        specs: vLLM's specs of what they keep.
-    """
-    kinds = {spec.mamba_type.name for spec in specs if isinstance(spec, compat.MambaSpec)}
-    if others := sorted(kinds - {FOLLOWING}):
-        return (
-            f"its layers of the kind {', '.join(others)} keep a state that is not proven to follow "
-            "rejected drafts: choose another model"
-        )
-    return None
 
 
 class RecurrentStateHooks:
@@ -38,9 +21,14 @@ class RecurrentStateHooks:
     _recomputed: Sequence[str] = ()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        """See `RunnerHooks.get_kv_cache_spec`. Ends the start if a layer cannot work."""
+        """See `RunnerHooks.get_kv_cache_spec`. Ends the start if a layer cannot work.
+
+        The gateway does not know the layers of a model whose class wraps another one by name.
+        """
         specs: dict[str, Any] = super().get_kv_cache_spec()
-        if fault := fault_of(specs.values()):
+        layers = self.compilation_config.static_forward_context
+        kept = [name for name, spec in specs.items() if isinstance(spec, compat.MambaSpec)]
+        if fault := fault_of(type(layers[name]) for name in kept):
             refuse("model", fault, self.drafter.host.progress)
         return specs
 

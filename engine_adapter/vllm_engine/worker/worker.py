@@ -12,6 +12,7 @@ from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
+from engine_adapter.vllm_engine.patches.rotary_embedding import patch_rotary_embedding
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad
 from engine_adapter.vllm_engine.worker.device_memory import (
@@ -35,9 +36,10 @@ class WorkerHooks:
         exit_with_parent()
         if compat.current_platform.is_cpu():
             patch_logprob_ranks()
+            patch_rotary_embedding()
             if self.vllm_config.lora_config:
                 patch_lora_masking()
-            if self.vllm_config.model_config.has_inner_state:
+            if self.vllm_config.model_config.is_hybrid:
                 patch_recurrent_layers()
         model = self.vllm_config.model_config
         loading = self._progress.stage(f"loading target {model.model}")

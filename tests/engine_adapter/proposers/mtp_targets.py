@@ -1,4 +1,4 @@
-"""Checkpoints of small random targets with MTP layers, in the layouts that are published.
+"""Checkpoints of small random targets with MTP layers, in the published layouts.
 
 The next token is mostly a function of the newest one: the layers change the embeddings little. The
 MTP layer has learned the same, so a good part of its drafts is accepted. Each draft still depends
@@ -19,6 +19,7 @@ from tests.engine_adapter.proposers.heads import Heads, Tensors
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_SIZE, LAYERS = 64, 96, 2, 1, 32, 2
 EXPERTS, EXPERT_INNER = 4, 32
+CONVOLUTION = 4
 
 MIX = 0.1
 """How much each layer adds to the embeddings."""
@@ -100,6 +101,28 @@ class _Draw:
         """A decoder layer."""
         self.attention(prefix, bias=bias)
         mlp(f"{prefix}.mlp")
+        self.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+    def gated_experts(self, prefix: str) -> None:
+        """Experts, and one for every token that has a gate of its own."""
+        self.matrix(f"{prefix}.gate.weight", EXPERTS, HIDDEN)
+        self.matrix(f"{prefix}.shared_expert_gate.weight", 1, HIDDEN)
+        for name in (*(f"experts.{i}" for i in range(EXPERTS)), "shared_expert"):
+            self.mlp(f"{prefix}.{name}", EXPERT_INNER)
+
+    def gated_delta(self, prefix: str) -> None:
+        """A decoder layer with a gated delta network instead of attention."""
+        keys, values = 2 * KV_HEADS * HEAD_SIZE, HEADS * HEAD_SIZE
+        network = f"{prefix}.linear_attn"
+        self.matrix(f"{network}.in_proj_qkvz.weight", keys + 2 * values, HIDDEN)
+        self.matrix(f"{network}.in_proj_ba.weight", 2 * HEADS, HIDDEN)
+        self.matrix(f"{network}.out_proj.weight", HIDDEN, values, MIX)
+        self.vector(name := f"{network}.conv1d.weight", (keys + values) * CONVOLUTION, 0.5)
+        self.tensors[name] = self.tensors[name].reshape(-1, 1, CONVOLUTION)
+        self.vector(f"{network}.norm.weight", HEAD_SIZE, 1.0)
+        self.vector(f"{network}.dt_bias", HEADS, 0.0)
+        self.vector(f"{network}.A_log", HEADS, 0.0)
+        self.gated_experts(f"{prefix}.mlp")
         self.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
     def ends(self, vocabulary: int) -> None:
@@ -210,7 +233,51 @@ def glm4_moe(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads
     return Heads({**BASE, **config}, draw.tensors)
 
 
-TARGETS: Mapping[str, Callable[..., Heads]] = {"mimo": mimo, "ernie": ernie, "glm4_moe": glm4_moe}
+def qwen3_next(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
+    """`Qwen/Qwen3-Next-80B-A3B-*`: a gated delta network before a layer of attention, and experts.
+
+    The attention has a gate, and norms are stored as their difference from 1.
+    """
+    draw = _Draw(seed)
+    draw.ends(vocabulary)
+    draw.gated_delta("model.layers.0")
+    for prefix in "model.layers.1", "mtp.layers.0":
+        draw.block(prefix, bias=False, mlp=draw.gated_experts)
+        attention = f"{prefix}.self_attn"
+        draw.matrix(f"{attention}.q_proj.weight", 2 * HEADS * HEAD_SIZE, HIDDEN, 2.0)
+        for part in "q", "k":
+            draw.vector(f"{attention}.{part}_norm.weight", HEAD_SIZE, 0.0)
+    draw.norms("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+    draw.projection("mtp.fc.weight", state_first=False)
+    for name in draw.tensors:
+        if "norm" in name and "linear_attn" not in name and "self_attn" not in name:
+            draw.tensors[name] -= 1
+    config = {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "vocab_size": vocabulary,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": KV_HEADS,
+        "linear_num_value_heads": HEADS,
+        "linear_key_head_dim": HEAD_SIZE,
+        "linear_value_head_dim": HEAD_SIZE,
+        "linear_conv_kernel_dim": CONVOLUTION,
+        "moe_intermediate_size": EXPERT_INNER,
+        "shared_expert_intermediate_size": EXPERT_INNER,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+    }
+    config = {**BASE, **config}
+    del config["num_nextn_predict_layers"]  # the published configuration does not tell
+    return Heads(config, draw.tensors)
+
+
+TARGETS: Mapping[str, Callable[..., Heads]] = {
+    "mimo": mimo,
+    "ernie": ernie,
+    "glm4_moe": glm4_moe,
+    "qwen3_next": qwen3_next,
+}
 """Each family that `mtp` supports."""
 
 
@@ -226,12 +293,12 @@ def own_bytes(folder: Path) -> int:
     """The bytes of the MTP layers in a target's folder, without copies of the target's ends."""
     fields = json.loads((folder / "config.json").read_text())
     first = fields["num_hidden_layers"]
-    names = [f"layers.{first + i}." for i in range(fields["num_nextn_predict_layers"])]
+    names = [f"layers.{first + i}." for i in range(fields.get("num_nextn_predict_layers", 1))]
     tensors = load_file(folder / "model.safetensors")
     return sum(
         tensor.nbytes
         for name, tensor in tensors.items()
-        if ("mtp_" in name or any(layer in name for layer in names))
+        if ("mtp" in name or any(layer in name for layer in names))
         and "embed_tokens" not in name
         and "shared_head.head" not in name
     )

@@ -1,8 +1,11 @@
 """Targets with recurrent layers: exact texts, whatever part of a draft is accepted.
 
-Small random models. The request's predicted output is the target's own text with mistakes, so
-drafts are accepted in part, at every length, and each is followed by steps without drafts. Rows
-with other proposers and prompts in chunks share the batches.
+Small random models in float32. The reference is stock vLLM, or transformers where stock vLLM makes
+mistakes. vLLM's kernels of gated delta networks need bfloat16 on a CPU: the engine has PyTorch's.
+
+The request's predicted output is the target's own text with mistakes, so drafts are accepted in
+part, at every length, and each is followed by steps without drafts. Rows with other proposers and
+prompts in chunks share the batches.
 """
 
 import json
@@ -28,9 +31,12 @@ from tests.engine_adapter.vllm_engine.support.committing import (
 )
 from tests.engine_adapter.vllm_engine.support.hybrid_models import (
     HYBRIDS,
+    MISTAKEN,
     random_hybrid,
 )
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt, Stock, start_stock
+from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
+from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
@@ -62,10 +68,10 @@ METHODS = [
 
 @dataclass(frozen=True)
 class Case:
-    """An engine with every kind of proposer, and stock vLLM."""
+    """An engine with every kind of proposer, and a reference."""
 
     engine: RecordedEngine
-    stock: Stock
+    stock: Stock | PlainModel
 
 
 def proposers_for(target: str, folder: Path) -> list[dict[str, Any]]:
@@ -94,7 +100,7 @@ def proposers_for(target: str, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(HYBRIDS))
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[*HYBRIDS, *MISTAKEN])
 async def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Case]:
@@ -105,6 +111,11 @@ async def case(
         [*proposers_for(target, folder), {"name": "prediction", "num_speculative_tokens": 5}]
     )
     config = EngineConfig(target, "hybrid", specs, 5, options | {"num_gpu_blocks_override": 60})
+    if request.param in MISTAKEN:
+        engine = RecordedEngine(config, compute_in_any_dtype)
+        yield Case(engine, PlainModel(target))
+        engine.stop()
+        return
     engine = RecordedEngine(config)
     llm = start_stock(target, **COMMON, enable_prefix_caching=False)
     yield Case(engine, Stock(llm))

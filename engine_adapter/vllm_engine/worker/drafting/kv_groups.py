@@ -92,14 +92,14 @@ class DraftKVGroups(Generic[Ledger]):
 
 
 def keeping_every_position(spec: Any) -> Any:
-    """vLLM's spec of an attention layer's KV, without a window behind which blocks are freed.
+    """vLLM's spec of an attention layer's KV, without a window or chunk behind which it is freed.
 
     Raises `ValueError` for a layer that keeps something else than the KV of each position.
     """
     if isinstance(spec, compat.FullAttentionSpec):
         return spec
-    if type(spec) is not compat.SlidingWindowSpec:
+    if type(spec) not in (compat.SlidingWindowSpec, compat.ChunkedLocalAttentionSpec):
         raise ValueError(f"a draft model's layer cannot keep {type(spec).__name__}")
-    own = {field.name for field in fields(spec)} - {"sliding_window"}
+    own = {field.name for field in fields(spec)} - {"sliding_window", "attention_chunk_size"}
     kept = own & {field.name for field in fields(compat.FullAttentionSpec)}
     return compat.FullAttentionSpec(**{name: getattr(spec, name) for name in kept})

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.engine_adapter.vllm_engine.support.window_models import FULL, SLIDING, SMALL, WINDOW
+from tests.engine_adapter.vllm_engine.support.window_models import (
+    CHUNK,
+    FULL,
+    SLIDING,
+    SMALL,
+    WINDOW,
+)
 
 ABSENT = object()
 """A field of `BASE` that a configuration refuses."""
@@ -255,6 +261,23 @@ SERVED: tuple[Architecture, ...] = (
             "moe_top_k": 2,
         },
         no_eagle=_NO_EMBEDDINGS,
+    ),
+    _row(
+        "llama4",
+        "llama4_text",
+        attention_chunk_size=CHUNK,
+        no_rope_layer_interval=2,
+        intermediate_size_mlp=192,
+        interleave_moe_layer_step=3,  # so no layer has experts
+        use_qk_norm=False,
+    ),
+    _row(
+        "granite 4, attention",
+        "granitemoehybrid",
+        layer_types=["attention"] * 2,
+        **_LOCAL_EXPERTS,
+        shared_intermediate_size=64,
+        position_embedding_type="rope",
     ),
     _row(
         "gemma3n",

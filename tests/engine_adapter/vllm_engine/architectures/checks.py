@@ -211,5 +211,7 @@ def layers_of(folder: str) -> str:
     kinds = set(config.get("layer_types") or ())
     if kinds == {"sliding_attention", "full_attention"}:
         return "sliding and full"
+    if "chunked_attention" in kinds:
+        return "chunks and full"
     sliding = config.get("sliding_window") and config.get("use_sliding_window", True)
     return "sliding" if kinds == {"sliding_attention"} or (sliding and not kinds) else "full"

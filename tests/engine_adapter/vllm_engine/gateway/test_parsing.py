@@ -12,6 +12,7 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.message_parts import AssistantMessage, assemble
 from engine_adapter.parsing import ParsingRequest
 from engine_adapter.types import Delta, FinishReason
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
 
@@ -47,6 +48,24 @@ def thinking() -> Any:
 def both(thinking: Any, monkeypatch: pytest.MonkeyPatch) -> VllmParsers:
     monkeypatch.setattr(module, "_tokenizer", lambda config: thinking)
     return loaded(tool_call_parser="hermes", reasoning_parser="deepseek_r1")
+
+
+@pytest.mark.parametrize("apart", [{}, {"tokenizer": "elsewhere"}], ids=["own", "apart"])
+def test_the_tokenizer_is_the_one_that_vllm_loads(
+    monkeypatch: pytest.MonkeyPatch, thinking: Any, apart: dict[str, str]
+) -> None:
+    read: list[tuple[str, str]] = []
+
+    def load(name: str, *, revision: str, **_: Any) -> Any:
+        read.append((name, revision))
+        return thinking
+
+    monkeypatch.setitem(vars(compat), "get_tokenizer", load)
+    for arguments, revision in (({}, "r1"), ({"tokenizer_revision": "r2"}, "r2")):
+        given = {"revision": "r1"} | apart | arguments
+        config = EngineConfig("own", "demo", reasoning_parser="deepseek_r1", arguments=given)
+        VllmParsers(config).load()
+        assert read.pop() == (apart.get("tokenizer", "own"), revision)
 
 
 def messages(

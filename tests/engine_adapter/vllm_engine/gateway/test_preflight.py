@@ -7,14 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import preflight
+from engine_adapter.vllm_engine import compat, state_layers
+from engine_adapter.vllm_engine.gateway import arguments, preflight
 from tests.engine_adapter.proposers.heads import (
     Heads,
     fasterdecoding_medusa,
@@ -33,6 +34,13 @@ LLAMA = {
     "vocab_size": 32,
 }
 WORDS = ("the", "cat", "sat", "on", "a", "mat")
+
+GRANITE = {
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 2,
+    "mamba_d_head": 16,
+}
 
 MakeModel = Callable[..., str]
 
@@ -63,9 +71,9 @@ def config(
     model: str = "m",
     proposers: Sequence[dict[str, Any]] = (),
     capacity: int | None = None,
-    **arguments: Any,
+    **given: Any,
 ) -> EngineConfig:
-    return EngineConfig(model, model, parse_specs(proposers), capacity, arguments)
+    return EngineConfig(model, model, parse_specs(proposers), capacity, given)
 
 
 def draft(model: str, name: str = "small", **fields: Any) -> dict[str, Any]:
@@ -148,22 +156,39 @@ def test_a_draft_model_with_recurrent_layers_is_refused(
     assert f"{fields['model_type']} ({kind}) has layers whose cache is not proven" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
-        ({"model_type": "llama4_text"}, "chunked_attention"),
-        (
-            {"model_type": "qwen3", "layer_types": ["full_attention", "indexed_attention"]},
-            "indexed_attention",
-        ),
-    ],
-)
-def test_a_target_with_layers_that_were_never_run_is_refused(
-    make_model: MakeModel, fields: dict[str, Any], kind: str
-) -> None:
+def test_a_target_with_layers_that_were_never_run_is_refused(make_model: MakeModel) -> None:
+    fields = {"model_type": "qwen3", "layer_types": ["full_attention", "indexed_attention"]}
     error = refusal(preflight.check_models, config(make_model("target", LLAMA | fields)))
     assert error.setting == "model"
-    assert f"{fields['model_type']} ({kind}) has layers whose cache" in str(error)
+    assert "qwen3 (indexed_attention) has layers whose cache" in str(error)
+
+
+class Target:
+    """What vLLM knows of a target whose class has the given layers with a state."""
+
+    def __init__(
+        self, *layers: str, attention: bool = True, state: bool = True, dtype: str = "float32"
+    ) -> None:
+        self.is_hybrid = attention and state
+        self.is_attention_free = not attention
+        self.hf_text_config = SimpleNamespace(model_type="plamo2")
+        self.architectures = ["Plamo2ForCausalLM"]
+        self.dtype = getattr(torch, dtype)
+        self._layers = layers
+        self.registry = self
+
+    def resolve_model_cls(self, architectures: list[str], model_config: Any) -> Any:
+        assert (architectures, model_config) == (self.architectures, self)
+        return self._layers, "Plamo2ForCausalLM"
+
+    def check(self, monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool = True) -> None:
+        """Whether it can be served; raises what `check_state` raises."""
+        platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+        monkeypatch.setitem(vars(compat), "current_platform", platform)
+        monkeypatch.setattr(
+            state_layers, "layers_of", lambda layers: [type(name, (), {}) for name in layers]
+        )
+        preflight.check_state(SimpleNamespace(model_config=self))
 
 
 @pytest.mark.parametrize("role", ["model", "proposer"])
@@ -177,29 +202,95 @@ def test_a_model_whose_attention_is_not_causal_is_refused(make_model: MakeModel,
 
 
 @pytest.mark.parametrize(
-    ("state", "hybrid", "on_cpu", "reason"),
+    ("target", "on_cpu"),
     [
-        (False, False, True, None),
-        (True, True, True, None),
-        (True, False, True, "plamo2 has no attention beside recurrent layers"),
-        (True, True, False, "plamo2 has recurrent layers, which are proven on CPU only"),
+        (Target(), True),
+        (Target("MambaMixer2", "ShortConv"), True),
+        (Target(state_layers.GATED_DELTA, dtype="bfloat16"), True),
+        # Granite 4 without Mamba
+        (Target("MambaMixer2", state=False), True),
+        (Target("MambaMixer2", state=False), False),
     ],
 )
-def test_what_vllm_knows_of_a_target_with_a_state(
-    monkeypatch: pytest.MonkeyPatch, state: bool, hybrid: bool, on_cpu: bool, reason: str | None
+def test_a_target_whose_states_follow_drafts_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, target: Target, on_cpu: bool
+) -> None:
+    target.check(monkeypatch, on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("target", "on_cpu", "setting", "reason"),
+    [
+        (Target(attention=False), True, "model", "plamo2 has no attention beside recurrent layers"),
+        (Target("MambaMixer2"), False, "model", "which are proven on CPU only"),
+        (Target("MambaMixer"), True, "model", "(MambaMixer: it never reads how many drafts were"),
+        (Target("NewLayer", "ShortConv"), True, "model", "(NewLayer: it is not proven)"),
+        (Target(state_layers.GATED_DELTA), True, "dtype", "must be bfloat16 for plamo2 on a CPU"),
+    ],
+)
+def test_a_target_whose_states_cannot_follow_drafts_is_refused_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, target: Target, on_cpu: bool, setting: str, reason: str
 ) -> None:
     """Its configuration need not name the kinds of its layers."""
-    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    monkeypatch.setitem(vars(compat), "current_platform", platform)
-    text = SimpleNamespace(model_type="plamo2")
-    model = SimpleNamespace(has_inner_state=state, is_hybrid=hybrid, hf_text_config=text)
-    vllm_config = SimpleNamespace(model_config=model)
-    if reason is None:
+    error = refusal(lambda: target.check(monkeypatch, on_cpu=on_cpu))
+    assert error.setting == setting
+    assert reason in str(error)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kinds", "fits"),
+    [
+        (8192, ["chunked_attention", "full_attention"], True),
+        (96, ["chunked_attention", "full_attention"], False),
+        (96, ["full_attention"], True),
+        (96, None, True),
+    ],
+)
+def test_chunks_of_attention_must_consist_of_blocks(
+    chunk: int, kinds: list[str] | None, fits: bool
+) -> None:
+    text = SimpleNamespace(attention_chunk_size=chunk, layer_types=kinds)
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_text_config=text),
+        cache_config=SimpleNamespace(block_size=64),
+    )
+    if fits:
+        preflight.check_chunks(vllm_config)
+        return
+    error = refusal(preflight.check_chunks, vllm_config)
+    assert error.setting == "block_size"
+    assert "64 must divide 96" in str(error)
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize(
+    ("architecture", "fields", "refused"),
+    [
+        ("JambaForCausalLM", {"model_type": "jamba"}, ("model", "jamba: its recurrent layers")),
+        (
+            "Qwen3NextForCausalLM",
+            {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]},
+            ("dtype", "must be bfloat16 for qwen3_next on a CPU, got float32"),
+        ),
+        ("GraniteMoeHybridForCausalLM", GRANITE, None),
+    ],
+    ids=["jamba", "qwen3_next", "granitemoehybrid"],
+)
+def test_vllms_class_of_the_model_tells_its_layers_without_weights(
+    make_model: MakeModel,
+    architecture: str,
+    fields: dict[str, Any],
+    refused: tuple[str, str] | None,
+) -> None:
+    folder = make_model("target", LLAMA | fields | {"architectures": [architecture]})
+    given = config(folder, dtype="float32", max_model_len=64)
+    vllm_config = arguments.engine_config(arguments.engine_args(given, 5, None))
+    if refused is None:
         preflight.check_state(vllm_config)
         return
     error = refusal(preflight.check_state, vllm_config)
-    assert error.setting == "model"
-    assert reason in str(error)
+    assert error.setting == refused[0]
+    assert refused[1] in str(error)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +306,7 @@ def test_what_vllm_knows_of_a_target_with_a_state(
         {"model_type": "gemma2", "head_dim": 8},
         {"model_type": "gemma3_text", "head_dim": 8},
         {"model_type": "gpt_oss"},
+        {"model_type": "llama4_text"},
         {"model_type": "opt"},
         {"model_type": "gpt2"},
     ],
@@ -318,6 +410,36 @@ def test_a_draft_model_without_tokenizer_is_named_with_proposer(
     error = refusal(preflight.check_models, config(make_model("target"), [draft(bare)]))
     assert "proposer" in error.setting
     assert bare in str(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("{target}", None)),
+        ({"revision": "r1"}, ("{target}", "r1")),
+        ({"tokenizer_revision": "r2"}, ("{target}", "r2")),
+        ({"revision": "r1", "tokenizer_revision": "r2"}, ("{target}", "r2")),
+        ({"tokenizer": "elsewhere", "revision": "r1"}, ("elsewhere", "r1")),
+        ({"tokenizer": "elsewhere", "tokenizer_revision": "r2"}, ("elsewhere", "r2")),
+    ],
+)
+def test_a_draft_models_tokenizer_is_compared_with_the_one_that_vllm_loads(
+    make_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    expected: tuple[str, str | None],
+) -> None:
+    target, small = make_model("target"), make_model("draft")
+    read: list[tuple[str, str | None]] = []
+
+    def load(model: str, revision: str | None, *, trust_remote_code: bool) -> Any:
+        read.append((model, revision))
+        return SimpleNamespace(get_vocab=dict)
+
+    monkeypatch.setattr(preflight, "load_tokenizer", load)
+    preflight.check_models(config(target, [draft(small)], **given))
+    name, revision = expected
+    assert read == [(small, None), (name.format(target=target), revision)]
 
 
 def test_a_draft_model_must_share_a_separately_set_tokenizer(make_model: MakeModel) -> None:

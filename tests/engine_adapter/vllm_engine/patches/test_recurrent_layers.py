@@ -1,5 +1,6 @@
 """Recurrent layers on a CPU, against a convolution and a recurrence over all committed tokens."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,12 @@ import torch
 from torch.nn import functional
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.patches.recurrent_layers import update_convolution, update_states
+from engine_adapter.vllm_engine.patches.recurrent_layers import (
+    update_convolution,
+    update_states,
+    verify_gated_delta,
+)
+from tests.engine_adapter.vllm_engine.support import plain_gated_delta
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -18,7 +24,7 @@ Drawn = torch.Generator
 
 def direct(inputs: torch.Tensor, weight: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
     """The outputs [T - W + 1, D] for the inputs [T, D]."""
-    out = functional.conv1d(inputs.T[None], weight[:, None], bias, groups=D)[0].T
+    out = functional.conv1d(inputs.T[None], weight[:, None], bias, groups=len(weight))[0].T
     return functional.silu(out) if activation else out
 
 
@@ -185,3 +191,97 @@ def test_a_recurrence_that_counts_one_token_too_far_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run_recurrence(monkeypatch, too_far=1) > 0.1
+
+
+# -- gated delta networks --------------------------------------------------------------------
+
+KEY_HEADS, VALUE_HEADS, HEAD = 2, 4, 64
+CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * HEAD
+
+
+class GatedDelta:
+    """One layer's weights, as vLLM's layer has them, and a row's outputs in float32."""
+
+    def __init__(self, draw: torch.Generator) -> None:
+        self.A_log = torch.rand(VALUE_HEADS, generator=draw)
+        self.dt_bias = torch.randn(VALUE_HEADS, generator=draw).bfloat16()
+        weight = torch.randn(CHANNELS, 1, W, generator=draw).bfloat16()
+        self.conv1d = SimpleNamespace(weight=weight, bias=None)
+        self.activation = "silu"
+
+    def rearrange_mixed_qkv(self, mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values: each [1, T, heads, HEAD]."""
+        parts = mixed.view(1, len(mixed), -1, HEAD).split([KEY_HEADS, KEY_HEADS, VALUE_HEADS], 2)
+        return tuple(part.contiguous() for part in parts)
+
+    def run(
+        self, inputs: torch.Tensor, state: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The outputs of a row, and the state after each token.
+
+        Args:
+            inputs: [W - 1 + T, CHANNELS].
+            state: [VALUE_HEADS, HEAD, HEAD].
+            a, b: [T, VALUE_HEADS].
+        """
+        mixed = direct(inputs.float(), self.conv1d.weight[:, 0].float(), None, "silu").bfloat16()
+        q, k, v = (one[0] for one in self.rearrange_mixed_qkv(mixed))
+        decay, rate = plain_gated_delta.gates(self.A_log, a, b, self.dt_bias)
+        return plain_gated_delta.recur(state, q, k, v, decay, rate)
+
+
+def run_gated_delta(
+    *, dtype: torch.dtype = torch.float32, too_far: int = 0, steps: int = 20
+) -> float:
+    """As `run`, for a gated delta layer in bfloat16; the largest mistake of an output.
+
+    The recurrence is vLLM's.
+
+    Args:
+        dtype: of the states.
+    """
+    draw = torch.Generator().manual_seed(3)
+    layer = GatedDelta(draw)
+    slots = 1 + torch.arange(ROWS * (DRAFTS + 1), dtype=torch.int32).view(ROWS, -1)
+    pool = 1 + slots.numel()
+    conv_state = torch.full((pool, CHANNELS, STATE), torch.nan, dtype=torch.bfloat16)
+    state = torch.full((pool, VALUE_HEADS, HEAD, HEAD), torch.nan, dtype=dtype)
+    history = [torch.randn(W - 1, CHANNELS, generator=draw).bfloat16() for _ in range(ROWS)]
+    committed = [torch.randn(VALUE_HEADS, HEAD, HEAD, generator=draw) for _ in range(ROWS)]
+    for row, slot in enumerate(slots[:, 0].tolist()):
+        conv_state[slot, :, : W - 1], state[slot] = history[row].T, committed[row]
+    accepted = torch.ones(ROWS, dtype=torch.int32)
+    worst = 0.0
+    for _ in range(steps):
+        lengths = torch.randint(1, DRAFTS + 2, (ROWS,), generator=draw)
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        total = int(starts[-1])
+        x = torch.randn(total, CHANNELS, generator=draw).bfloat16()
+        a, b = (torch.randn(total, VALUE_HEADS, generator=draw).bfloat16() for _ in range(2))
+        metadata = SimpleNamespace(
+            num_spec_decodes=ROWS,
+            spec_state_indices_tensor=slots,
+            num_accepted_tokens=accepted,
+            spec_query_start_loc=starts.to(torch.int32),
+        )
+        out = verify_gated_delta(layer, metadata, x, b, a, conv_state, state, W, STATE)
+        for row, length in enumerate(lengths.tolist()):
+            own = slice(int(starts[row]), int(starts[row + 1]))
+            inputs = torch.cat([history[row], x[own]])
+            wanted, states = layer.run(inputs, committed[row], a[own], b[own])
+            worst = max(worst, float((out[own].float() - wanted).abs().max()))
+            count = int(torch.randint(1, length + 1, (), generator=draw))
+            history[row], committed[row] = inputs[count : count + W - 1], states[count - 1]
+            accepted[row] = min(count + too_far, length)
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 0.005), (torch.bfloat16, 0.02)], ids=str
+)
+def test_a_gated_delta_layer_follows_accepted_drafts(dtype: torch.dtype, tolerance: float) -> None:
+    assert run_gated_delta(dtype=dtype) < tolerance
+
+
+def test_a_gated_delta_layer_that_counts_one_token_too_far_is_caught() -> None:
+    assert run_gated_delta(too_far=1) > 0.1

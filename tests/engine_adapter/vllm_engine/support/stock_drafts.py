@@ -1,6 +1,6 @@
 """Stock vLLM with one method of speculation, in a process of its own; every draft is recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -31,15 +31,17 @@ def run_stock(
     prompts: Sequence[Prompt],
     max_tokens: int,
     arguments: Mapping[str, Any],
+    prepare: Callable[[], None] | None = None,
 ) -> list[StockRun]:
     """Runs the prompts one after the other, greedily.
 
     Args:
         speculation: vLLM's `speculative_config`.
         arguments: more of vLLM's engine arguments.
+        prepare: is called in the process before the engine starts.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        given = model, dict(speculation), list(prompts), max_tokens, dict(arguments)
+        given = model, dict(speculation), list(prompts), max_tokens, dict(arguments), prepare
         return pool.submit(_run, *given).result(timeout=_TIMEOUT_S)
 
 
@@ -49,11 +51,14 @@ def _run(
     prompts: list[Prompt],
     max_tokens: int,
     arguments: dict[str, Any],
+    prepare: Callable[[], None] | None,
 ) -> list[StockRun]:
     from engine_adapter.config import EngineConfig
     from engine_adapter.vllm_engine.gateway.arguments import prepare_environment
 
     prepare_environment(EngineConfig(model, "stock", ()))
+    if prepare is not None:
+        prepare()
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 

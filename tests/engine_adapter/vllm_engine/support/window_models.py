@@ -13,6 +13,9 @@ from demo import model_path
 WINDOW = 48
 """Tokens; less than a prompt, more than a block of 32."""
 
+CHUNK = 128
+"""Tokens of a chunk of attention; a multiple of the blocks of every engine here."""
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -56,10 +59,12 @@ def write_random_model(
     fields: Mapping[str, Any],
     seed: int = 0,
     scale: float = 2.0,
+    embeddings: float = 0.05,
 ) -> str:
     """A random model of these fields with the demo's tokenizer.
 
-    Its weights vary so much that its texts do not repeat one token; `scale` says how much.
+    Its weights vary so much that its texts do not repeat one token; `scale` says how much, and
+    `embeddings` is the standard deviation of the embeddings.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -69,7 +74,7 @@ def write_random_model(
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(
-                weight, std=0.05 if "embed" in name else scale * weight.shape[-1] ** -0.5
+                weight, std=embeddings if "embed" in name else scale * weight.shape[-1] ** -0.5
             )
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -1,5 +1,6 @@
 """Recurrent layers: which are refused, and resumed requests that compute a few tokens again."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.recurrent import FOLLOWING, RecurrentStateHooks, fault_of
+from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
 
 LENGTHS = {"resumed": 40, "prompt": 30, "drafting": 50, "one": 45}
 """Tokens of each request."""
@@ -48,6 +49,28 @@ class Upstream:
         return args, kwargs
 
 
+class KeepingSpecs:
+    """A runner with layers of vLLM's classes of these names, beside attention."""
+
+    def __init__(self, layers: Mapping[str, str]) -> None:
+        kinds = {name: type(kind, (), {})() for name, kind in layers.items()}
+        self.compilation_config = SimpleNamespace(static_forward_context=kinds)
+        self.refused: list[tuple[str, str]] = []
+        progress = SimpleNamespace(refuse=lambda *why: self.refused.append(why))
+        self.drafter = SimpleNamespace(host=SimpleNamespace(progress=progress))
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        backends = import_module("vllm.v1.attention.backends.registry").MambaAttentionBackendEnum
+        state = compat.MambaSpec(
+            block_size=64, shapes=((4, 8),), dtypes=(torch.float32,), mamba_type=backends.MAMBA2
+        )
+        kept = compat.FullAttentionSpec(
+            block_size=32, num_kv_heads=1, head_size=8, dtype=torch.bfloat16
+        )
+        names = self.compilation_config.static_forward_context
+        return {**dict.fromkeys(names, state), "attention": kept}
+
+
 class Runner(RecurrentStateHooks, Upstream):
     """A runner with the hooks."""
 
@@ -76,25 +99,21 @@ def test_a_target_without_recurrent_layers_is_left_alone() -> None:
 # -- refusals --------------------------------------------------------------------------------
 
 
-def layer(kind: str) -> Any:
-    """vLLM's spec of a recurrent layer."""
-    backends = import_module("vllm.v1.attention.backends.registry").MambaAttentionBackendEnum
-    return compat.MambaSpec(
-        block_size=64, shapes=((4, 8),), dtypes=(torch.float32,), mamba_type=backends[kind]
-    )
+class Loaded(RecurrentStateHooks, KeepingSpecs):
+    """A runner whose target is loaded, with the hooks."""
 
 
 @pytest.mark.needs_vllm
-def test_layers_whose_state_follows_drafts_are_accepted() -> None:
-    attention = compat.FullAttentionSpec(
-        block_size=32, num_kv_heads=1, head_size=8, dtype=torch.bfloat16
-    )
-    assert fault_of([attention, layer(FOLLOWING)]) is None
+def test_loaded_layers_whose_state_follows_drafts_are_accepted() -> None:
+    runner = Loaded({"a": "MambaMixer2", "b": "ShortConv"})
+    assert set(runner.get_kv_cache_spec()) == {"a", "b", "attention"}
 
 
 @pytest.mark.needs_vllm
-@pytest.mark.parametrize("kind", ["MAMBA1", "LINEAR", "SHORT_CONV", "GDN_ATTN"])
-def test_other_layers_are_refused_by_name(kind: str) -> None:
-    fault = fault_of([layer(FOLLOWING), layer(kind)])
-    assert fault is not None
-    assert f"kind {kind} keep" in fault
+def test_a_loaded_layer_that_the_gateway_did_not_know_ends_the_start() -> None:
+    runner = Loaded({"a": "MambaMixer2", "b": "MambaMixer"})
+    with pytest.raises(SystemExit):
+        runner.get_kv_cache_spec()
+    ((setting, reason),) = runner.refused
+    assert setting == "model"
+    assert "MambaMixer: it never reads" in reason

@@ -115,12 +115,15 @@ def test_a_rule_that_overlooks_new_blocks_is_caught(
 
 
 @pytest.mark.needs_vllm
-def test_a_layer_with_a_window_keeps_every_position() -> None:
+def test_a_layer_with_a_window_or_chunks_keeps_every_position() -> None:
     spec = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
     full = compat.FullAttentionSpec(**spec)
     assert keeping_every_position(full) is full
-    window = compat.SlidingWindowSpec(**spec, sliding_window=48)
-    assert keeping_every_position(window) == full, "so vLLM can put them into one group"
+    for local in (
+        compat.SlidingWindowSpec(**spec, sliding_window=48),
+        compat.ChunkedLocalAttentionSpec(**spec, attention_chunk_size=64),
+    ):
+        assert keeping_every_position(local) == full, "so vLLM can put them into one group"
 
 
 @pytest.mark.needs_vllm

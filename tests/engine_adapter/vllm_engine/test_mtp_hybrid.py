@@ -1,0 +1,105 @@
+"""An MTP layer of a target with gated delta networks: exact texts, and drafts as without switches.
+
+vLLM's kernels of these networks need bfloat16 on a CPU. Here they are PyTorch's, in float32.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import PLAIN, SpecMethod
+from tests.engine_adapter.proposers.mtp_targets import TARGETS, own_bytes, write_target
+from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt
+from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
+from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
+from tests.engine_adapter.vllm_engine.support.recorded import (
+    RecordedEngine,
+    RecordedRequest,
+    never_switched,
+    same_drafts,
+)
+from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.prove,
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+K, LENGTH = 3, 48
+MTP, NGRAM, CASCADE = SpecMethod("mtp", K), SpecMethod("ngram", 4), SpecMethod("cascade", 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine on a target with an MTP layer, and the target in transformers."""
+
+    folder: Path
+    engine: RecordedEngine
+    target: PlainModel
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    root = tmp_path_factory.mktemp("mtp")
+    folder = Path(write_target(TARGETS["qwen3_next"](seed=3), root / "target", Path(TARGET)))
+    specs = parse_specs(
+        [
+            {"name": "mtp", "num_speculative_tokens": K},
+            {"name": "ngram"},
+            {"name": "cascade", "members": ["ngram", "mtp"]},
+        ]
+    )
+    arguments = {"num_gpu_blocks_override": 60, "max_num_batched_tokens": 320, "max_num_seqs": 16}
+    config = EngineConfig(str(folder), "mtp", specs, None, COMMON | arguments)
+    engine = RecordedEngine(config, compute_in_any_dtype)
+    yield Case(folder, engine, PlainModel(str(folder)))
+    engine.stop()
+
+
+async def test_drafts_and_text_are_stock_vllms(case: Case, prompts: list[Prompt]) -> None:
+    some = [prompts[8], prompts[9], prompts[16]]
+    speculation = {"method": "mtp", "num_speculative_tokens": K}
+    stock = run_stock(
+        str(case.folder), speculation, some, LENGTH, COMMON, prepare=compute_in_any_dtype
+    )
+    got = case.engine.run([RecordedRequest(prompt, LENGTH, MTP) for prompt in some])
+    compared = accepted = 0
+    for i, (prompt, want) in enumerate(zip(some, stock, strict=True)):
+        # Stock vLLM's last steps have rows with fewer drafts than k, whose states it mistakes.
+        sure = LENGTH - K - 1
+        assert got.outputs[i][:sure] == want.output[:sure]
+        for n, drafts in got.of(i, "mtp").items():
+            if n in want.drafts and n < len(prompt) + sure:
+                assert drafts == want.drafts[n]
+                compared += 1
+        accepted += LENGTH - 1 - len(want.drafts)
+    assert compared > LENGTH
+    assert accepted > LENGTH // 4
+
+
+async def test_texts_are_exact_under_switches_and_preemption(
+    case: Case, prompts: list[Prompt]
+) -> None:
+    some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
+    want = never_switched(case.engine, some, MTP, 40)
+    methods = [PLAIN, MTP, NGRAM, CASCADE]
+    switches = {step: methods[step // 3 % 4] for step in range(0, 900, 3)}
+    requests = [RecordedRequest(prompt, 40, PLAIN, at=i) for i, prompt in enumerate(some)]
+    got = case.engine.run(requests, switches)
+    assert got.preemptions > 0
+    assert same_drafts(got, want, "mtp") > 50
+    assert got.catchup["mtp"] > 2 * len(some[0]), "the first prompts were read while it was idle"
+    for prompt, output in zip(some, got.outputs, strict=True):
+        assert await case.target.gap(prompt, output) < TIE
+
+
+async def test_only_its_own_layer_is_counted_as_its_weights(case: Case) -> None:
+    weights, kv = case.engine.memory()["mtp"]
+    assert weights == own_bytes(case.folder)
+    assert kv > 0
