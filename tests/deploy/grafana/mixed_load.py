@@ -40,6 +40,7 @@ class MixedLoad:
     statuses: Counter[int | str] = field(default_factory=Counter)
     outcomes: Counter[int] = field(default_factory=Counter)
     stopping: bool = False
+    _counted: asyncio.Condition = field(default_factory=asyncio.Condition)
     _methods: Iterator[str | None] = field(default_factory=lambda: itertools.cycle(METHODS))
 
     async def run(
@@ -67,9 +68,10 @@ class MixedLoad:
                 await asyncio.sleep(max(0.0, began + at_s - asyncio.get_running_loop().time()))
                 await event()
             await asyncio.sleep(max(0.0, began + seconds - asyncio.get_running_loop().time()))
-            async with asyncio.timeout(ENOUGH_S):
-                while self.statuses[200] <= answers or self.outcomes[200] <= switches:
-                    await asyncio.sleep(0.1)
+            async with asyncio.timeout(ENOUGH_S), self._counted:
+                await self._counted.wait_for(
+                    lambda: self.statuses[200] > answers and self.outcomes[200] > switches
+                )
             self.stopping = True
 
     async def _ask(self, client: httpx.AsyncClient, choose: random.Random, i: int) -> None:
@@ -83,6 +85,11 @@ class MixedLoad:
             if choose.random() < 0.3:
                 await asyncio.sleep(choose.random() / 2)
 
+    async def _count(self, counts: Counter[Any], key: int | str) -> None:
+        async with self._counted:
+            counts[key] += 1
+            self._counted.notify_all()
+
     def _bodies(self, choose: random.Random, i: int) -> Iterator[dict[str, Any]]:
         for number in itertools.count(i, CLIENTS):
             method = next(self._methods)
@@ -95,7 +102,7 @@ class MixedLoad:
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = [line async for line in response.aiter_lines() if line]
         whole = response.status_code != 200 or not any('"error"' in line for line in lines)
-        self.statuses[response.status_code if whole else "cut off"] += 1
+        await self._count(self.statuses, response.status_code if whole else "cut off")
         if response.status_code != 200:
             await asyncio.sleep(1)
 
@@ -114,7 +121,7 @@ class MixedLoad:
             if body["mode"] == "drain":
                 body |= {"timeout_s": (0.05, 20.0)[number // len(MODES) % 2]}
             response = await client.post("/v1/switch_spec_method", json=body)
-            self.outcomes[response.status_code] += 1
+            await self._count(self.outcomes, response.status_code)
             for _ in range(10):
                 await asyncio.sleep(seconds / 150)
                 if self.stopping:
