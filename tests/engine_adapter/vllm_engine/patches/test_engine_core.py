@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.policies import planner
 from engine_adapter.policies.contract import DraftFate
 from engine_adapter.policies.evidence import PROVEN_DRAFTS
 from engine_adapter.policies.proposers import ProposerTraits
@@ -70,7 +71,8 @@ def test_the_utility_call_gives_a_policy_its_parameters() -> None:
     assert rows.plan("r").drafts == {"r": DRAFT}
 
 
-def test_a_new_process_knows_what_the_old_one_measured() -> None:
+def test_a_new_process_knows_what_the_old_one_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "UNPLANNED_EVERY", 1)
     old, new = RowSteps(), RowSteps()
     old.admit("r")
     old.step(r=(0, 0))
