@@ -87,8 +87,8 @@ def engine(check: EngineCheck) -> Any:
     return check._engine
 
 
-def write_stock_texts(check: EngineCheck, text: Tokens) -> None:
-    kept = {"of": check._task.texts_of, "texts": [text for _ in PROMPTS]}
+def write_stock_texts(check: EngineCheck, text: Tokens, **of: str) -> None:
+    kept = {"of": check._task.texts_of | of, "texts": [text for _ in PROMPTS]}
     Path(check._task.stock_texts).write_text(json.dumps(kept))
 
 
@@ -154,8 +154,7 @@ async def test_plain_decoding_is_compared_with_stock_vllm(check: EngineCheck) ->
 async def test_stock_texts_of_another_check_are_not_compared_with(
     check: EngineCheck, capsys: pytest.CaptureFixture[str], field: str
 ) -> None:
-    kept = {"of": {**check._task.texts_of, field: "another"}, "texts": [(1,)] * len(PROMPTS)}
-    Path(check._task.stock_texts).write_text(json.dumps(kept))
+    write_stock_texts(check, (1,), **{field: "another"})
     await check.run()
     assert check.problems == []
     assert check.rows[0]["same texts"] == "not compared"
