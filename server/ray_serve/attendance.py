@@ -15,6 +15,9 @@ from server.ray_serve.remote_replica import CANCEL, Answer, Call
 RETRY_S = 0.5
 """Seconds until a replica tries again to reach a fleet that does not answer."""
 
+INTERNAL = "internal_error"
+"""The code of a refusal that is a fault of the server, not of the order."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -130,7 +133,7 @@ class Attendance:
             answer = Answer(call.id, refusal=(str(error), error.code))
         except Exception as error:
             log.exception("fleet_call_failed", method=call.method)
-            answer = Answer(call.id, refusal=(str(error) or type(error).__name__, None))
+            answer = Answer(call.id, refusal=(str(error) or type(error).__name__, INTERNAL))
         try:
             await self._fleet.answer(answer)
         except FleetLost:
@@ -155,7 +158,7 @@ class Attendance:
             case "metrics":
                 return await self._metrics()
             case _:
-                raise ReplicaRefused(f"a replica has no method {method!r}")
+                raise ReplicaRefused(f"a replica has no method {method!r}", INTERNAL)
 
     async def _give_up_reservations(self) -> None:
         """Ends those of a process that is gone: the next one's switches need not wait for them."""
