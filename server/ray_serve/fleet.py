@@ -92,8 +92,9 @@ class Fleet:
             return known
 
     def leave(self, name: str) -> None:
-        """Forgets a replica that stops."""
-        self._replicas.pop(name, None)
+        """Forgets a replica that stops; a switch that it has not made is made without it."""
+        if (replica := self._replicas.pop(name, None)) is not None:
+            replica.leave()
 
     async def collect(self, name: str) -> list[Call] | None:
         """The calls for a replica; `None` if it has not joined, which it should."""
@@ -148,18 +149,21 @@ class Fleet:
         return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
 
     async def _switch(self, order: Order, *, keeps_method: bool = False) -> FleetReport:
-        """Makes a switch; if a replica dies in it, again without that one."""
+        """Makes a switch; if a replica dies or leaves in it, again without that one."""
         while True:
             await self._forget_gone()
             await self._settle()
             if keeps_method and self._in_force is not None:
                 order = _with_method(order, self._in_force)
             self._is_settled = False
-            report = await switch_fleet(tuple(self._replicas.values()), order)
+            asked = tuple(self._replicas.values())
+            report = await switch_fleet(asked, order)
             log.info("fleet_switch", outcome=report.outcome, error=report.error)
             await self._settle()
-            gone = await self._forget_gone()
-            if report.outcome is FleetOutcome.SWITCHED or not (gone and self._replicas):
+            await self._forget_gone()
+            # One that has left, or that a call of `status` has missed first, is forgotten already.
+            is_one_gone = any(replica.is_gone for replica in asked)
+            if report.outcome is FleetOutcome.SWITCHED or not (is_one_gone and self._replicas):
                 return report
 
     async def _settle(self) -> None:
@@ -182,15 +186,13 @@ class Fleet:
         states = await asyncio.gather(*(_answered(r.state()) for r in replicas.values()))
         return dict(zip(replicas, states, strict=True))
 
-    async def _forget_gone(self) -> list[str]:
-        """Forgets the replicas whose process has ended; their names."""
+    async def _forget_gone(self) -> None:
+        """Forgets the replicas whose process has ended."""
         replicas = dict(self._replicas)
         alive = await asyncio.gather(*(replica.look() for replica in replicas.values()))
-        gone = [name for name, lives in zip(replicas, alive, strict=True) if not lives]
-        for name in gone:
-            if self._replicas.get(name) is replicas[name]:
+        for name, lives in zip(replicas, alive, strict=True):
+            if not lives and self._replicas.get(name) is replicas[name]:
                 del self._replicas[name]
-        return gone
 
 
 def _with_method(order: Order, state: ReplicaState) -> Order:
