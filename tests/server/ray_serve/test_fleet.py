@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from server.control.method_names import SelectionError
-from server.fleet.replica import FleetOutcome, Prepared, ReplicaOutcome
+from server.fleet.replica import FleetOutcome, Prepared, ReplicaOutcome, ReplicaUnreachable
 from server.ray_serve import attendance, remote_replica
 from server.ray_serve.remote_replica import Answer, RemoteReplica
 from tests.server.conftest import StartGateway
@@ -255,6 +256,57 @@ async def test_a_new_fleet_knows_the_last_revision(house: House) -> None:
     house.new_fleet()
     await eventually(lambda: house.running.num_replicas == 4)
     assert await house.running.declare(4, order("none")) is None
+
+
+async def test_a_new_fleet_waits_for_its_replicas_before_it_switches(house: House) -> None:
+    """A replica that starts brings an old `user_config` before the others are there again."""
+    await house.running.declare(4, order("ngram"))
+    await house.running.switch(order("none"))
+    house.attendances["d"].revision = 4
+    house.new_fleet(rejoin_s=3600.0)
+    declaring = asyncio.create_task(house.running.declare(4, order("ngram")))
+    await eventually(lambda: house.running.num_replicas == 4)
+    assert (await house.running.status()).is_switching
+    assert not declaring.done()
+    declaring.cancel()
+    await asyncio.gather(declaring, return_exceptions=True)
+    house.new_fleet(rejoin_s=0.0)
+    await eventually(lambda: house.running.num_replicas == 4)
+    assert await house.running.declare(4, order("ngram")) is None
+    assert house.states() == dict.fromkeys(NAMES, ("none", 2))
+
+
+async def test_a_declared_switch_is_a_switch_that_runs(house: House) -> None:
+    gateway = house.gateways["a"]
+    request = asyncio.create_task(gateway.complete(max_tokens=2000, ignore_eos=True, temperature=0))
+    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 1)
+    declaring = asyncio.create_task(house.running.declare(1, order("ngram", mode="drain")))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    assert (await house.running.status()).is_switching
+    assert await house.running.switch(order("none")) is None
+    declaring.cancel()
+    await asyncio.gather(declaring, return_exceptions=True)
+    assert not (await house.running.status()).is_switching
+    assert (await request).status_code == 200
+
+
+async def test_what_is_in_force_is_asked_until_a_replica_answers(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.running.switch(order("ngram"))
+    known = house.running._in_force
+
+    async def silent() -> None:
+        raise ReplicaUnreachable("it is busy")
+
+    for each in house.attendances.values():
+        monkeypatch.setattr(each._replica, "state", silent)
+    house.running._in_force = replace(known, fleet_generation=0) if known else None
+    house.running._is_settled = False
+    await house.running._settle()
+    monkeypatch.undo()
+    await house.running._settle()
+    assert house.running._in_force == known
 
 
 async def test_policies_are_set_at_every_replica_and_the_method_stays(house: House) -> None:
