@@ -133,7 +133,8 @@ class Fleet:
         """Only one switch at a time, and the first when earlier replicas have joined again."""
         self._switches += 1
         try:
-            await asyncio.sleep(self._ready_at - time.monotonic())
+            if (wait_s := self._ready_at - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
             async with self._changing:
                 yield
         finally:
