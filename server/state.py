@@ -114,6 +114,17 @@ class AppState:
         dead = any(failure is not None and failure.retry_after_s is None for failure in failures)
         return dead or self.startup_error is not None
 
+    @property
+    def why_given_up(self) -> str | None:
+        """Why no engine serves or will serve again without a restart; `None` if one does or will.
+
+        With several engines one that is given up leaves this `None`.
+        """
+        if self.startup_error is not None:
+            return str(self.startup_error)
+        failure = None if self.runtime is None else self.engine.failure
+        return None if failure is None or failure.retry_after_s is not None else str(failure)
+
 
 # Coroutines: FastAPI would run plain functions in a thread.
 

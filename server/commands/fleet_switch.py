@@ -3,16 +3,17 @@
 import argparse
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from server.commands import BAD_SETTING, DIFFERING, FAILED, print_error
+from server.commands import BAD_SETTING, DIFFERING, FAILED, INTERRUPTED, print_error
 from server.commands.admin_client import printable, shown
 from server.control.records import SpecMethodBody
 from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
@@ -41,6 +42,12 @@ _EXIT = {
     FleetOutcome.PARTIAL: DIFFERING,
 }
 _WIDTH = 200
+
+STATE_S = 10.0
+"""How long the replicas may take to say what they have after the switch, in seconds."""
+
+STATE_ASKED = 16
+"""How many of the replicas are asked then; one answer is enough."""
 
 
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,16 +82,18 @@ def switch_all(options: argparse.Namespace, urls: Sequence[str]) -> int:
     raise_limit()
     try:
         report, state = asyncio.run(_switch(options, urls))
+    except asyncio.CancelledError:
+        # SIGTERM ends the command as Ctrl-C does.
+        return INTERRUPTED
     except (OSError, ValueError) as error:
         print_error(str(error))
         return FAILED
     _print(report, as_json=options.json)
-    if state is not None:
-        try:
-            Path(options.write_state).write_bytes(state_json(state))
-        except OSError as error:
-            print_error(f"--write-state: {options.write_state}: {error.strerror}")
-            return FAILED
+    has_switched = any(r.outcome == ReplicaOutcome.SWITCHED for r in report.replicas)
+    wanted = options.write_state if has_switched else None
+    if wanted is not None and (failure := _write(wanted, state)) is not None:
+        print_error(f"--write-state: {wanted}: {failure}")
+        return FAILED
     return _EXIT[report.outcome]
 
 
@@ -101,20 +110,67 @@ async def _switch(
         options.reason,
         options.policies,
     )
+    switching = asyncio.current_task()
+    assert switching is not None
+    # Otherwise the process would end between the phases; so the switch is rolled back.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, switching.cancel)
     async with fleet_client(options.admin_key) as client:
         replicas = http_replicas(client, await resolve(urls))
         report = await switch_fleet(replicas, order, skip_unreachable=options.skip_unreachable)
-        done = {r.replica for r in report.replicas if r.outcome == ReplicaOutcome.SWITCHED}
         if options.write_state is None:
             return report, None
-        return report, await _state([replica for replica in replicas if replica.name in done])
+        return report, await _state(replicas, report)
 
 
-async def _state(replicas: Sequence[HttpReplica]) -> ReplicaState | None:
-    """What the first of them that answers has."""
-    for replica in replicas:
-        with suppress(ReplicaRefused, ReplicaUnreachable):
-            return await replica.state()
+async def _state(replicas: Sequence[HttpReplica], report: FleetReport) -> ReplicaState | None:
+    """What the replicas that have switched have; `None` if none of them answers.
+
+    Method and generation are those of the report. Only a replica knows the policies that earlier
+    switches have set.
+    """
+    done = {r.replica: r for r in report.replicas if r.outcome == ReplicaOutcome.SWITCHED}
+    asked = [replica for replica in replicas if replica.name in done][:STATE_ASKED]
+    asking = [asyncio.create_task(replica.state()) for replica in asked]
+    try:
+        for answer in asyncio.as_completed(asking, timeout=STATE_S):
+            try:
+                state = await answer
+            except (ReplicaRefused, ReplicaUnreachable):
+                continue
+            return replace(
+                state,
+                fleet_generation=report.fleet_generation or state.fleet_generation,
+                active=done[asked[0].name].active or state.active,
+                is_switching=False,
+            )
+    except TimeoutError:
+        pass
+    finally:
+        for each in asking:
+            each.cancel()
+    return None
+
+
+def _write(path: str, state: ReplicaState | None) -> str | None:
+    """Writes the state file at once, so that no reader sees a part of it. Returns what failed."""
+    if state is None:
+        return (
+            f"not written: no replica that has switched answers within {STATE_S:g} s; "
+            "run the same command again"
+        )
+    target = Path(path).resolve()
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(state_json(state))
+            return None
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            beside.write_bytes(state_json(state))
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
     return None
 
 

@@ -1,7 +1,7 @@
 """Replicas reached by their URLs, over the admin routes."""
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import httpx
@@ -25,6 +25,40 @@ T = TypeVar("T")
 
 _PREPARED, _RESULT = TypeAdapter(Prepared), TypeAdapter(SwitchResult)
 _STATE = TypeAdapter(ReplicaState)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    generation: int
+    switching: bool
+    policies: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    state: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What views and peers read of `GET /v1/spec_method`."""
+
+    spec_method: str
+    num_speculative_tokens: int
+    in_flight: dict[str, int]
+    fleet: _Fleet
+    engine: _Engine
+    proposers: dict[str, _Drafts]
+
+
+_SHOWN = TypeAdapter(_Shown)
 
 
 def fleet_client(
@@ -96,21 +130,19 @@ class HttpReplica:
         """See `replica.Replica`."""
         answer = await self.spec_method()
         fleet = answer["fleet"]
-        return _read(
-            _STATE,
-            {
-                "fleet_generation": fleet["generation"],
-                "active": SpecMethodBody(answer["spec_method"], answer["num_speculative_tokens"]),
-                "is_switching": fleet["switching"],
-                "policies": fleet["policies"],
-            },
+        return ReplicaState(
+            fleet["generation"],
+            SpecMethodBody(answer["spec_method"], answer["num_speculative_tokens"]),
+            fleet["switching"],
+            fleet["policies"],
         )
 
     async def spec_method(self) -> dict[str, Any]:
-        """The answer of `GET /v1/spec_method`."""
+        """The answer of `GET /v1/spec_method`; it has what `_Shown` has, and more."""
         answer = await self._call("GET", "/v1/spec_method")
         if "fleet" not in answer:
             raise ReplicaUnreachable(f"{self._url} is of a version without fleet switches")
+        _read(_SHOWN, answer)
         return answer
 
     async def _call(

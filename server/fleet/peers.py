@@ -117,7 +117,8 @@ class Peers:
             replicas = http_replicas(self._client, chosen)
             answers = await asyncio.gather(*map(self._state_of, replicas))
             states = [state for state in answers if state is not None]
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # A name with a part that is too long has no encoding, which is a ValueError.
             log.debug("fleet_name_failed", error=str(error))
         try:
             kept = None if self._state_file is None else read_state(self._state_file)

@@ -28,6 +28,9 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 METRICS_PATH = "/metrics"
 """The one path that a metrics key opens."""
 
+FLEET_PATH = "/v1/fleet"
+"""The admin path that only a replica under Ray Serve has."""
+
 ADMIN_PATHS = frozenset(
     {
         "/v1/switch_spec_method",
@@ -42,12 +45,10 @@ ADMIN_PATHS = frozenset(
         "/v1/explain",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
+        FLEET_PATH,
     }
 )
 """Paths that change or show the server's speculation or models, including later versions'."""
-
-FLEET_PATH = "/v1/fleet"
-"""The admin path that only a replica under Ray Serve has."""
 
 _KEY = "specgate.key"
 """The entry of an ASGI scope with the key that opened its path."""
@@ -86,7 +87,7 @@ class AuthMiddleware:
         path, keys = scope["path"], self._keyring.keys
         if path in OPEN_PATHS or (self._has_console and is_console_path(path)):
             return None
-        if path in ADMIN_PATHS or path == FLEET_PATH:
+        if path in ADMIN_PATHS:
             if keys.has(Role.ADMIN):
                 return self._missing_key(scope, (Role.ADMIN,), _A_KEY[Role.ADMIN])
             return self._keyless_admin_refusal(scope)

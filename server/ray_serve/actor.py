@@ -24,6 +24,12 @@ REPLICAS_NAMESPACE = "serve"
 EMPTY_S = 300.0
 """After how many seconds without a replica an actor ends: its deployment was deleted."""
 
+REJOIN_S = 3.0
+"""How long an actor waits for replicas of an earlier one before it switches, in seconds.
+
+They try every `attendance.RETRY_S` seconds.
+"""
+
 _LOOK_S = 10.0
 
 
@@ -32,7 +38,7 @@ class FleetActor(Fleet):
 
     def __init__(self) -> None:
         configure_logs("info", json=False, access=False)
-        super().__init__(_is_alive)
+        super().__init__(_is_alive, rejoin_s=REJOIN_S)
         self._ending: asyncio.Task[None] | None = None
 
     async def join(self, name: str, actor: str, state: ReplicaState, revision: int) -> ReplicaState:

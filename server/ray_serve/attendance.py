@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
 
+from server.fleet.coordinator import CALL_S
 from server.fleet.local import LocalReplica
 from server.fleet.member import Member
 from server.fleet.replica import ReplicaRefused, ReplicaState
@@ -14,6 +14,9 @@ from server.ray_serve.remote_replica import CANCEL, Answer, Call
 
 RETRY_S = 0.5
 """Seconds until a replica tries again to reach a fleet that does not answer."""
+
+INTERNAL = "internal_error"
+"""The code of a refusal that is a fault of the server, not of the order."""
 
 log = structlog.get_logger(__name__)
 
@@ -63,9 +66,9 @@ class Attendance:
         self._replica = LocalReplica(name, member)
         self._fleet = fleet
         self._metrics = metrics
-        self._running: dict[int, asyncio.Task[None]] = {}
-        # The switches that it is reserved for and has not been told to make.
-        self._reserved: set[str] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        # The switches that it is reserved for, or makes at the moment.
+        self._unfinished: set[str] = set()
         self._attending: asyncio.Task[None] | None = None
         self.revision = 0
 
@@ -101,13 +104,14 @@ class Attendance:
             try:
                 calls = await self._fleet.collect()
                 if calls is None:
+                    await self._end_calls()
                     await self._join()
                     continue
                 for call in calls:
                     self._begin_call(call)
             except FleetLost:
                 log.warning("fleet_lost", then="joins its next process")
-                await self._give_up_reservations()
+                await self._end_calls()
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 # The fleet's method may be impossible here for a time, as while a proposer is
@@ -130,7 +134,7 @@ class Attendance:
             answer = Answer(call.id, refusal=(str(error), error.code))
         except Exception as error:
             log.exception("fleet_call_failed", method=call.method)
-            answer = Answer(call.id, refusal=(str(error) or type(error).__name__, None))
+            answer = Answer(call.id, refusal=(str(error) or type(error).__name__, INTERNAL))
         try:
             await self._fleet.answer(answer)
         except FleetLost:
@@ -140,13 +144,15 @@ class Attendance:
         match method:
             case "prepare":
                 prepared = await self._replica.prepare(*arguments)
-                self._reserved.add(arguments[0])
+                self._unfinished.add(arguments[0])
                 return prepared
             case "commit":
-                self._reserved.discard(arguments[0])
-                return await self._replica.commit(*arguments)
+                try:
+                    return await self._replica.commit(*arguments)
+                finally:
+                    self._unfinished.discard(arguments[0])
             case "rollback":
-                self._reserved.discard(arguments[0])
+                self._unfinished.discard(arguments[0])
                 return await self._replica.rollback(*arguments)
             case "state":
                 return await self._replica.state()
@@ -155,11 +161,19 @@ class Attendance:
             case "metrics":
                 return await self._metrics()
             case _:
-                raise ReplicaRefused(f"a replica has no method {method!r}")
+                raise ReplicaRefused(f"a replica has no method {method!r}", INTERNAL)
 
-    async def _give_up_reservations(self) -> None:
-        """Ends those of a process that is gone: the next one's switches need not wait for them."""
-        for switch_id in self._reserved:
-            with suppress(ReplicaRefused):
+    async def _end_calls(self) -> None:
+        """Ends what a process of the fleet that is gone has begun, a drain too.
+
+        The next process takes what this replica has when it joins for what it has later, and its
+        switches need not wait for reservations.
+        """
+        for switch_id in tuple(self._unfinished):
+            try:
                 await self._replica.rollback(switch_id, None)
-        self._reserved.clear()
+            except Exception:
+                log.exception("fleet_switch_not_ended", switch_id=switch_id)
+            self._unfinished.discard(switch_id)
+        if self._running:
+            await asyncio.wait(tuple(self._running.values()), timeout=CALL_S)

@@ -38,6 +38,10 @@ class StartFailed(RuntimeError):
     """The replica's engine did not start."""
 
 
+class EngineGivenUp(RuntimeError):
+    """No engine of the replica serves, and none will again; the message says why."""
+
+
 @serve.deployment(
     name="specgate",
     # Specgate has a queue of its own, with limits and an order; Serve would hold requests back.
@@ -81,10 +85,10 @@ class Specgate:
         await self._declare(wanted)
 
     async def check_health(self) -> None:
-        """Raises if only a new replica can bring an engine back."""
+        """Raises if no engine serves and only a new replica can bring one back."""
         state: AppState = self._application.state.specgate
-        if state.engine_given_up:
-            raise StartFailed(str(state.startup_error or state.engine.failure))
+        if (reason := state.why_given_up) is not None:
+            raise EngineGivenUp(reason)
 
     async def _declare(self, wanted: UserConfig) -> None:
         assert self._attendance is not None

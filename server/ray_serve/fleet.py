@@ -6,7 +6,9 @@ generation has what is in force.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -39,7 +41,7 @@ class FleetStatus:
         in_force: the state with the highest generation; `None` before a replica has joined.
         replicas: name -> its state; `None` if it does not answer.
         revision: the highest one of a `user_config` that was applied; 0 before the first.
-        is_switching: a switch runs.
+        is_switching: a switch runs, or waits for its turn.
     """
 
     in_force: ReplicaState | None
@@ -53,16 +55,22 @@ class Fleet:
 
     Args:
         is_alive: whether the process of an actor lives, by the actor's name.
+        rejoin_s: how long its first switch waits, in seconds: replicas of an earlier process have
+            joined again by then, and have told the last `user_config` that they know.
     """
 
-    def __init__(self, is_alive: Callable[[str], Awaitable[bool]]) -> None:
+    def __init__(
+        self, is_alive: Callable[[str], Awaitable[bool]], *, rejoin_s: float = 0.0
+    ) -> None:
         self._is_alive = is_alive
         self._replicas: dict[str, RemoteReplica] = {}
         self._in_force: ReplicaState | None = None
         self._revision = 0
         # Held while the method changes, so that no replica joins in the middle of it.
         self._changing = asyncio.Lock()
-        self._is_switching = False
+        # Those that run or wait for their turn.
+        self._switches = 0
+        self._ready_at = time.monotonic() + rejoin_s
         # Whether `_in_force` is what the last switch has left: its caller may have cancelled it.
         self._is_settled = True
 
@@ -92,8 +100,9 @@ class Fleet:
             return known
 
     def leave(self, name: str) -> None:
-        """Forgets a replica that stops."""
-        self._replicas.pop(name, None)
+        """Forgets a replica that stops; a switch that it has not made is made without it."""
+        if (replica := self._replicas.pop(name, None)) is not None:
+            replica.leave()
 
     async def collect(self, name: str) -> list[Call] | None:
         """The calls for a replica; `None` if it has not joined, which it should."""
@@ -114,21 +123,31 @@ class Fleet:
         return await self._alone(order, keeps_method=True)
 
     async def _alone(self, order: Order, *, keeps_method: bool) -> FleetReport | None:
-        if self._is_switching:
+        if self._switches:
             return None
-        self._is_switching = True
+        async with self._turn():
+            return await self._switch(order, keeps_method=keeps_method)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Only one switch at a time, and the first when earlier replicas have joined again."""
+        self._switches += 1
         try:
+            if (wait_s := self._ready_at - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
             async with self._changing:
-                return await self._switch(order, keeps_method=keeps_method)
+                yield
         finally:
-            self._is_switching = False
+            self._switches -= 1
 
     async def declare(self, revision: int, order: Order) -> FleetReport | None:
         """Makes the switch of a `user_config`, once for all replicas that bring it.
 
         Returns `None` if this revision, or a later one, has been here before.
         """
-        async with self._changing:
+        if revision <= self._revision:
+            return None
+        async with self._turn():
             if revision <= self._revision:
                 return None
             self._revision = revision
@@ -138,7 +157,7 @@ class Fleet:
         """The fleet now; asks every replica."""
         await self._forget_gone()
         states = await self._states()
-        return FleetStatus(self._in_force, states, self._revision, self._is_switching)
+        return FleetStatus(self._in_force, states, self._revision, self._switches > 0)
 
     async def metrics(self) -> dict[str, str]:
         """Replica -> what its own `/metrics` says, of those that answer."""
@@ -148,18 +167,21 @@ class Fleet:
         return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
 
     async def _switch(self, order: Order, *, keeps_method: bool = False) -> FleetReport:
-        """Makes a switch; if a replica dies in it, again without that one."""
+        """Makes a switch; if a replica dies or leaves in it, again without that one."""
         while True:
             await self._forget_gone()
             await self._settle()
             if keeps_method and self._in_force is not None:
                 order = _with_method(order, self._in_force)
             self._is_settled = False
-            report = await switch_fleet(tuple(self._replicas.values()), order)
+            asked = tuple(self._replicas.values())
+            report = await switch_fleet(asked, order)
             log.info("fleet_switch", outcome=report.outcome, error=report.error)
             await self._settle()
-            gone = await self._forget_gone()
-            if report.outcome is FleetOutcome.SWITCHED or not (gone and self._replicas):
+            await self._forget_gone()
+            # One that has left, or that a call of `status` has missed first, is forgotten already.
+            is_one_gone = any(replica.is_gone for replica in asked)
+            if report.outcome is FleetOutcome.SWITCHED or not (is_one_gone and self._replicas):
                 return report
 
     async def _settle(self) -> None:
@@ -170,7 +192,8 @@ class Fleet:
         if states:
             self._in_force = max(states, key=lambda state: state.fleet_generation)
             await self._spread(self._in_force)
-        self._is_settled = True
+        # While replicas are there and none answers, nobody knows: it is asked again.
+        self._is_settled = bool(states) or not self._replicas
 
     async def _spread(self, state: ReplicaState, besides: str | None = None) -> None:
         """Gives every other replica `state`; one with a higher number keeps what it has."""
@@ -182,15 +205,13 @@ class Fleet:
         states = await asyncio.gather(*(_answered(r.state()) for r in replicas.values()))
         return dict(zip(replicas, states, strict=True))
 
-    async def _forget_gone(self) -> list[str]:
-        """Forgets the replicas whose process has ended; their names."""
+    async def _forget_gone(self) -> None:
+        """Forgets the replicas whose process has ended."""
         replicas = dict(self._replicas)
         alive = await asyncio.gather(*(replica.look() for replica in replicas.values()))
-        gone = [name for name, lives in zip(replicas, alive, strict=True) if not lives]
-        for name in gone:
-            if self._replicas.get(name) is replicas[name]:
+        for name, lives in zip(replicas, alive, strict=True):
+            if not lives and self._replicas.get(name) is replicas[name]:
                 del self._replicas[name]
-        return gone
 
 
 def _with_method(order: Order, state: ReplicaState) -> Order:

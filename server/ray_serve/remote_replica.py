@@ -5,9 +5,9 @@ the fleet itself, waits for calls, and answers them.
 """
 
 import asyncio
-import itertools
+import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from server.control.records import SwitchResult
@@ -28,18 +28,22 @@ CANCEL = "cancel"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A method of `server.fleet.replica.Replica` or of `Member` for a replica to run."""
+    """A method of `server.fleet.replica.Replica` or of `Member` for a replica to run.
 
-    id: int
+    Attributes:
+        id: no other call has it, also of an earlier process of the fleet: its answer may be late.
+    """
+
     method: str
     arguments: tuple[Any, ...]
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a call returned, or why the replica refused: a message and a code."""
 
-    id: int
+    id: str
     value: Any = None
     refusal: tuple[str, str | None] | None = None
 
@@ -52,15 +56,15 @@ class RemoteReplica:
         is_alive: whether its process is known to live; it may be slow.
 
     Attributes:
-        is_gone: its process has ended.
+        is_gone: its process has ended, or it has left.
     """
 
     def __init__(self, name: str, is_alive: Callable[[], Awaitable[bool]]) -> None:
         self._name = name
         self._is_alive = is_alive
-        self._ids = itertools.count()
         self._mail: asyncio.Queue[Call] = asyncio.Queue()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[str, asyncio.Future[Any]] = {}
+        self._gone = "its process has ended"
         self.is_gone = False
 
     @property
@@ -103,6 +107,14 @@ class RemoteReplica:
         self.is_gone = self.is_gone or not await self._is_alive()
         return not self.is_gone
 
+    def leave(self) -> None:
+        """Notes that it has left the fleet: it answers no call any more, not even those begun."""
+        self.is_gone = True
+        self._gone = "it has left the fleet"
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(ReplicaUnreachable(self._gone))
+
     async def collect(self, wait_s: float) -> list[Call]:
         """The calls that it has not got yet; none after `wait_s` seconds without one."""
         try:
@@ -126,7 +138,9 @@ class RemoteReplica:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Raises `ReplicaRefused`, and `ReplicaUnreachable` once its process has ended."""
-        call = Call(next(self._ids), method, arguments)
+        if self.is_gone:
+            raise ReplicaUnreachable(self._gone)
+        call = Call(method, arguments)
         answer = self._answers[call.id] = asyncio.get_running_loop().create_future()
         self._mail.put_nowait(call)
         try:
@@ -135,9 +149,9 @@ class RemoteReplica:
                 if answer.done():
                     return answer.result()
                 if not await self.look():
-                    raise ReplicaUnreachable("its process has ended")
+                    raise ReplicaUnreachable(self._gone)
         finally:
             del self._answers[call.id]
             if not answer.done():
                 answer.cancel()
-                self._mail.put_nowait(Call(next(self._ids), CANCEL, (call.id,)))
+                self._mail.put_nowait(Call(CANCEL, (call.id,)))

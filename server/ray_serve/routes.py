@@ -35,6 +35,13 @@ ONE_REPLICA = (
 """Paths whose request would reach whichever replica Serve chooses, and no other."""
 
 _STATUS: dict[str | None, int] = {
+    # A field's value that has no code of its own.
+    None: 400,
+    "unknown_mode": 400,
+    "proposer_ambiguous": 400,
+    "num_speculative_tokens_too_large": 400,
+    "missing_required_parameter": 400,
+    "unknown_parameter": 400,
     "proposer_not_found": 404,
     "proposer_quarantined": 409,
     "switch_in_progress": 409,
@@ -45,7 +52,7 @@ _STATUS: dict[str | None, int] = {
     "engine_dead": 503,
     "engine_not_ready": 503,
 }
-"""The code of a replica's refusal -> the status of the answer; 400 for any other."""
+"""The code of a replica's refusal -> the status of the answer; 500 for any other."""
 
 log = structlog.get_logger(__name__)
 
@@ -176,7 +183,7 @@ def failed(report: FleetReport) -> ApiError:
         FleetOutcome.PARTIAL: f"not known of {', '.join(unknown)}; the next switch heals them",
         FleetOutcome.SWITCHED: "",
     }[report.outcome]
-    status = _STATUS.get(code, 400) if refused else 503
+    status = _STATUS.get(code, 500) if refused else 503
     kind = "server_error" if status >= 500 else "invalid_request_error"
     message = f"{report.error}; {end}."
     return ApiError(status, message, type=kind, code=code)

@@ -4,15 +4,19 @@ import { call } from "./api.js";
 import { byId, methodText, row } from "./page.js";
 
 const isFleet = location.hash === "#fleet";
+let busy = false;
 
-/** Reads and shows the replicas; does nothing at a console of one server. */
+/** Reads and shows the replicas; does nothing at a console of one server, or while it reads. */
 export async function read() {
-  if (!isFleet) return;
+  if (!isFleet || busy) return;
   byId("fleet").hidden = false;
+  busy = true;
   try {
     show(await call("GET", "fleet"));
   } catch (error) {
     byId("fleet-summary").textContent = error.message;
+  } finally {
+    busy = false;
   }
 }
 

@@ -1,6 +1,9 @@
 """`switch --all` and `status --all` with servers, and with addresses that do not answer."""
 
+import asyncio
 import json
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,9 +11,11 @@ from typing import Any
 import pytest
 
 from server.cli import main
-from server.commands import BAD_SETTING, DIFFERING, FAILED
+from server.commands import BAD_SETTING, DIFFERING, FAILED, INTERRUPTED
 from server.fleet.coordinator import switch_fleet
+from server.fleet.http_replica import HttpReplica
 from server.fleet.peers import read_state
+from server.fleet.replica import ReplicaState
 from tests.server.conftest import StartServer
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
 
@@ -87,6 +92,64 @@ def test_a_server_that_does_not_answer_is_named_and_nothing_changes(
     assert f"{CLOSED}: cannot be reached" in out
     assert [has(server) for server in servers] == [("none", 0)] * 2
     assert not kept.exists()
+
+
+def test_a_state_that_cannot_be_had_is_a_failure(
+    servers: list[ThreadedServer],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The replicas switch, and then do not answer."""
+
+    async def silent(_: HttpReplica) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(HttpReplica, "state", silent)
+    monkeypatch.setattr("server.commands.fleet_switch.STATE_S", 0.05)
+    kept = tmp_path / "state.json"
+    kept.write_text("as before")
+    words = ["switch", "ngram", "--all", *urls(*servers), "--write-state", str(kept)]
+    assert main(words) == FAILED
+    captured = capsys.readouterr()
+    assert "switched: 2 of 2 replicas switched" in captured.out
+    assert f"--write-state: {kept}: not written: no replica" in captured.err
+    assert kept.read_text() == "as before"
+
+
+def test_the_state_file_is_replaced_as_one(servers: list[ThreadedServer], tmp_path: Path) -> None:
+    """A file that was opened before the switch is read as it was, to its end."""
+    kept = tmp_path / "state.json"
+    kept.write_text("as before")
+    with kept.open() as reader:
+        words = ["switch", "ngram", "--all", *urls(*servers), "--write-state", str(kept)]
+        assert main(words) == 0
+        assert reader.read() == "as before"
+    assert read_state(str(kept)) == servers[0].runtime.fleet.state()
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_sigterm_rolls_a_switch_back(
+    servers: list[ThreadedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when all replicas are reserved and none is told to commit."""
+    rolled_back = []
+    rollback = HttpReplica.rollback
+
+    async def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    async def counted(replica: HttpReplica, *arguments: Any) -> ReplicaState:
+        state = await rollback(replica, *arguments)
+        rolled_back.append(state)
+        return state
+
+    monkeypatch.setattr(HttpReplica, "commit", interrupted)
+    monkeypatch.setattr(HttpReplica, "rollback", counted)
+    assert main(["switch", "ngram", "--all", *urls(*servers)]) == INTERRUPTED
+    assert [state.active.spec_method for state in rolled_back] == ["none"] * 2
+    assert not any(server.runtime.switcher.busy for server in servers)
 
 
 def test_a_server_that_does_not_answer_can_be_skipped(

@@ -6,8 +6,9 @@ One test in Chromium is in `make test`: see `test_browser_switch.py`.
 import re
 from pathlib import Path
 
+import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.server.console.conftest import Load, StartServer, ask, open_console
 
@@ -278,3 +279,24 @@ def test_axe_finds_no_barrier(
     expect(page.get_by_role("dialog")).to_be_visible()
     found = axe.run(page)
     assert found.violations_count == 0, found.generate_report()
+
+
+def test_a_fleet_that_does_not_answer_does_not_stop_the_page(
+    page: Page, serve: StartServer
+) -> None:
+    """One silent replica holds back the table of all, and nothing else."""
+    server = serve()
+    asked: list[Route] = []
+
+    def hold(route: Route) -> None:
+        asked.append(route)
+
+    page.route("**/fleet", hold)
+    page.goto(f"{server.url}/console#fleet")
+    expect(page.locator("#state")).to_have_text("Connected")
+    before = page.locator("#tile-active").inner_text()
+    httpx.post(
+        f"{server.url}/v1/switch_spec_method", json={"speculative_model": "ngram"}, trust_env=False
+    ).raise_for_status()
+    expect(page.locator("#tile-active")).not_to_have_text(before)
+    assert len(asked) == 1, "it is not asked again before it has answered"

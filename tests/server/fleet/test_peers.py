@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from server.control.records import SpecMethodBody
 from server.control.types import SwitchMode
-from server.fleet.peers import read_state, state_json
+from server.fleet.addresses import Address
+from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.peers import Peers, read_state, state_json
 from server.fleet.replica import ReplicaState
+from server.fleet.view import view
 from tests.server.conftest import StartGateway, StartServer
 from tests.server.gateway import Gateway, eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -57,6 +61,51 @@ async def test_a_name_without_an_address_does_not_keep_a_server_from_starting(
 ) -> None:
     gateway = await start(**peers("http://nobody.invalid:8000"))
     assert state(gateway) == ("draft", 0)
+
+
+async def test_a_name_that_no_resolver_takes_does_not_keep_a_server_from_starting(
+    start: StartGateway,
+) -> None:
+    gateway = await start(**peers(f"http://{'a' * 64}.example:8000"))
+    assert state(gateway) == ("draft", 0)
+
+
+SHOWN: dict[str, Any] = {
+    "spec_method": "ngram",
+    "num_speculative_tokens": 3,
+    "in_flight": {},
+    "fleet": {"generation": 7, "switching": False, "policies": {}},
+    "engine": {"state": "serving", "reason": None},
+    "proposers": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"fleet": None}, "fleet"),
+        ({"fleet": {}}, "fleet.generation"),
+        ({"fleet": {"generation": [], "switching": False, "policies": {}}}, "fleet.generation"),
+        ({"spec_method": None}, "spec_method"),
+        ({"proposers": {"draft": {}}}, "proposers.draft.drafted"),
+    ],
+)
+async def test_a_peer_of_another_version_is_as_one_that_does_not_answer(
+    start: StartGateway, changed: dict[str, Any], field: str
+) -> None:
+    member = (await start()).runtime.fleet
+    answer = SHOWN | changed
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+    peer = "http://127.0.0.1:1"
+    await Peers(member, fleet_client(None, transport), [peer], None, 0).join()
+    assert member.state().fleet_generation == 0
+    async with fleet_client(None, transport) as client:
+        (shown,) = await view(http_replicas(client, [Address(peer)]))
+    assert shown.differs
+    assert shown.error == f"answers as another version of Specgate: {field}"
+    answer = SHOWN
+    await Peers(member, fleet_client(None, transport), [peer], None, 0).join()
+    assert member.state().active == SpecMethodBody("ngram", 3)
 
 
 async def test_a_peer_that_refuses_the_key_counts_as_one_that_does_not_answer(

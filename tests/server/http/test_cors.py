@@ -163,7 +163,8 @@ async def test_a_private_server_is_open_to_named_pages_only(start: StartGateway)
 @pytest.mark.parametrize("origins", ["*", PAGE])
 async def test_admin_paths_allow_no_page(start: StartGateway, origins: str) -> None:
     gateway = await start(allowed_origins=origins, **KEYS)
-    for path, method in (("/v1/spec_method", "GET"), ("/v1/switch_spec_method", "POST")):
+    paths = (("/v1/spec_method", "GET"), ("/v1/switch_spec_method", "POST"), ("/v1/fleet", "GET"))
+    for path, method in paths:
         refused(await preflight(gateway, PAGE, path, method))
     admin = {"origin": PAGE, "authorization": "Bearer admin"}
     response = await gateway.client.get("/v1/spec_method", headers=admin)

@@ -42,9 +42,9 @@ class House:
         """Ends the fleet's process."""
         self.fleet = None
 
-    def new_fleet(self) -> None:
+    def new_fleet(self, rejoin_s: float = 0.0) -> None:
         """Starts the fleet's next process, which knows nothing."""
-        self.fleet = Fleet(self._is_alive)
+        self.fleet = Fleet(self._is_alive, rejoin_s=rejoin_s)
 
     @property
     def running(self) -> Fleet:

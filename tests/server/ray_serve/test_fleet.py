@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from server.control.method_names import SelectionError
-from server.fleet.replica import FleetOutcome, Prepared, ReplicaOutcome
+from server.fleet.replica import FleetOutcome, Prepared, ReplicaOutcome, ReplicaUnreachable
 from server.ray_serve import attendance, remote_replica
+from server.ray_serve.remote_replica import Answer, RemoteReplica
 from tests.server.conftest import StartGateway
 from tests.server.gateway import eventually
 from tests.server.ray_serve.house import House, order
@@ -148,15 +150,50 @@ async def test_a_switch_that_the_fleet_did_not_survive_is_completed(house: House
     for name in NAMES:
         replica = house.attendances[name]._replica
         await replica.prepare("half", order("ngram"), 30.0)
-        house.attendances[name]._reserved.add("half")
+        house.attendances[name]._unfinished.add("half")
     for name in "ab":
         await house.attendances[name]._replica.commit("half", 1)
-        house.attendances[name]._reserved.discard("half")
+        house.attendances[name]._unfinished.discard("half")
     house.lose_fleet()
     await eventually(lambda: not any(g.runtime.switcher.busy for g in house.gateways.values()))
     assert house.states()["c"] == ("draft", 0)
     house.new_fleet()
     await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
+
+
+async def test_a_drain_ends_with_the_fleet_that_began_it(house: House) -> None:
+    """Otherwise this replica alone would have the method later, after it has joined again."""
+    gateway = house.gateways["a"]
+    request = asyncio.create_task(gateway.complete(max_tokens=2000, ignore_eos=True, temperature=0))
+    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 1)
+    switching = asyncio.create_task(house.running.switch(order("ngram", mode="drain")))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    house.lose_fleet()
+    await eventually(lambda: gateway.runtime.switcher.drain is None)
+    assert len(gateway.runtime.switcher.in_flight) == 1, "it would have ended by itself otherwise"
+    house.new_fleet()
+    await eventually(lambda: house.running.num_replicas == 4)
+    await eventually(lambda: len(set(house.states().values())) == 1)
+    switching.cancel()
+    await asyncio.gather(switching, return_exceptions=True)
+    assert (await request).status_code == 200
+    assert len(set(house.states().values())) == 1
+
+
+async def test_a_rollback_that_fails_does_not_end_the_attendance(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attending = house.attendances["a"]
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(attending._replica, "rollback", broken)
+    attending._unfinished.update(("one", "two"))
+    house.lose_fleet()
+    await eventually(lambda: not attending._unfinished)
+    house.new_fleet()
+    await eventually(lambda: house.running.num_replicas == 4)
 
 
 async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) -> None:
@@ -221,6 +258,57 @@ async def test_a_new_fleet_knows_the_last_revision(house: House) -> None:
     assert await house.running.declare(4, order("none")) is None
 
 
+async def test_a_new_fleet_waits_for_its_replicas_before_it_switches(house: House) -> None:
+    """A replica that starts brings an old `user_config` before the others are there again."""
+    await house.running.declare(4, order("ngram"))
+    await house.running.switch(order("none"))
+    house.attendances["d"].revision = 4
+    house.new_fleet(rejoin_s=3600.0)
+    declaring = asyncio.create_task(house.running.declare(4, order("ngram")))
+    await eventually(lambda: house.running.num_replicas == 4)
+    assert (await house.running.status()).is_switching
+    assert not declaring.done()
+    declaring.cancel()
+    await asyncio.gather(declaring, return_exceptions=True)
+    house.new_fleet(rejoin_s=0.0)
+    await eventually(lambda: house.running.num_replicas == 4)
+    assert await house.running.declare(4, order("ngram")) is None
+    assert house.states() == dict.fromkeys(NAMES, ("none", 2))
+
+
+async def test_a_declared_switch_is_a_switch_that_runs(house: House) -> None:
+    gateway = house.gateways["a"]
+    request = asyncio.create_task(gateway.complete(max_tokens=2000, ignore_eos=True, temperature=0))
+    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 1)
+    declaring = asyncio.create_task(house.running.declare(1, order("ngram", mode="drain")))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    assert (await house.running.status()).is_switching
+    assert await house.running.switch(order("none")) is None
+    declaring.cancel()
+    await asyncio.gather(declaring, return_exceptions=True)
+    assert not (await house.running.status()).is_switching
+    assert (await request).status_code == 200
+
+
+async def test_what_is_in_force_is_asked_until_a_replica_answers(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.running.switch(order("ngram"))
+    known = house.running._in_force
+
+    async def silent() -> None:
+        raise ReplicaUnreachable("it is busy")
+
+    for each in house.attendances.values():
+        monkeypatch.setattr(each._replica, "state", silent)
+    house.running._in_force = replace(known, fleet_generation=0) if known else None
+    house.running._is_settled = False
+    await house.running._settle()
+    monkeypatch.undo()
+    await house.running._settle()
+    assert house.running._in_force == known
+
+
 async def test_policies_are_set_at_every_replica_and_the_method_stays(house: House) -> None:
     await house.running.switch(order("ngram"))
     given = {"goodput": {"min_gain": 0.5}}
@@ -231,6 +319,39 @@ async def test_policies_are_set_at_every_replica_and_the_method_stays(house: Hou
     for gateway in house.gateways.values():
         (policy,) = (p for p in gateway.runtime.engine.policies if p.name == "goodput")
         assert policy.parameters["min_gain"] == 0.5
+
+
+async def test_a_replica_that_leaves_in_mid_switch_is_left_out(house: House) -> None:
+    reached = asyncio.Event()
+
+    async def silent(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    house.attendances["d"]._replica.commit = silent  # type: ignore[assignment, method-assign]
+    switching = asyncio.create_task(house.running.switch(order("ngram")))
+    await reached.wait()
+    await house.attendances["d"].end()
+    report = await switching
+    assert report is not None
+    assert report.outcome is FleetOutcome.SWITCHED
+    assert {replica.replica for replica in report.replicas} == {"a", "b", "c"}
+    assert {house.states()[name][0] for name in "abc"} == {"ngram"}
+
+
+async def test_an_answer_to_an_earlier_fleet_is_nobodys() -> None:
+    """A call that the fleet's last process began ends after the next one has called too."""
+
+    async def is_alive() -> bool:
+        return True
+
+    asked = [RemoteReplica("a", is_alive) for _ in range(2)]
+    asking = [asyncio.create_task(replica.metrics()) for replica in asked]
+    (early,), (late,) = [await replica.collect(30.0) for replica in asked]
+    asked[1].answer(Answer(early.id, "of the earlier call"))
+    asked[1].answer(Answer(late.id, "of the later call"))
+    assert await asking[1] == "of the later call"
+    asking[0].cancel()
 
 
 async def test_a_replica_that_leaves_is_forgotten(house: House) -> None:

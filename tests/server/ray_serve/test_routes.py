@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.fleet.replica import ReplicaRefused
 from server.ray_serve.attendance import FleetLost
 from server.ray_serve.routes import ONE_REPLICA, serve_fleet
 from server.ray_serve.this_machine import OnlyThisMachine
@@ -99,6 +100,22 @@ async def test_one_replica_that_refuses_is_named(house: House, client: httpx.Asy
     assert answer.status_code == 404
     assert error["message"].startswith("b: ")
     assert error["message"].endswith("nothing was changed at any replica.")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no memory"), ReplicaRefused("of a later version", "of_a_later_version")]
+)
+async def test_what_the_order_did_not_cause_is_the_servers_fault(
+    house: House, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(house.attendances["b"]._replica, "commit", broken)
+    answer = await client.post("/v1/switch_spec_method", json={"speculative_model": "ngram"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.json()["error"]["message"].startswith(f"b: {error}; every replica has")
 
 
 async def test_a_fleet_that_does_not_answer_is_unavailable(

@@ -106,6 +106,18 @@ async def test_a_server_with_an_engine_that_is_given_up_says_so(two: Gateway) ->
     assert await gauges() == (0, 1)
 
 
+async def test_a_server_is_given_up_with_its_last_engine(two: Gateway) -> None:
+    """Its orchestrator would otherwise replace a server that serves."""
+    assert two.state.why_given_up is None
+    members(two)[0].die()
+    assert two.state.engine_given_up
+    assert two.state.why_given_up is None
+    members(two)[1].die()
+    reason = two.state.why_given_up
+    assert reason is not None
+    assert reason.startswith("None of the 2 engines serves. Engine 0: ")
+
+
 async def test_counters_are_sums_over_the_engines(two: Gateway) -> None:
     for i in range(4):
         response = await two.complete(prompt=f"def f{i}(x):", max_tokens=30)
