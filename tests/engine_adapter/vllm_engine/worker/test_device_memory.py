@@ -53,6 +53,7 @@ def test_the_memory_of_a_step_stays_free(memory: SimpleNamespace) -> None:
     assert free_bytes(GPU, 2 * GIB) == 6 * GIB
     with pytest.raises(NoRoom, match=r"of which 0\.00 GiB"):
         check_room(1, GPU, 70 * GIB)
+    check_room(0, GPU, 70 * GIB)
 
 
 def test_on_a_cpu_the_limit_of_the_process_counts() -> None:
