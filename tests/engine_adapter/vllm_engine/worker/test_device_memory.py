@@ -1,5 +1,6 @@
 """The room for a proposer that is loaded while steps run, on a pretended device and on the CPU."""
 
+import resource
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -86,9 +88,12 @@ def test_on_a_cpu_the_limit_of_the_container_counts(
     limit, usage, reclaimable = device_memory._CGROUPS[version]
     there = tmp_path / Path(limit).name
     monkeypatch.setattr(device_memory, "_CGROUPS", ((str(there), usage, reclaimable),))
-    before = free_bytes(CPU, 0)
+    system = SimpleNamespace(available=5 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: system)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    assert free_bytes(CPU, 0) == 5 * GIB
     there.write_text("max\n")
-    assert free_bytes(CPU, 0) > before // 2
+    assert free_bytes(CPU, 0) == 5 * GIB
     there.write_text("10000\n")
     (tmp_path / usage).write_text("9000\n")
     (tmp_path / "memory.stat").write_text(f"anon 5000\n{reclaimable} 3000\n")
