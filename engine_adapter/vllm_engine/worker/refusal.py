@@ -64,6 +64,8 @@ def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
 def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[None]:
     """The same for a quantized target whose weights vLLM cannot load on this machine.
 
+    Too little memory and files that cannot be read are no fault of the quantization.
+
     Args:
         model_config: vLLM's; a target that is not quantized is never refused.
         progress: to the gateway.
@@ -71,7 +73,7 @@ def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[
     method = model_config.quantization
     try:
         yield
-    except torch.AcceleratorError:
+    except (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError, OSError):
         raise
     except Exception as error:
         if method is None:

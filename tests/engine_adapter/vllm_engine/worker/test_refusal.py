@@ -92,6 +92,25 @@ def test_a_failure_of_a_target_that_is_not_quantized_is_raised() -> None:
     assert progress.refused == []
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("gone"),
+        MemoryError(),
+        OSError("No space left on device"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_memory_and_files_are_no_fault_of_the_quantization(error: Exception) -> None:
+    progress: Any = Progress()
+    quantized = SimpleNamespace(model="/models/big", quantization="auto_gptq")
+    with pytest.raises(type(error)) as caught:
+        fails_in(refusing_quantized(quantized, progress), error)
+    assert caught.value is error
+    assert progress.refused == []
+
+
 def test_an_accelerator_error_is_not_the_proposers() -> None:
     progress: Any = Progress()
     with pytest.raises(torch.AcceleratorError):
