@@ -76,7 +76,7 @@ class _Clock:
 
 
 class _Runner(RunnerHooks):
-    """The runner's hooks around a batch of made-up rows, which decode for ever."""
+    """The runner's hooks around a batch of made-up rows, which never end."""
 
     def __init__(self, method: str, rows: int, asks: str) -> None:
         self._rng = np.random.default_rng(0)

@@ -24,6 +24,9 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import get_method, needs, parse_specs
 from engine_adapter.types import NONE, PLAIN, SpecMethod
 
+NOT_COMPARED = "not compared"
+"""Of sampled texts, and of plain ones without stock vLLM's."""
+
 
 class Observer:
     """An `EngineObserver` that adds up what the steps report.
@@ -83,7 +86,7 @@ class EngineCheck:
     async def _check(self) -> None:
         await self._texts.generate(PLAIN)  # what is compiled or allocated on first use
         plain = await self._texts.generate(PLAIN)
-        await self._compare("none", plain, self._stock_texts() or plain.texts)
+        await self._compare("none", plain, self._stock_texts())
         for spec in self._specs:
             await self._check_proposer(spec, plain.texts)
         methods = [PLAIN, *(_method(spec) for spec in self._specs)]
@@ -92,14 +95,13 @@ class EngineCheck:
         await self._compare("switched while they run", switched, plain.texts)
 
     def _stock_texts(self) -> list[Tokens] | None:
-        """Stock vLLM's texts; `None` if its stage failed, or ran with other prompts."""
+        """Stock vLLM's texts; `None` if its stage failed, or ran with another target or prompts."""
         path = Path(self._task.stock_texts)
-        texts = json.loads(path.read_text("utf-8")) if path.is_file() else []
-        lengths = [len(text) for text in texts]
-        if lengths != [self._task.max_tokens] * len(self._prompts):
-            print("no texts of stock vLLM's for these prompts: run the stage `stock`", flush=True)
+        kept = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if kept.get("of") != self._task.texts_of:
+            print("stock vLLM's texts are missing: run the stage `stock`", flush=True)
             return None
-        return [tuple(text) for text in texts]
+        return [tuple(text) for text in kept["texts"]]
 
     async def _check_proposer(self, spec: ProposerSpec, plain: Sequence[Tokens]) -> None:
         for sampled in (False, True):
@@ -116,7 +118,9 @@ class EngineCheck:
     async def _compare(self, name: str, run: TextRun, wanted: Sequence[Tokens] | None) -> None:
         """Adds a row, and what is wrong with the texts or with the proposers."""
         row: dict[str, Any] = {"method": name, "tokens/s": run.tokens_per_s}
-        if wanted is not None:
+        if wanted is None:
+            row["same texts"] = NOT_COMPARED
+        else:
             gaps = await self._texts.gaps(run.texts, wanted)
             same = sum(gap is None for gap in gaps)
             row["same texts"] = f"{same} of {len(gaps)}"

@@ -82,6 +82,17 @@ class EngineTask:
     stock_texts: str
     result: str
 
+    @property
+    def texts_of(self) -> dict[str, Any]:
+        """What stock vLLM's texts depend on, to be kept beside them."""
+        dtype = self.arguments.get("dtype")
+        return {
+            "target": self.target,
+            "dtype": dtype,
+            "prompts": self.prompts,
+            "max_tokens": self.max_tokens,
+        }
+
     def to_json(self) -> str:
         """For the process's command line."""
         return json.dumps(asdict(self))

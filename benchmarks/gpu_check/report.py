@@ -26,7 +26,8 @@ def page(info: Mapping[str, Any], results: Sequence[StageResult]) -> list[str]:
     Args:
         info: as `benchmarks.report.environment_info` returns it, and the devices.
     """
-    verdict = "Every stage passed." if passed(results) else "Not every stage passed."
+    told = "every one passed" if passed(results) else "not every one passed"
+    verdict = f"{len(results)} stages ran; {told}."
     lines = ["# GPU check", "", verdict, "", *HEAD, *map(table_row, results), ""]
     for result in results:
         lines += _section(result)

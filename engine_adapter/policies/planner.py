@@ -29,7 +29,7 @@ from engine_adapter.types import NONE
 log = logging.getLogger(__name__)
 
 UNPLANNED_EVERY = 7
-"""Steps without a policy, of which one is learned from: it takes time, and no row gains from it.
+"""Without a policy one step of this number is learned from: it takes time, and no row gains.
 
 A prime, so that no period of the traffic, such as one of a power of two, hides its drafts.
 """

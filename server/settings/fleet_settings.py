@@ -37,7 +37,10 @@ class FleetSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_fleet(self) -> Self:
-        if self.fleet_key is not None and not self.fleet_key.get_secret_value().isprintable():
+        key = None if self.fleet_key is None else self.fleet_key.get_secret_value()
+        if key is not None and not key.strip():
+            raise SettingError("fleet_key", "must not be empty; leave it out to ask without a key")
+        if key is not None and not key.isprintable():
             raise SettingError("fleet_key", "the key has a control character")
         if self.fleet_key is not None and not self.fleet_peers:
             raise SettingError("fleet_key", "needs --fleet-peers")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from server.commands.serve import check_exposure
+from server.settings.access_settings import KEY_SETTINGS
 from server.settings.keys import Role
 from server.settings.sources import SettingsError, load_settings
 from tests.deploy import manifests
@@ -81,6 +82,8 @@ def test_a_pod_starts_with_all_its_keys(overlay: str, tmp_path: Path) -> None:
         variables[item["name"]] = reference["key"] if reference else item["value"]
     (file := tmp_path / "specgate.yaml").write_text(yaml.safe_dump({"log_json": True}))
     assert check_start(variables, file) == set(Role)
-    for name in [name for name in variables if name.endswith("_KEY")]:
+    opening = {f"SPECGATE_{name.upper()}" for name in KEY_SETTINGS} & variables.keys()
+    assert len(opening) == len(Role)
+    for name in opening:
         with pytest.raises(SettingsError, match=f"{name}: must not be empty"):
             check_start({**variables, name: ""}, file)

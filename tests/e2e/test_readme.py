@@ -49,7 +49,7 @@ def run(block: str, curl_home: Path) -> str:
 def test_the_pages_have_examples_to_run() -> None:
     assert len(CURLS) == 15
     assert len(PYTHON) == 1
-    assert len(API_CURLS) == 10
+    assert len(API_CURLS) == 13
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))

@@ -174,11 +174,20 @@ def engine_config(args: Any) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """Why vLLM refuses its arguments, without what pydantic prints around the reason."""
+    """Why vLLM refuses its arguments, without what pydantic prints around the reason.
+
+    vLLM's own reasons name what is wrong; pydantic's need the name of the field before them.
+    """
     listed = getattr(error, "errors", None)
     if not callable(listed):
         return str(error)
-    return "; ".join(item["msg"].removeprefix("Value error, ") for item in listed())
+    reasons = []
+    for item in listed():
+        field = ".".join(map(str, item["loc"]))
+        own = item["type"] == "value_error" or not field
+        reason = item["msg"].removeprefix("Value error, ")
+        reasons.append(reason if own else f"{field}: {reason}")
+    return "; ".join(reasons)
 
 
 def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:

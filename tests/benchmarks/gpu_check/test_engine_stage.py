@@ -87,8 +87,9 @@ def engine(check: EngineCheck) -> Any:
     return check._engine
 
 
-def write_stock_texts(check: EngineCheck, text: Tokens) -> None:
-    Path(check._task.stock_texts).write_text(json.dumps([text for _ in PROMPTS]))
+def write_stock_texts(check: EngineCheck, text: Tokens, **of: str) -> None:
+    kept = {"of": check._task.texts_of | of, "texts": [text for _ in PROMPTS]}
+    Path(check._task.stock_texts).write_text(json.dumps(kept))
 
 
 def differs_for(name: str) -> Callable[[GenerationRequest], Tokens]:
@@ -102,6 +103,7 @@ def differs_for(name: str) -> Callable[[GenerationRequest], Tokens]:
 async def test_every_proposer_is_run_greedy_and_sampled_and_all_are_switched_to(
     check: EngineCheck,
 ) -> None:
+    write_stock_texts(check, PLAIN_TEXT)
     await check.run()
     assert check.problems == []
     assert [row["method"] for row in check.rows] == [
@@ -148,12 +150,14 @@ async def test_plain_decoding_is_compared_with_stock_vllm(check: EngineCheck) ->
     assert [problem.split(":")[0] for problem in check.problems] == ["none"]
 
 
-async def test_stock_texts_of_another_length_are_not_compared_with(
-    check: EngineCheck, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("field", ["target", "dtype", "max_tokens"])
+async def test_stock_texts_of_another_check_are_not_compared_with(
+    check: EngineCheck, capsys: pytest.CaptureFixture[str], field: str
 ) -> None:
-    write_stock_texts(check, PLAIN_TEXT[:-1])
+    write_stock_texts(check, (1,), **{field: "another"})
     await check.run()
     assert check.problems == []
+    assert check.rows[0]["same texts"] == "not compared"
     assert "run the stage `stock`" in capsys.readouterr().out
 
 

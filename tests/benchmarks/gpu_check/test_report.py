@@ -47,7 +47,7 @@ def test_the_page_has_the_environment_the_rows_and_the_end_of_a_failed_log() -> 
     info = {"devices": ["A card, 80 GiB, 9.0"], "versions": {"vllm": "0.32.0"}}
     lines = page(info, [failed, result(Outcome.PASSED)])
     text = "\n".join(lines)
-    assert "Not every stage passed." in lines
+    assert "2 stages ran; not every one passed." in lines
     assert "- draft: it never drafted" in lines
     assert "| method | tokens/s | drafted |" in lines
     assert "| none | 31.2 |  |" in lines

@@ -10,6 +10,7 @@ from benchmarks.gpu_check.speed_stage import main
 NGRAM = '{"name": "ngram"}'
 
 
+@pytest.mark.prove
 @pytest.mark.engine
 def test_every_side_is_a_row_and_the_base_has_no_ratio(tmp_path: Path) -> None:
     words = ["--engine", "fake", "--target", "demo", "--proposer", NGRAM, "--method", "none"]

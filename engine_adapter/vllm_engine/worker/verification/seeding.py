@@ -24,7 +24,7 @@ def position_seeds(seeds: Sequence[int], positions: npt.NDArray[np.int64]) -> Se
     Returns:
         uint64 [N].
     """
-    # Arrays of unsigned integers wrap, as the mixing needs it.
+    # The mixing counts modulo 2**64, as arrays of unsigned integers do.
     mixed = np.array([seed & _MASK for seed in seeds], np.uint64)
     mixed = mixed * np.uint64(0x9E3779B97F4A7C15)
     mixed += positions.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
@@ -187,10 +187,10 @@ def test_an_argument_that_is_unknown_to_vllm_is_named() -> None:
     assert "max_model_length" in str(error)
 
 
-@pytest.mark.needs_vllm
 def test_a_refusal_of_vllm_is_told_without_pydantics_words() -> None:
     class Config(BaseModel):
         dtype: str
+        block_size: Literal[16, 32] = 16
 
         @field_validator("dtype")
         @classmethod
@@ -201,8 +201,14 @@ def test_a_refusal_of_vllm_is_told_without_pydantics_words() -> None:
         Config(dtype="float32")
     assert reason_of(caught.value) == "float32 is not supported for quantization method awq."
     assert reason_of(OSError("no such folder")) == "no such folder"
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate({"dtype": 7, "block_size": 8})
+    assert reason_of(caught.value) == (
+        "dtype: Input should be a valid string; block_size: Input should be 16 or 32"
+    )
 
 
+@pytest.mark.needs_vllm
 def test_settings_reach_vllm() -> None:
     given = config(max_model_len=512, max_num_seqs=7, seed=None, dtype="float32")
     args = engine_args(given, 9, "/pipe")
