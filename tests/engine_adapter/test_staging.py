@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine_adapter.staging import to_device
+from engine_adapter import staging
+from engine_adapter.staging import fill, to_device
 from tests.engine_adapter.vllm_engine.support.pretend_device import (
     BLOCKING_UPLOAD,
     DOWNLOAD,
@@ -47,6 +48,47 @@ def test_on_a_device_they_travel_in_one_copy_from_pinned_memory(
             assert there.dtype == array.dtype
             assert np.array_equal(there, array)
     assert log.counts == {UPLOAD: 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "parts"),
+    [
+        (torch.float32, (2, 4), 2),
+        (torch.bfloat16, (2, 5), 3),  # the last part has fewer elements
+        (torch.bfloat16, (1, 3), 1),
+    ],
+)
+def test_a_large_tensor_travels_in_pinned_parts_of_the_devices_dtype(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, int], parts: int
+) -> None:
+    monkeypatch.setattr(staging, "_can_pin", lambda kind: True)
+    # vLLM on a CPU replaces the method, in the whole process.
+    pin = torch.ops.aten._pin_memory.default
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pin(tensor))
+    monkeypatch.setattr(staging, "_PART", 4)
+    given = torch.arange(shape[0] * shape[1], dtype=torch.float32).view(shape[::-1]).T / 3
+    log = Log()
+    with pretend_device(monkeypatch) as device:
+        there = torch.full(shape, -1.0, dtype=dtype, device=GPU)
+        with device.noting(log):
+            fill(there, given)
+        assert torch.equal(there.cpu(), given.to(dtype))
+    assert log.counts == {UPLOAD: parts}
+
+
+def test_a_large_tensor_is_copied_at_once_where_nothing_can_be_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "_can_pin", lambda kind: False)
+    monkeypatch.setattr(staging, "_PART", 4)
+    given = torch.arange(9.0)
+    log = Log()
+    with pretend_device(monkeypatch) as device:
+        there = torch.zeros(9, dtype=torch.bfloat16, device=GPU)
+        with device.noting(log):
+            fill(there, given)
+        assert torch.equal(there.cpu(), given.to(torch.bfloat16))
+    assert log.counts == {BLOCKING_UPLOAD: 1}
 
 
 def test_the_pretend_device_notes_what_waits_and_nothing_else(

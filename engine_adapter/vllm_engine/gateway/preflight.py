@@ -97,7 +97,7 @@ def check_models(config: EngineConfig) -> None:
         config.model,
         revision,
     )
-    _check_tokenizers(config, text.vocab_size)
+    _check_draft_models(config, text)
     for spec in config.proposers:
         try:
             get_method(spec.method).check(spec, sizes)
@@ -105,7 +105,7 @@ def check_models(config: EngineConfig) -> None:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
 
 
-def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
+def _check_draft_models(config: EngineConfig, target_text: Any) -> None:
     target: Any = None
     for spec in config.proposers:
         if not get_method(spec.method).capabilities.tokenizer or spec.model is None:
@@ -113,6 +113,7 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
         try:
             draft_config = _load_config("model", spec.model, config)
             _check_layers(draft_config, LAYER_KINDS)
+            _check_same_chunks(draft_config.get_text_config(), target_text)
             _warn_unless_proven(spec.model, draft_config)
             draft = _tokenizer("model", spec.model, None, config)
         except EngineConfigError as error:
@@ -120,7 +121,8 @@ def _check_tokenizers(config: EngineConfig, target_size: int) -> None:
         if target is None:
             target = _tokenizer("tokenizer", *tokenizer_source(config), config)
         if spec.options[HETEROGENEOUS_VOCAB]:
-            _check_mapping(spec, target, draft, target_size, draft_config.get_text_config())
+            size = target_text.vocab_size
+            _check_mapping(spec, target, draft, size, draft_config.get_text_config())
         elif draft.get_vocab() != target.get_vocab():
             raise EngineConfigError(
                 "proposer",
@@ -157,6 +159,21 @@ def _load_config(
         raise EngineConfigError(setting, f"{model}: {error}") from error
 
 
+def _chunk(text_config: Any) -> int | None:
+    """The tokens of the chunks of attention, if a model has any."""
+    return text_config.attention_chunk_size if CHUNKED in _kinds(text_config) else None
+
+
+def _check_same_chunks(draft: Any, target: Any) -> None:
+    """Checks chunks of a draft model: block size and KV cache groups are checked for a target's."""
+    if (chunk := _chunk(draft)) and chunk != _chunk(target):
+        raise EngineConfigError(
+            "model",
+            f"{draft.model_type} has attention over chunks of {chunk} tokens, so it drafts "
+            "only for a target with chunks of that size: choose another draft model",
+        )
+
+
 def check_chunks(vllm_config: Any) -> None:
     """Checks that the target's chunks of attention consist of whole blocks.
 
@@ -165,11 +182,8 @@ def check_chunks(vllm_config: Any) -> None:
     Raises:
         EngineConfigError: they do not.
     """
-    text = vllm_config.model_config.hf_text_config
-    if CHUNKED not in _kinds(text):
-        return
-    chunk, size = text.attention_chunk_size, vllm_config.cache_config.block_size
-    if chunk % size:
+    chunk = _chunk(vllm_config.model_config.hf_text_config)
+    if chunk and chunk % (size := vllm_config.cache_config.block_size):
         raise EngineConfigError(
             "block_size",
             f"{size} must divide {chunk}, the tokens of the target's chunks of attention",

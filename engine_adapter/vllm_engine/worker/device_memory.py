@@ -32,11 +32,13 @@ class NoRoom(Exception):
 
 
 def check_room(needed: int, device: torch.device, step_bytes: int) -> None:
-    """Raises `NoRoom` unless `needed` bytes of a device can be taken.
+    """Raises `NoRoom` unless `needed` bytes of a device can be taken; 0 bytes always can.
 
     Args:
         step_bytes: what a step needs at most beside weights and KV.
     """
+    if not needed:
+        return
     free = free_bytes(device, step_bytes)
     if needed > free:
         raise NoRoom(

@@ -162,16 +162,31 @@ class ProposerHost:
         device = self._runner.device
         return torch.empty(self._sampling_bytes, dtype=torch.uint8, device=device)
 
-    def bytes_needed(self, spec: ProposerSpec) -> int:
-        """How much of the device's memory a proposer takes that is loaded while steps run.
+    def room_for(self, spec: ProposerSpec, step_bytes: int | None) -> tuple[int, int]:
+        """What a load while steps run is compared with: see `device_memory.check_room`.
 
-        That is `ProposerMethod.device_bytes`, and the memory of sampled drafts beyond that of the
-        proposers with which vLLM measured the memory of a step.
+        On a CPU only weights count. Nothing else was set aside there when the engine started, and
+        the memory of a step comes from the system and returns to it.
+
+        Args:
+            step_bytes: what a step was measured to need on a GPU beside weights and KV; `None` if
+                vLLM was told the size of the KV cache, and measured nothing.
+
+        Returns:
+            The bytes that the proposer takes: `ProposerMethod.device_bytes`, and what its sampled
+            drafts need beyond those of the other proposers. And the bytes of a step without it:
+            what was measured, and the sampled drafts of loaded proposers beyond what was held then.
         """
         rows: int = self._vllm_config.scheduler_config.max_num_seqs
-        sampled = sampling_bytes((*self.specs, spec), rows, self.target.vocab_size)
-        own = get_method(spec.method).device_bytes(spec, self.target, rows)
-        return own + max(sampled - self._sampling_bytes, 0)
+        method = get_method(spec.method)
+        if self._runner.device.type == "cpu":
+            return method.device_bytes(spec, self.target, 0), 0
+        size = self.target.vocab_size
+        held = self._sampling_bytes if step_bytes is not None else 0
+        before = max(held, sampling_bytes(self.specs, rows, size))
+        after = max(before, sampling_bytes((*self.specs, spec), rows, size))
+        own = method.device_bytes(spec, self.target, rows)
+        return own + after - before, int(step_bytes or 0) + before - held
 
     # -- what a proposer gets from its host --------------------------------------------------
 

@@ -1,6 +1,7 @@
 """What cannot work ends the start with one line that names its setting, instead of a traceback."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -64,6 +65,8 @@ def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
 def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[None]:
     """The same for a quantized target whose weights vLLM cannot load on this machine.
 
+    Too little memory and files that cannot be read are no fault of the quantization.
+
     Args:
         model_config: vLLM's; a target that is not quantized is never refused.
         progress: to the gateway.
@@ -71,7 +74,7 @@ def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[
     method = model_config.quantization
     try:
         yield
-    except torch.AcceleratorError:
+    except (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError, OSError):
         raise
     except Exception as error:
         if method is None:
@@ -92,9 +95,10 @@ def check_layout(cache_config: Any, progress: ProgressWriter) -> None:
     """
     layout = cache_config.get_resolved_kv_cache_layout()
     if not layout.is_layer_compact:
-        refuse(
-            "VLLM_KV_CACHE_LAYOUT",
-            f"is {layout.name}, with which draft models and heads have not been run; leave it out, "
-            "or set it to LBNHC or LBHNC",
-            progress,
-        )
+        setting = "VLLM_KV_CACHE_LAYOUT"
+        if requested := os.environ.get(setting):
+            says, remedy = f"is {requested}", "leave it out, or set it to LBNHC or LBHNC"
+        else:
+            says, remedy = f"is not set and vLLM chose {layout.name}", "set it to LBNHC or LBHNC"
+        reason = f"{says}, with which draft models and heads have not been run; {remedy}"
+        refuse(setting, reason, progress)

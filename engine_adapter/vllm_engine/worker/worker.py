@@ -80,8 +80,8 @@ class WorkerHooks:
         host = self.model_runner.drafter.host
         device = self.model_runner.device
         # vLLM measures what a step needs unless it is told the size of the KV cache.
-        step_bytes = getattr(self, "peak_activation_memory", 0)
-        check_room(host.bytes_needed(spec), device, int(step_bytes))
+        needed, step_bytes = host.room_for(spec, getattr(self, "peak_activation_memory", None))
+        check_room(needed, device, step_bytes)
         with side_stream(device):
             proposer: Proposer = host.create(spec)
         return proposer

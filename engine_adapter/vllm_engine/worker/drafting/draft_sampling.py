@@ -33,7 +33,7 @@ from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 from engine_adapter.vllm_engine.worker.verification.seeding import (
-    GeneratorPool,
+    draft_generators,
     position_seeds,
 )
 
@@ -138,7 +138,7 @@ class RowSampler:
         given = [(i, seed) for i, row in enumerate(rows) if (seed := self.seeds[row]) is not None]
         seeded = [i for i, _ in given]
         seeds = position_seeds([seed for _, seed in given], self.num_tokens[rows[seeded]] + depth)
-        generators = GeneratorPool(logits.device).seeded(seeded, seeds)
+        generators = draft_generators(logits.device).seeded(seeded, seeds)
         sampled, _ = self.sampler.topk_topp_sampler(scaled, generators, None, None)
         return sampled.long(), probabilities
 

@@ -1,6 +1,7 @@
 """Seeds of a request's noise, one for each token position, and the generators that they seed."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -70,3 +71,9 @@ class GeneratorPool:
         first = np.cumsum(counts + 1) - counts - 1
         mixed = position_seeds([seeds[i] for i in row.tolist()], num_tokens[row] + offset)
         return self.seeded((first[rows][row] + offset).tolist(), mixed)
+
+
+@cache
+def draft_generators(device: torch.device) -> GeneratorPool:
+    """The generators of draft passes on a device: one pass has sampled before the next begins."""
+    return GeneratorPool(device)

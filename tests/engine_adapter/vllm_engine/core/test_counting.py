@@ -8,7 +8,7 @@ import numpy as np
 from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.types import NONE, SpecMethod
-from engine_adapter.vllm_engine.core.counting import RowState, StepTally, Tally
+from engine_adapter.vllm_engine.core.counting import EMITTED, RowState, StepTally, Tally
 from engine_adapter.vllm_engine.wire import (
     KEY,
     DraftReport,
@@ -50,7 +50,7 @@ def test_a_tally_counts_drafts_positions_and_emitted_tokens() -> None:
     tally = Tally()
     for drafted, accepted in ((4, 2), (3, 0), (4, 4)):
         tally.add_verified(drafted, accepted)
-        tally.add_emitted(accepted + 1)
+        tally.wire[EMITTED] += accepted + 1
     assert decode_counts(over_the_wire(tally.wire)) == ProposerCounts(
         drafts=3, drafted=11, accepted=6, accepted_per_position=(2, 2, 1, 1), emitted=9
     )
@@ -126,8 +126,8 @@ def test_a_steps_report_survives_the_wire() -> None:
     drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
     step = StepTally(StepKind.VERIFY, drafts)
     step.tallies["small"].add_verified(4, 1)
-    step.tallies["small"].add_emitted(2)
-    step.tallies[NONE].add_emitted(3)
+    step.tallies["small"].wire[EMITTED] += 2
+    step.tallies[NONE].wire[EMITTED] += 3
     step.quarantined = ["bad"]
     report = decode_step(over_the_wire(step.to_wire(0.25)))
     assert report == StepReport(

@@ -262,6 +262,31 @@ def test_chunks_of_attention_must_consist_of_blocks(
     assert "64 must divide 96" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("target", "fits"),
+    [
+        ({}, False),
+        ({"model_type": "llama4_text", "attention_chunk_size": 4096}, False),
+        ({"model_type": "llama4_text", "attention_chunk_size": 96}, True),
+    ],
+    ids=["no chunks", "other chunks", "the same chunks"],
+)
+def test_a_draft_model_has_chunks_of_attention_only_if_its_target_has_them(
+    make_model: MakeModel, target: dict[str, Any], fits: bool
+) -> None:
+    """So `check_chunks` of the target is a check of the draft model too."""
+    chunks = {"model_type": "llama4_text", "attention_chunk_size": 96}
+    small = make_model("draft", LLAMA | chunks)
+    given = config(make_model("target", LLAMA | target), [draft(small)])
+    if fits:
+        preflight.check_models(given)
+        return
+    error = refusal(preflight.check_models, given)
+    assert error.setting == "proposer"
+    assert "small: " in str(error)
+    assert "llama4_text has attention over chunks of 96 tokens" in str(error)
+
+
 @pytest.mark.needs_vllm
 @pytest.mark.parametrize(
     ("architecture", "fields", "refused"),

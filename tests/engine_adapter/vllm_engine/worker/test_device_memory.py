@@ -1,5 +1,6 @@
 """The room for a proposer that is loaded while steps run, on a pretended device and on the CPU."""
 
+import resource
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -53,6 +55,7 @@ def test_the_memory_of_a_step_stays_free(memory: SimpleNamespace) -> None:
     assert free_bytes(GPU, 2 * GIB) == 6 * GIB
     with pytest.raises(NoRoom, match=r"of which 0\.00 GiB"):
         check_room(1, GPU, 70 * GIB)
+    check_room(0, GPU, 70 * GIB)
 
 
 def test_on_a_cpu_the_limit_of_the_process_counts() -> None:
@@ -85,9 +88,12 @@ def test_on_a_cpu_the_limit_of_the_container_counts(
     limit, usage, reclaimable = device_memory._CGROUPS[version]
     there = tmp_path / Path(limit).name
     monkeypatch.setattr(device_memory, "_CGROUPS", ((str(there), usage, reclaimable),))
-    before = free_bytes(CPU, 0)
+    system = SimpleNamespace(available=5 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: system)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    assert free_bytes(CPU, 0) == 5 * GIB
     there.write_text("max\n")
-    assert free_bytes(CPU, 0) > before // 2
+    assert free_bytes(CPU, 0) == 5 * GIB
     there.write_text("10000\n")
     (tmp_path / usage).write_text("9000\n")
     (tmp_path / "memory.stat").write_text(f"anon 5000\n{reclaimable} 3000\n")

@@ -71,28 +71,70 @@ def test_the_memory_of_sampled_drafts_is_that_of_all_rows_and_the_longest_draft(
     assert held.nbytes == (3 * 4 + 4) * 3 * VOCABULARY * 4
 
 
-def test_a_later_load_needs_its_memory_and_that_of_drafts_that_no_step_was_measured_with(
-    harness: DispatchHarness, tmp_path: Path
-) -> None:
+DISTRIBUTIONS = 7 * heads.VOCABULARY * 4
+"""Bytes of one for each of 7 rows."""
+
+
+@pytest.fixture
+def loading(harness: DispatchHarness) -> Any:
+    """The host of an engine on a GPU that serves at most 7 rows, without a proposer."""
     host = harness.dispatch.host
-    harness.runner.device = torch.device("cpu")
+    harness.runner.device = torch.device("meta")
     host._target = Target()  # type: ignore[assignment]
     host._vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=7))
-    model = heads.medusa().write(tmp_path)
-    fields = {"name": "it", "method": "medusa", "model": model, "num_speculative_tokens": 3}
-    greedy = parse_spec(fields)
-    sampled = parse_spec({**fields, "draft_sampling": "probabilistic"})
     host.specs = ()
+    return host
+
+
+def medusa(folder: Path, k: int, sampling: str = "probabilistic") -> Any:
+    folder.mkdir(exist_ok=True)
+    fields = {"method": "medusa", "model": heads.medusa().write(folder), "draft_sampling": sampling}
+    return parse_spec({"name": f"{sampling}{k}", "num_speculative_tokens": k, **fields})
+
+
+def test_a_later_load_needs_its_memory_and_that_of_longer_drafts_than_the_loaded_ones(
+    loading: Any, tmp_path: Path
+) -> None:
+    greedy, longer = medusa(tmp_path, 3, "greedy"), medusa(tmp_path, 3)
     own = get_method("medusa").device_bytes(greedy, Target(), 7)
-    assert host.bytes_needed(greedy) == own > 0
-    distributions = 7 * heads.VOCABULARY * 4
-    assert host.bytes_needed(sampled) == own + (3 * 3 + 4) * distributions
+    ngram = parse_spec({"name": "ngram"})
+    assert own > 0
+    assert loading.room_for(greedy, 50) == (own, 50)
+    assert loading.room_for(longer, 50) == (own + (3 * 3 + 4) * DISTRIBUTIONS, 50)
     # With one that samples shorter drafts, a part of it was held when vLLM measured a step.
-    shorter = {**fields, "name": "shorter", "num_speculative_tokens": 2}
-    host.specs = (parse_spec({**shorter, "draft_sampling": "probabilistic"}),)
-    host.sampling_memory(7)
-    assert host.bytes_needed(sampled) == own + 3 * distributions
-    assert host.bytes_needed(parse_spec({"name": "ngram"})) == 0
+    loading.specs = (medusa(tmp_path, 2),)
+    loading.sampling_memory(7)
+    assert loading.room_for(longer, 50) == (own + 3 * DISTRIBUTIONS, 50)
+    assert loading.room_for(ngram, 50) == (0, 50)
+    # What a later one samples stays free for the steps, and is not needed again by the next load.
+    loading.specs = (*loading.specs, longer)
+    assert loading.room_for(ngram, 50) == (0, 50 + 3 * DISTRIBUTIONS)
+    # What was held for a proposer that is gone is there for the next.
+    loading.specs = ()
+    assert loading.room_for(medusa(tmp_path, 2), 50) == (own - 7 * heads.VOCABULARY * 4, 50)
+
+
+def test_what_was_held_in_a_step_that_vllm_did_not_measure_is_not_there(
+    loading: Any, tmp_path: Path
+) -> None:
+    loading.specs = (medusa(tmp_path, 2),)
+    loading.sampling_memory(7)
+    longer = medusa(tmp_path, 3)
+    own = get_method("medusa").device_bytes(longer, Target(), 7)
+    expected = own + 3 * DISTRIBUTIONS, (3 * 2 + 4) * DISTRIBUTIONS
+    assert loading.room_for(longer, None) == expected
+    assert loading.room_for(parse_spec({"name": "ngram"}), None) == (0, expected[1])
+
+
+def test_on_a_cpu_a_later_load_needs_its_weights_only(loading: Any, tmp_path: Path) -> None:
+    loading._runner.device = torch.device("cpu")
+    sampled = medusa(tmp_path, 3)
+    weights = 4 * sum(tensor.numel() for tensor in heads.medusa().tensors.values())
+    for specs in (), (medusa(tmp_path, 2),):
+        # No step is measured on a CPU, so that `sampling_memory` is never called.
+        loading.specs = specs
+        assert loading.room_for(sampled, None) == (weights, 0)
+        assert loading.room_for(parse_spec({"name": "ngram"}), None) == (0, 0)
 
 
 def test_every_draft_model_joins_a_dummy_run(harness: DispatchHarness) -> None:

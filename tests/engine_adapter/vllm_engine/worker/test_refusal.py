@@ -92,6 +92,25 @@ def test_a_failure_of_a_target_that_is_not_quantized_is_raised() -> None:
     assert progress.refused == []
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("gone"),
+        MemoryError(),
+        OSError("No space left on device"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_memory_and_files_are_no_fault_of_the_quantization(error: Exception) -> None:
+    progress: Any = Progress()
+    quantized = SimpleNamespace(model="/models/big", quantization="auto_gptq")
+    with pytest.raises(type(error)) as caught:
+        fails_in(refusing_quantized(quantized, progress), error)
+    assert caught.value is error
+    assert progress.refused == []
+
+
 def test_an_accelerator_error_is_not_the_proposers() -> None:
     progress: Any = Progress()
     with pytest.raises(torch.AcceleratorError):
@@ -181,18 +200,40 @@ def test_layers_without_kv_of_each_position_are_refused_and_attention_is_not() -
         loaded._check_layers()
 
 
-@pytest.mark.parametrize(("name", "compact"), [("LBNHC", True), ("BLHNC", False)])
-def test_a_layout_that_no_draft_was_run_with_ends_the_start(name: str, compact: bool) -> None:
-    said: list[tuple[str, str]] = []
-    progress: Any = SimpleNamespace(refuse=lambda *given: said.append(given))
-    layout = SimpleNamespace(name=name, is_layer_compact=compact)
-    config = SimpleNamespace(get_resolved_kv_cache_layout=lambda: layout)
-    if compact:
-        check_layout(config, progress)
-        assert said == []
-        return
+class Layout:
+    """vLLM's configuration of a cache whose layout it has chosen."""
+
+    def __init__(self, name: str, *, compact: bool) -> None:
+        self._layout = SimpleNamespace(name=name, is_layer_compact=compact)
+
+    def get_resolved_kv_cache_layout(self) -> Any:
+        return self._layout
+
+
+def test_a_layout_with_the_kv_of_a_layer_together_is_not_refused() -> None:
+    progress: Any = Progress()
+    check_layout(Layout("LBNHC", compact=True), progress)
+    assert progress.refused == []
+
+
+@pytest.mark.parametrize(
+    ("given", "begins", "ends"),
+    [
+        ("BLHNC", "is BLHNC, with which", "; leave it out, or set it to LBNHC or LBHNC"),
+        (None, "is not set and vLLM chose BLHNC, with which", "run; set it to LBNHC or LBHNC"),
+    ],
+    ids=["set", "vLLM's choice"],
+)
+def test_a_layout_that_no_draft_was_run_with_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, begins: str, ends: str
+) -> None:
+    monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
+    if given:
+        monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", given)
+    progress: Any = Progress()
     with pytest.raises(SystemExit):
-        check_layout(config, progress)
-    ((setting, reason),) = said
+        check_layout(Layout("BLHNC", compact=False), progress)
+    ((setting, reason),) = progress.refused
     assert setting == "VLLM_KV_CACHE_LAYOUT"
-    assert reason.startswith("is BLHNC, with which")
+    assert reason.startswith(begins)
+    assert reason.endswith(ends)

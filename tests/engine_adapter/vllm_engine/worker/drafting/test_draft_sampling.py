@@ -81,6 +81,22 @@ def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
     assert tokens.tolist() != sampler.draw(logits, np.arange(rows), depth + 1)[0].tolist()
 
 
+@pytest.mark.needs_vllm
+def test_generators_of_one_draft_pass_are_seeded_again_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(1))
+    row_sampler(3, Sampling(), [1, 2, 3]).draw(logits, np.arange(3), 0)
+
+    def made(*_: Any) -> None:
+        raise AssertionError("a generator was made")
+
+    monkeypatch.setattr(torch, "Generator", made)
+    again = row_sampler(3, Sampling(), [4, 5, 6])
+    tokens, _ = again.draw(logits, np.arange(3), 1)
+    assert tokens.tolist() == again.draw(logits, np.arange(3), 1)[0].tolist()
+
+
 # -- what is stored --------------------------------------------------------------------------
 
 
