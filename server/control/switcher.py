@@ -143,6 +143,7 @@ class Switcher:
         Args:
             fleet_generation: the number of the fleet switch that it belongs to.
         """
+        self._swapping = None
         begun = time.perf_counter()
         attempt = replace(attempt, begun=begun, fleet_generation=fleet_generation)
         if (refusal := self._inability(attempt.method)) is not None:
@@ -163,13 +164,23 @@ class Switcher:
         """Ends an attempt that `prepare` returned and that is not to be committed."""
         self._release(attempt, SwitchOutcome.ABANDONED, reason)
 
-    async def settled(self) -> None:
-        """Returns when the engine has confirmed, or refused, a swap that has begun."""
-        if self._swapping is not None:
-            await asyncio.wait([self._swapping])
+    async def settled(self) -> SwitchResult | None:
+        """The result of the swap of the last commit, when the engine has answered.
+
+        `None` if it failed or has not begun.
+        """
+        swapping = self._swapping
+        if swapping is None:
+            return None
+        await asyncio.wait([swapping])
+        if swapping.cancelled() or swapping.exception() is not None:
+            return None
+        return swapping.result()
 
     def take_fleet_generation(self, generation: int) -> None:
-        """Gives the active method another number."""
+        """Gives the active method another number; a lower one than its own changes nothing."""
+        if generation <= self._active.fleet_generation:
+            return
         self._active = replace(self._active, fleet_generation=generation)
         self._metrics.set_fleet_generation(generation)
 
