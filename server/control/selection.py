@@ -128,6 +128,14 @@ def resolve(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
     return SpecMethod(proposer.name, k) if k else PLAIN
 
 
+def is_loaded(method: SpecMethod, loaded: LoadedProposers) -> bool:
+    """Whether the proposer of `method` is loaded, with its k; a policy always is."""
+    name, k = method.proposer, method.num_speculative_tokens
+    if method == PLAIN or policy_name(name) is not None:
+        return True
+    return any(p.name == name and k <= p.num_speculative_tokens for p in loaded.proposers)
+
+
 def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
     """The spec method of a request with a prediction: a proposer that drafts predictions.
 

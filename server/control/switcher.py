@@ -24,7 +24,7 @@ from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantine
 from server.control.in_flight import InFlight
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
-from server.control.selection import ActiveMethod, resolve
+from server.control.selection import ActiveMethod, is_loaded, resolve
 from server.control.slots import Slots
 from server.control.types import (
     DRAIN_TIMEOUT_S,
@@ -142,21 +142,28 @@ class Switcher:
 
         Args:
             fleet_generation: the number of the fleet switch that it belongs to.
+
+        Raises:
+            SelectionError: among the others, if the proposer has been unloaded since `prepare`.
         """
         self._swapping = None
         begun = time.perf_counter()
         attempt = replace(attempt, begun=begun, fleet_generation=fleet_generation)
-        if (refusal := self._inability(attempt.method)) is not None:
+        # An unload that had begun before `prepare` may end before, or during, the drain.
+        refusal = self._inability(attempt.method) or self._absence(attempt.method)
+        if refusal is None:
+            self._attempt = attempt
+            try:
+                attempt = await self._fence(attempt)
+            except BaseException as error:
+                timed_out = isinstance(error, DrainTimeout)
+                outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
+                self._release(self._attempt or attempt, outcome, error)
+                raise
+            refusal = self._absence(attempt.method)
+        if refusal is not None:
             self._release(attempt, _outcome_of(refusal), refusal)
             raise refusal
-        self._attempt = attempt
-        try:
-            attempt = await self._fence(attempt)
-        except BaseException as error:
-            timed_out = isinstance(error, DrainTimeout)
-            outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
-            self._release(self._attempt or attempt, outcome, error)
-            raise
         self._swapping = asyncio.create_task(self._swap(attempt))
         return await asyncio.shield(self._swapping)
 
@@ -240,6 +247,13 @@ class Switcher:
         if method.proposer in self._loaded_proposers().quarantined:
             return ProposerQuarantined(method.proposer)
         return self._engine.failure
+
+    def _absence(self, method: SpecMethod) -> Exception | None:
+        """The error of a method whose proposer has been unloaded since `prepare`."""
+        if is_loaded(method, self._loaded_proposers()):
+            return None
+        message = f"proposer {method.proposer!r} was unloaded before the switch to it took place"
+        return SelectionError(message, "speculative_model", "proposer_not_found")
 
     async def _fence(self, attempt: Attempt) -> Attempt:
         """In `drain` mode, holds new requests and waits for the admitted ones to end.
