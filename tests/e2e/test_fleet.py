@@ -91,7 +91,7 @@ async def test_a_process_that_is_killed_in_mid_switch_comes_back_with_the_fleets
         again = await asyncio.to_thread(Served.start_beside, tmp_path / "again.log", *flags, *peers)
         try:
             (back,) = http_replicas(client, [Address(again.url)])
-            # Peers that were too slow at its start are asked again. No event of it can be awaited here.
+            # Peers that were too slow at its start are asked again.
             while (await back.state()).fleet_generation != 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             whole = await switch_fleet([*others, back], Order("ngram"))
