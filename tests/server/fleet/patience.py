@@ -13,5 +13,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.fleet.peers.ANSWER_S", LONG_S)
     monkeypatch.setattr("server.fleet.view.ANSWER_S", LONG_S)
     monkeypatch.setattr("server.ray_serve.fleet.CALL_S", LONG_S)
+    defaults = switch_fleet.__kwdefaults__
+    assert defaults is not None
     for limit in ("call_s", "lease_s"):
-        monkeypatch.setitem(switch_fleet.__kwdefaults__, limit, LONG_S)
+        monkeypatch.setitem(defaults, limit, LONG_S)
