@@ -128,12 +128,15 @@ def resolve(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
     return SpecMethod(proposer.name, k) if k else PLAIN
 
 
-def is_loaded(method: SpecMethod, loaded: LoadedProposers) -> bool:
-    """Whether the proposer of `method` is loaded, with its k; a policy always is."""
+def absence(method: SpecMethod, loaded: LoadedProposers) -> SelectionError | None:
+    """The error of a method whose proposer has been unloaded since it was resolved."""
     name, k = method.proposer, method.num_speculative_tokens
     if method == PLAIN or policy_name(name) is not None:
-        return True
-    return any(p.name == name and k <= p.num_speculative_tokens for p in loaded.proposers)
+        return None
+    if any(p.name == name and k <= p.num_speculative_tokens for p in loaded.proposers):
+        return None
+    message = f"proposer {name!r} was unloaded before the switch to it took place"
+    return SelectionError(message, "speculative_model", "proposer_not_found")
 
 
 def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:

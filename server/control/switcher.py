@@ -24,7 +24,7 @@ from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantine
 from server.control.in_flight import InFlight
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
-from server.control.selection import ActiveMethod, is_loaded, resolve
+from server.control.selection import ActiveMethod, absence, resolve
 from server.control.slots import Slots
 from server.control.types import (
     DRAIN_TIMEOUT_S,
@@ -142,15 +142,13 @@ class Switcher:
 
         Args:
             fleet_generation: the number of the fleet switch that it belongs to.
-
-        Raises:
-            SelectionError: among the others, if the proposer has been unloaded since `prepare`.
         """
-        self._swapping = None
-        begun = time.perf_counter()
+        self._swapping, begun = None, time.perf_counter()
         attempt = replace(attempt, begun=begun, fleet_generation=fleet_generation)
         # An unload that had begun before `prepare` may end before, or during, the drain.
-        refusal = self._inability(attempt.method) or self._absence(attempt.method)
+        refusal = self._inability(attempt.method) or absence(
+            attempt.method, self._loaded_proposers()
+        )
         if refusal is None:
             self._attempt = attempt
             try:
@@ -160,7 +158,7 @@ class Switcher:
                 outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
                 self._release(self._attempt or attempt, outcome, error)
                 raise
-            refusal = self._absence(attempt.method)
+            refusal = absence(attempt.method, self._loaded_proposers())
         if refusal is not None:
             self._release(attempt, _outcome_of(refusal), refusal)
             raise refusal
@@ -176,8 +174,7 @@ class Switcher:
 
         `None` if it failed or has not begun.
         """
-        swapping = self._swapping
-        if swapping is None:
+        if (swapping := self._swapping) is None:
             return None
         await asyncio.wait([swapping])
         if swapping.cancelled() or swapping.exception() is not None:
@@ -247,13 +244,6 @@ class Switcher:
         if method.proposer in self._loaded_proposers().quarantined:
             return ProposerQuarantined(method.proposer)
         return self._engine.failure
-
-    def _absence(self, method: SpecMethod) -> Exception | None:
-        """The error of a method whose proposer has been unloaded since `prepare`."""
-        if is_loaded(method, self._loaded_proposers()):
-            return None
-        message = f"proposer {method.proposer!r} was unloaded before the switch to it took place"
-        return SelectionError(message, "speculative_model", "proposer_not_found")
 
     async def _fence(self, attempt: Attempt) -> Attempt:
         """In `drain` mode, holds new requests and waits for the admitted ones to end.

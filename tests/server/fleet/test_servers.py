@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from server.control.records import SwitchResult
-from server.fleet import coordinator
 from server.fleet.addresses import Address
+from server.fleet.coordinator import switch_fleet
 from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
-from server.fleet.replica import FleetOutcome, FleetReport, Order, Replica, ReplicaOutcome
+from server.fleet.replica import FleetOutcome, Order, ReplicaOutcome
 from tests.server.conftest import StartServer
 from tests.server.gateway import eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -21,12 +21,6 @@ METHODS = ("ngram", "suffix", "draft", "none", "goodput", "medusa")
 MODES = ("immediate", "new_requests", "drain")
 PROMPTS = tuple(f"def f{i}(x):" for i in range(8))
 NGRAM_ONLY = {"proposer": [{"name": "ngram", "num_speculative_tokens": 5}]}
-LONG_S = 300.0
-
-
-async def switch_fleet(replicas: Sequence[Replica], order: Order) -> FleetReport:
-    """A fleet switch with all the time that a busy machine may take."""
-    return await coordinator.switch_fleet(replicas, order, lease_s=LONG_S, call_s=LONG_S)
 
 
 @pytest.fixture
