@@ -1,6 +1,10 @@
 """Cancellation of tasks, for the gateway and for the engines."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def was_cancelled() -> bool:
@@ -10,3 +14,28 @@ def was_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def ended(task: "asyncio.Task[Any]") -> asyncio.CancelledError | None:
+    """Waits until `task` has ended, even if the caller is cancelled, once or more often, meanwhile.
+
+    Returns the cancellation, which the caller has to raise sooner or later.
+    """
+    cancellation = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    return cancellation
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` to its end, even if the caller is cancelled meanwhile.
+
+    The cancellation is raised when `work` has ended, in place of what `work` returned or raised.
+    """
+    task = asyncio.create_task(work)
+    if (cancellation := await ended(task)) is None:
+        return task.result()
+    raise cancellation from None if task.cancelled() else task.exception()

@@ -9,7 +9,10 @@ class SwitchInProgress(Exception):
 
 
 class NotPrepared(Exception):
-    """The server is not reserved for the fleet switch: its lease has ended, or it never was."""
+    """The server is not reserved for the fleet switch: its lease has ended, or it never was.
+
+    Also that of a commit that was rolled back or abandoned.
+    """
 
     def __init__(self) -> None:
         super().__init__("the server is not reserved for this fleet switch, or is no longer")

@@ -128,6 +128,17 @@ def resolve(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
     return SpecMethod(proposer.name, k) if k else PLAIN
 
 
+def absence(method: SpecMethod, loaded: LoadedProposers) -> SelectionError | None:
+    """The error of a method whose proposer has been unloaded since it was resolved."""
+    name, k = method.proposer, method.num_speculative_tokens
+    if method == PLAIN or policy_name(name) is not None:
+        return None
+    if any(p.name == name and k <= p.num_speculative_tokens for p in loaded.proposers):
+        return None
+    message = f"proposer {name!r} was unloaded before the switch to it took place"
+    return SelectionError(message, "speculative_model", "proposer_not_found")
+
+
 def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
     """The spec method of a request with a prediction: a proposer that drafts predictions.
 

@@ -24,7 +24,7 @@ from server.control.errors import DrainStopped, DrainTimeout, ProposerQuarantine
 from server.control.in_flight import InFlight
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchResult
-from server.control.selection import ActiveMethod, resolve
+from server.control.selection import ActiveMethod, absence, resolve
 from server.control.slots import Slots
 from server.control.types import (
     DRAIN_TIMEOUT_S,
@@ -143,19 +143,25 @@ class Switcher:
         Args:
             fleet_generation: the number of the fleet switch that it belongs to.
         """
-        begun = time.perf_counter()
+        self._swapping, begun = None, time.perf_counter()
         attempt = replace(attempt, begun=begun, fleet_generation=fleet_generation)
-        if (refusal := self._inability(attempt.method)) is not None:
+        # An unload that had begun before `prepare` may end before, or during, the drain.
+        refusal = self._inability(attempt.method) or absence(
+            attempt.method, self._loaded_proposers()
+        )
+        if refusal is None:
+            self._attempt = attempt
+            try:
+                attempt = await self._fence(attempt)
+            except BaseException as error:
+                timed_out = isinstance(error, DrainTimeout)
+                outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
+                self._release(self._attempt or attempt, outcome, error)
+                raise
+            refusal = absence(attempt.method, self._loaded_proposers())
+        if refusal is not None:
             self._release(attempt, _outcome_of(refusal), refusal)
             raise refusal
-        self._attempt = attempt
-        try:
-            attempt = await self._fence(attempt)
-        except BaseException as error:
-            timed_out = isinstance(error, DrainTimeout)
-            outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
-            self._release(self._attempt or attempt, outcome, error)
-            raise
         self._swapping = asyncio.create_task(self._swap(attempt))
         return await asyncio.shield(self._swapping)
 
@@ -163,13 +169,22 @@ class Switcher:
         """Ends an attempt that `prepare` returned and that is not to be committed."""
         self._release(attempt, SwitchOutcome.ABANDONED, reason)
 
-    async def settled(self) -> None:
-        """Returns when the engine has confirmed, or refused, a swap that has begun."""
-        if self._swapping is not None:
-            await asyncio.wait([self._swapping])
+    async def settled(self) -> SwitchResult | None:
+        """The result of the swap of the last commit, when the engine has answered.
+
+        `None` if it failed or has not begun.
+        """
+        if (swapping := self._swapping) is None:
+            return None
+        await asyncio.wait([swapping])
+        if swapping.cancelled() or swapping.exception() is not None:
+            return None
+        return swapping.result()
 
     def take_fleet_generation(self, generation: int) -> None:
-        """Gives the active method another number."""
+        """Gives the active method another number; a lower one than its own changes nothing."""
+        if generation <= self._active.fleet_generation:
+            return
         self._active = replace(self._active, fleet_generation=generation)
         self._metrics.set_fleet_generation(generation)
 

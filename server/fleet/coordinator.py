@@ -12,6 +12,9 @@ import uuid
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+import structlog
+
+from engine_adapter.cancellation import to_its_end
 from server.control.records import SwitchResult
 from server.control.types import SwitchMode
 from server.fleet.replica import (
@@ -36,6 +39,8 @@ ABORT_S = 5.0
 
 T = TypeVar("T")
 
+log = structlog.get_logger(__name__)
+
 _Failure = ReplicaRefused | ReplicaUnreachable
 
 
@@ -49,7 +54,7 @@ async def switch_fleet(
 ) -> FleetReport:
     """Makes one switch at all replicas, or at none.
 
-    If the caller is cancelled, the switch is rolled back.
+    If the caller is cancelled, or anything else fails here, the switch is rolled back first.
 
     Args:
         replicas: at least one; no two have the same name.
@@ -61,8 +66,9 @@ async def switch_fleet(
     attempt = _FleetSwitch(replicas, order, skip_unreachable, lease_s, call_s)
     try:
         return await attempt.run()
-    except asyncio.CancelledError:
-        await attempt.roll_back()
+    except BaseException:
+        # Half of the replicas may have switched: a second cancellation does not stop this.
+        await to_its_end(attempt.roll_back())
         raise
 
 
@@ -86,8 +92,23 @@ class _One:
                 return await answer
         except TimeoutError:
             raise ReplicaUnreachable(f"no answer within {limit_s:g} s") from None
+        except (ReplicaRefused, ReplicaUnreachable):
+            raise
+        except Exception as error:
+            # What the replica has done is not known. The others have to be told nevertheless.
+            log.exception("fleet_call_failed", replica=self.replica.name)
+            raise ReplicaUnreachable(f"{type(error).__name__}: {error}") from None
         finally:
             self.took_s += time.perf_counter() - begun
+
+    def keeps_another_method(self) -> bool:
+        """Whether it answers a roll back with another method than it had; `failure` says so."""
+        prepared, after = self.prepared, self.after
+        if prepared is None or after is None or after.active == prepared.active:
+            return False
+        method = after.active.spec_method
+        self.failure = ReplicaRefused(f"was switched to {method} meanwhile, and keeps it")
+        return True
 
     @property
     def has_refused_to_prepare(self) -> bool:
@@ -214,7 +235,7 @@ class _FleetSwitch:
     async def _restore(self, one: _One, generation: int | None) -> None:
         try:
             one.after = await one.call(one.replica.rollback(self._id, generation), self._call_s)
-            one.is_lost = False
+            one.is_lost = generation is not None and one.keeps_another_method()
         except (ReplicaRefused, ReplicaUnreachable) as error:
             one.failure = one.failure or error
             one.is_lost = True

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_adapter.cancellation import ended, to_its_end
 from server.control.attempt import Attempt
 from server.control.errors import GivenUp, NotPrepared, StaleGeneration
 from server.control.method_names import MethodRequest
@@ -29,6 +30,8 @@ class _Held:
         before: the same policies' parameters before.
         lease: ends the reservation.
         generation, committing: of the commit, once there is one.
+        num_waiting: callers that wait for the commit.
+        undoing: the roll back, once there is one; all its callers wait for the same.
     """
 
     switch_id: str
@@ -40,6 +43,8 @@ class _Held:
     lease: asyncio.TimerHandle | None = None
     generation: int = 0
     committing: "asyncio.Task[SwitchResult] | None" = None
+    num_waiting: int = 0
+    undoing: "asyncio.Task[ReplicaState] | None" = None
 
 
 class Member:
@@ -104,20 +109,21 @@ class Member:
     async def commit(self, switch_id: str, generation: int) -> SwitchResult:
         """Makes the switch that was prepared.
 
-        A second call with the same number gets the same result. If its caller is cancelled, a
-        drain is abandoned.
+        A second call with the same number gets the same result. If all its callers are cancelled,
+        a drain is abandoned.
 
         Raises:
-            NotPrepared: the server is not reserved for this switch, or is no longer.
+            NotPrepared: the server is not reserved for this switch, or is no longer; also for a
+                commit that is rolled back, or abandoned, before it has ended.
             StaleGeneration: the number is not above the server's; the reservation ends.
         """
         held = self._held
-        if held is None or held.switch_id != switch_id:
+        if held is None or held.switch_id != switch_id or held.undoing is not None:
             raise NotPrepared
         if held.committing is not None:
-            if held.generation != generation or held.committing.cancelled():
+            if held.generation != generation:
                 raise NotPrepared
-            return await asyncio.shield(held.committing)
+            return await self._result(held, held.committing)
         own = self._switcher.active.fleet_generation
         if generation <= own:
             stale = StaleGeneration(generation, own)
@@ -128,26 +134,48 @@ class Member:
         held.committing = asyncio.create_task(
             self._apply(held.attempt, held.policies, generation, held.caller)
         )
-        return await held.committing
+        return await self._result(held, held.committing)
+
+    async def _result(self, held: _Held, committing: "asyncio.Task[SwitchResult]") -> SwitchResult:
+        """Waits for a commit, and cancels it if its last caller is cancelled."""
+        held.num_waiting += 1
+        try:
+            await asyncio.wait([committing])
+        finally:
+            held.num_waiting -= 1
+            if not held.num_waiting and not committing.done():
+                committing.cancel()
+                await asyncio.wait([committing])
+        if held.undoing is not None or committing.cancelled():
+            raise NotPrepared
+        return committing.result()
 
     async def rollback(
         self, switch_id: str, generation: int | None, caller: Caller = SERVER
     ) -> ReplicaState:
-        """Ends the reservation, or restores what was before the commit; see `replica.Replica`."""
+        """Ends the reservation, or restores what was before the commit; see `replica.Replica`.
+
+        Continues if its caller is cancelled. A second call meanwhile gets the same answer.
+        """
         held = self._held
         if held is None or held.switch_id != switch_id:
             return self.state()
+        if held.undoing is None or held.undoing.done():
+            held.undoing = asyncio.create_task(self._undo(held, generation, caller))
+        return await asyncio.shield(held.undoing)
+
+    async def _undo(self, held: _Held, generation: int | None, caller: Caller) -> ReplicaState:
         if held.committing is None:
             self._give_up(held, GivenUp())
         else:
+            # This task began later, so the commit has begun and ends its attempt by itself.
             held.committing.cancel()
             await asyncio.wait([held.committing])
-            await self._switcher.settled()
-        if held.committing is not None and self._has_switched(held):
-            await self._restore(held, generation or held.generation + 1, caller)
-        elif generation is not None:
+            await self._restore(held, generation, caller)
+        if generation is not None:
             self._switcher.take_fleet_generation(generation)
-        self._held = None
+        if self._held is held:
+            self._held = None
         return self.state()
 
     async def adopt(self, state: ReplicaState) -> bool:
@@ -165,7 +193,7 @@ class Member:
         request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
         self._policy_admin.check(state.policies)
         attempt = self._switcher.prepare(request, SwitchMode.NEW_REQUESTS, "as the fleet has it")
-        await self._apply(attempt, state.policies, state.fleet_generation, SERVER)
+        await to_its_end(self._apply(attempt, state.policies, state.fleet_generation, SERVER))
         return True
 
     async def _apply(
@@ -175,34 +203,67 @@ class Member:
         generation: int,
         caller: Caller,
     ) -> SwitchResult:
-        """Sets the policies, then the method; if that fails, the policies as they were."""
+        """Sets the policies, then the method; if that fails, the policies as they were.
+
+        If it is cancelled, a drain is abandoned. A change that the engine has begun ends first;
+        if that is the change of the method, the switch has happened, and its result is returned.
+        """
         before = self._policy_admin.parameters(policies)
         try:
             if policies:
-                await self._policy_admin.change(policies, None, attempt.reason, caller)
+                change = self._policy_admin.change(policies, None, attempt.reason, caller)
+                await to_its_end(change)
         except BaseException:
-            self._switcher.abandon(attempt, GivenUp())
+            try:
+                await to_its_end(self._set_policies(before, attempt.reason, caller))
+            finally:
+                self._switcher.abandon(attempt, GivenUp())
             raise
         try:
-            return await self._switcher.commit(attempt, generation)
-        finally:
-            await self._switcher.settled()
-            if self._switcher.active.fleet_generation == generation:
-                self._policies |= policies
-            elif policies:
-                await self._policy_admin.change(before, None, attempt.reason, caller)
+            result = await self._switcher.commit(attempt, generation)
+        except BaseException:
+            settling = asyncio.create_task(self._settled(before, attempt.reason, caller))
+            await ended(settling)
+            if (settled := settling.result()) is None:
+                raise
+            result = settled
+        self._policies |= policies
+        return result
 
-    async def _restore(self, held: _Held, generation: int, caller: Caller) -> None:
-        """Switches back. Requests keep their method unless the switch had changed theirs."""
-        order, method = held.attempt, held.prepared.active
+    async def _settled(
+        self, before: Mapping[str, Mapping[str, Any]], reason: str | None, caller: Caller
+    ) -> SwitchResult | None:
+        """The result of a swap that has begun; otherwise sets the policies as they were."""
+        result = await self._switcher.settled()
+        if result is None:
+            await self._set_policies(before, reason, caller)
+        return result
+
+    async def _set_policies(
+        self, policies: Mapping[str, Mapping[str, Any]], reason: str | None, caller: Caller
+    ) -> None:
+        if self._policy_admin.parameters(policies) != policies:
+            await self._policy_admin.change(policies, None, reason, caller)
+
+    async def _restore(self, held: _Held, generation: int | None, caller: Caller) -> None:
+        """Switches back, or sets only the policies as they were if there is nothing to switch back.
+
+        A switch of this server alone that came after the commit stays. Requests keep their method
+        unless the switch had changed theirs.
+        """
+        order, method, active = held.attempt, held.prepared.active, self._switcher.active
+        # A failed commit has left its number unused.
+        has_switched = active.fleet_generation == held.generation
+        if not has_switched or active.spec_method != order.method:
+            await self._set_policies(held.before, order.reason, caller)
+            self._policies |= {n: p for n, p in held.before.items() if n in self._policies}
+            return
         immediate = order.mode == SwitchMode.IMMEDIATE
         mode = SwitchMode.IMMEDIATE if immediate else SwitchMode.NEW_REQUESTS
         request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
         attempt = self._switcher.prepare(request, mode, order.reason, caller=caller)
-        await self._apply(attempt, held.before, generation, caller)
-
-    def _has_switched(self, held: _Held) -> bool:
-        return self._switcher.active.fleet_generation == held.generation
+        above = max(generation or 0, held.generation + 1)
+        await self._apply(attempt, held.before, above, caller)
 
     def _begin_lease(self, held: _Held, lease_s: float) -> None:
         self._stop_lease(held)

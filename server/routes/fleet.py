@@ -38,6 +38,7 @@ async def prepare_switch(
     "/v1/commit_switch",
     responses=answers(
         errors={
+            404: "proposer_not_found",
             409: "not_prepared, stale_generation, proposer_quarantined",
             503: "engine_dead",
             504: "drain_timeout",

@@ -58,6 +58,7 @@ ELSEWHERE = {
     ("switch_spec_method", 504),
     # In tests/server/routes/test_fleet.py.
     ("prepare_switch", 409),
+    ("commit_switch", 404),
     ("commit_switch", 504),
     ("rollback_switch", 409),
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from server.control.slots import SlotLimits, Slots
 from server.control.switcher import Switcher
 from server.control.types import SwitchMode
 from server.telemetry.metrics import Metrics
+from tests.server.gateway import eventually
 
 CATALOG = LoadedProposers(
     (ProposerInfo("ngram", "ngram", None, 5), ProposerInfo("draft", "draft_model", "/d", 4)),
@@ -51,11 +53,12 @@ class Harness:
     def __init__(self, initial: str = "none") -> None:
         self.engine = RecordingEngine()
         self.registry = CollectorRegistry()
+        self.catalog = CATALOG
         engine: Any = self.engine
         self.audit = Audit()
         self.slots = Slots(SlotLimits(8, 4, 512))
         self.switcher = Switcher(
-            engine, lambda: CATALOG, Metrics(self.registry), initial, self.audit, self.slots
+            engine, lambda: self.catalog, Metrics(self.registry), initial, self.audit, self.slots
         )
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -184,6 +187,34 @@ async def test_an_invalid_switch_changes_nothing(
 async def test_the_error_of_an_unknown_mode_lists_the_modes(harness: Harness) -> None:
     with pytest.raises(SelectionError, match="immediate, new_requests, drain"):
         await harness.switcher.switch(NGRAM, "later")
+
+
+async def test_a_proposer_that_is_unloaded_before_the_commit_is_not_switched_to(
+    harness: Harness,
+) -> None:
+    """An unload that had begun before the switch was prepared."""
+    attempt = harness.switcher.prepare(NGRAM)
+    harness.catalog = replace(CATALOG, proposers=CATALOG.proposers[1:])
+    with pytest.raises(SelectionError, match="'ngram' was unloaded") as caught:
+        await harness.switcher.commit(attempt)
+    assert caught.value.code == "proposer_not_found"
+    assert harness.engine.calls == []
+    assert not harness.switcher.busy
+    assert harness.audit.switches[0].outcome == "refused"
+
+
+async def test_a_proposer_that_is_unloaded_during_the_drain_is_not_switched_to(
+    harness: Harness,
+) -> None:
+    with harness.switcher.in_flight.track("none"):
+        switching = asyncio.create_task(harness.switcher.switch(NGRAM, SwitchMode.DRAIN))
+        await eventually(lambda: harness.switcher.drain is not None)
+        harness.catalog = replace(CATALOG, proposers=CATALOG.proposers[1:])
+    with pytest.raises(SelectionError, match="'ngram' was unloaded"):
+        await switching
+    assert harness.engine.calls == []
+    assert not harness.switcher.busy
+    assert harness.slots.is_open
 
 
 @pytest.mark.parametrize(

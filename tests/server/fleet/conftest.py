@@ -1,9 +1,11 @@
-"""Time for a busy machine: no test here is about how long an answer may take."""
+"""No test here fails because the machine is busy."""
 
 import pytest
+
+from tests.server.fleet.patience import be_patient
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers may take minutes to answer."""
-    monkeypatch.setattr("server.fleet.peers.ANSWER_S", 300.0)
+    """Replicas and peers may take minutes."""
+    be_patient(monkeypatch)

@@ -180,6 +180,63 @@ async def test_a_coordinator_that_is_cancelled_rolls_back(phase: str) -> None:
     assert {one.method for one in replicas} == {OLD}
 
 
+async def break_down() -> None:
+    """Fails as no replica should."""
+    raise ValueError("a defect")
+
+
+@pytest.mark.parametrize("phase", ["on_prepare", "on_commit"])
+async def test_a_call_that_fails_in_an_unknown_way_is_rolled_back_and_named(phase: str) -> None:
+    replicas = fleet()
+    setattr(replicas[1], phase, break_down)
+    report = await switch_fleet(replicas, ORDER)
+    assert report.outcome != FleetOutcome.SWITCHED
+    assert report.error == "r1: ValueError: a defect"
+    assert {one.method for one in replicas} == {OLD}
+    assert not any(one.reserved for one in replicas)
+
+
+async def test_a_coordinator_that_fails_by_itself_rolls_back() -> None:
+    """Its own code fails between the two phases."""
+    replicas = fleet()
+    replicas[2].generation = "three"  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        await switch_fleet(replicas, ORDER)
+    assert not any(one.reserved for one in replicas)
+
+
+async def test_a_second_cancellation_does_not_stop_a_roll_back() -> None:
+    replicas, gate = fleet(), asyncio.Event()
+    replicas[3].on_commit = hang
+    for one in replicas:
+        one.on_rollback = lambda: _until(gate)
+    running = asyncio.create_task(switch_fleet(replicas, ORDER))
+    await eventually(lambda: all("commit" in one.calls for one in replicas))
+    running.cancel()
+    await eventually(lambda: all("rollback" in one.calls for one in replicas))
+    running.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert {one.method for one in replicas} == {OLD}
+
+
+async def test_a_replica_that_was_switched_by_itself_after_its_commit_is_named() -> None:
+    replicas = fleet(2)
+
+    async def switch_then_refuse() -> None:
+        await eventually(lambda: replicas[0].applied is not None)
+        replicas[0].applied, replicas[0].method = None, SpecMethodBody("suffix", 8)
+        await refuse()
+
+    replicas[1].on_commit = switch_then_refuse
+    report = await switch_fleet(replicas, ORDER)
+    assert report.outcome == FleetOutcome.PARTIAL
+    assert outcomes(report) == ["unknown", "refused"]
+    assert report.replicas[0].error == "was switched to suffix meanwhile, and keeps it"
+
+
 async def test_a_replica_that_cannot_be_switched_back_is_named() -> None:
     replicas = fleet(2)
     gate = asyncio.Event()

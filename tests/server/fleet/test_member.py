@@ -1,7 +1,6 @@
 """A server's part in a fleet switch: reserved for a lease, one number above its own, undone."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from server.control.records import SpecMethodBody
 from server.fleet.member import Member
 from server.fleet.replica import Order, ReplicaState
 from tests.server.conftest import StartGateway
+from tests.server.fleet.in_flight import begun
 from tests.server.gateway import Gateway, eventually
 
 NGRAM = Order("ngram", reason="a test")
@@ -92,7 +92,7 @@ async def test_a_second_prepare_renews_the_lease(gateway: Gateway) -> None:
 async def test_a_lease_does_not_end_a_commit(start: StartGateway) -> None:
     """The drain of the commit is longer than the lease."""
     gateway = await start(engine_args={"fake_step_ms": 5})
-    request, done = await _begun(gateway)
+    request, done = await begun(gateway)
     member(gateway).prepare("a", Order("ngram", mode="drain", timeout_s=600), 0.05)
     committing = asyncio.create_task(member(gateway).commit("a", 1))
     clock = asyncio.get_running_loop()
@@ -175,13 +175,13 @@ async def test_a_server_that_has_switched_is_switched_back(gateway: Gateway) -> 
 
 async def test_a_drain_that_waits_is_ended_by_a_roll_back(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 5})
-    request, done = await _begun(gateway)
+    request, done = await begun(gateway)
     member(gateway).prepare("a", Order("ngram", mode="drain", timeout_s=600), LONG_S)
     committing = asyncio.create_task(member(gateway).commit("a", 3))
     await eventually(lambda: gateway.runtime.switcher.drain is not None)
     state = await member(gateway).rollback("a", 4)
     assert state == ReplicaState(4, SpecMethodBody("draft", 4))
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(NotPrepared):
         await committing
     assert gateway.runtime.switcher.drain is None
     done()
@@ -207,14 +207,14 @@ async def test_a_swap_that_has_begun_is_waited_for_and_undone(
     await asyncio.sleep(0)
     gate.set()
     assert await undoing == ReplicaState(4, SpecMethodBody("draft", 4))
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(NotPrepared):
         await committing
     assert [outcome for outcome, _ in records(gateway)] == ["switched", "switched"]
 
 
 async def test_a_drain_that_times_out_leaves_everything(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 5})
-    request, done = await _begun(gateway)
+    request, done = await begun(gateway)
     before = gateway.runtime.policy_admin.parameters(["load"])
     load = {"load": {"disable_by_batch_size": 3}}
     order = Order("ngram", mode="drain", timeout_s=0.01, policies=load)
@@ -274,22 +274,3 @@ async def test_a_server_that_is_reserved_adopts_nothing(gateway: Gateway) -> Non
     member(gateway).prepare("a", NGRAM, LONG_S)
     assert not await member(gateway).adopt(ReplicaState(9, SpecMethodBody("suffix", 6)))
     assert (await member(gateway).commit("a", 9)).active.spec_method == "ngram"
-
-
-async def _begun(
-    gateway: Gateway,
-) -> "tuple[asyncio.Task[Any], Callable[[], None]]":
-    """A request that is in flight, and a function that lets it end."""
-    hold = asyncio.Event()
-    generate = gateway.engine.generate
-
-    async def held(request: Any) -> Any:
-        await hold.wait()
-        async for delta in generate(request):
-            yield delta
-
-    gateway.engine.generate = held  # type: ignore[method-assign]
-    request = asyncio.create_task(gateway.complete(max_tokens=2))
-    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 1)
-    gateway.engine.generate = generate  # type: ignore[method-assign]
-    return request, hold.set

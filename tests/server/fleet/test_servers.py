@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from server.control.records import SwitchResult
-from server.fleet import coordinator
 from server.fleet.addresses import Address
+from server.fleet.coordinator import switch_fleet
 from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
-from server.fleet.replica import FleetOutcome, FleetReport, Order, Replica, ReplicaOutcome
+from server.fleet.replica import FleetOutcome, Order, ReplicaOutcome
 from tests.server.conftest import StartServer
 from tests.server.gateway import eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -21,12 +21,6 @@ METHODS = ("ngram", "suffix", "draft", "none", "goodput", "medusa")
 MODES = ("immediate", "new_requests", "drain")
 PROMPTS = tuple(f"def f{i}(x):" for i in range(8))
 NGRAM_ONLY = {"proposer": [{"name": "ngram", "num_speculative_tokens": 5}]}
-LONG_S = 300.0
-
-
-async def switch_fleet(replicas: Sequence[Replica], order: Order) -> FleetReport:
-    """A fleet switch with all the time that a busy machine may take."""
-    return await coordinator.switch_fleet(replicas, order, lease_s=LONG_S, call_s=LONG_S)
 
 
 @pytest.fixture
@@ -220,19 +214,40 @@ async def test_a_coordinator_that_dies_between_the_phases_blocks_nobody(
     assert has(servers) == {("ngram", 1)}
 
 
-async def test_of_two_coordinators_at_a_time_at_most_one_switches(
+async def test_a_coordinator_that_comes_between_the_phases_of_another_changes_nothing(
     servers: list[ThreadedServer],
 ) -> None:
     async with fleet_client(ADMIN_KEY) as client:
+        held = [Held(client, address) for address in addresses(servers)]
+        switching = asyncio.create_task(switch_fleet(held, Order("suffix")))
+        for one in held:
+            await one.reached.wait()
+        late = await switch_fleet(http_replicas(client, addresses(servers)), Order("ngram"))
+        assert late.outcome == FleetOutcome.UNCHANGED
+        assert {one.code for one in late.replicas} == {"switch_in_progress"}
+        for one in held:
+            one.gate.set()
+        assert (await switching).outcome == FleetOutcome.SWITCHED
+    assert has(servers) == {("suffix", 1)}
+
+
+async def test_of_two_coordinators_at_a_time_at_most_one_switches(
+    servers: list[ThreadedServer],
+) -> None:
+    """Both may meet each other's reservations, and give up."""
+    switched = 0
+    async with fleet_client(ADMIN_KEY) as client:
+        replicas = http_replicas(client, addresses(servers))
         for _ in range(5):
-            replicas = http_replicas(client, addresses(servers))
             reports = await asyncio.gather(
                 switch_fleet(replicas, Order("suffix")),
                 switch_fleet(replicas[::-1], Order("ngram")),
             )
             outcomes = {report.outcome for report in reports}
             assert outcomes <= {FleetOutcome.SWITCHED, FleetOutcome.UNCHANGED}
-            assert len(has(servers)) == 1
+            switched += sum(report.outcome == FleetOutcome.SWITCHED for report in reports)
+            ((_, generation),) = has(servers)
+            assert generation == switched
             assert not any(server.runtime.fleet.state().is_switching for server in servers)
 
 

@@ -15,10 +15,12 @@ class House:
 
     Attributes:
         dead: the replicas whose process counts as ended.
+        noticed: the replicas that have found no fleet since it was lost.
     """
 
     def __init__(self) -> None:
         self.dead: set[str] = set()
+        self.noticed: set[str] = set()
         self.fleet: Fleet | None = Fleet(self._is_alive)
         self.gateways: dict[str, Gateway] = {}
         self.attendances: dict[str, Attendance] = {}
@@ -40,6 +42,7 @@ class House:
 
     def lose_fleet(self) -> None:
         """Ends the fleet's process."""
+        self.noticed.clear()
         self.fleet = None
 
     def new_fleet(self, rejoin_s: float = 0.0) -> None:
@@ -100,6 +103,7 @@ class Door:
 
     def _open(self) -> Fleet:
         if self._house.fleet is None or self._name in self._house.dead:
+            self._house.noticed.add(self._name)
             raise FleetLost
         return self._house.fleet
 

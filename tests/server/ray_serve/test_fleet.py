@@ -11,6 +11,7 @@ from server.fleet.replica import FleetOutcome, Prepared, ReplicaOutcome, Replica
 from server.ray_serve import attendance, remote_replica
 from server.ray_serve.remote_replica import Answer, RemoteReplica
 from tests.server.conftest import StartGateway
+from tests.server.fleet.in_flight import begun
 from tests.server.gateway import eventually
 from tests.server.ray_serve.house import House, order
 
@@ -134,7 +135,7 @@ async def test_a_new_fleet_learns_what_is_in_force_from_its_replicas(house: Hous
     await house.running.switch(order("ngram"))
     await house.running.switch(order("none"))
     house.lose_fleet()
-    await asyncio.sleep(0.1)
+    await eventually(lambda: house.noticed == set(NAMES))
     assert house.states() == dict.fromkeys(NAMES, ("none", 2))
     house.new_fleet()
     await eventually(lambda: house.running.num_replicas == 4)
@@ -198,14 +199,14 @@ async def test_a_rollback_that_fails_does_not_end_the_attendance(
 
 async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) -> None:
     gateway = house.gateways["a"]
-    request = asyncio.create_task(gateway.complete(max_tokens=2000, ignore_eos=True, temperature=0))
-    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 1)
+    request, let_it_end = await begun(gateway)
     switching = asyncio.create_task(house.running.switch(order("ngram", mode="drain")))
     await eventually(lambda: gateway.runtime.switcher.drain is not None)
     switching.cancel()
     await asyncio.gather(switching, return_exceptions=True)
     await eventually(lambda: not gateway.runtime.switcher.busy)
     assert {name for name, _ in house.states().values()} == {"draft"}
+    let_it_end()
     assert (await request).status_code == 200
 
 

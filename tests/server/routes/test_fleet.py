@@ -67,6 +67,49 @@ async def test_a_roll_back_that_another_switch_keeps_out_says_so(gateway: Gatewa
     assert restored.json()["active"]["spec_method"] == "draft"
 
 
+async def test_a_proposer_that_is_unloaded_before_the_commit(gateway: Gateway) -> None:
+    """The unload had begun before the switch was prepared, and ends only now."""
+    assert (await gateway.post(PREPARE, NGRAM)).status_code == 200
+    await gateway.engine.unload_proposer("ngram")
+    refused = await gateway.post(COMMIT, {"switch_id": "a", "generation": 1})
+    assert code(refused) == (404, "proposer_not_found")
+    assert gateway.runtime.switcher.active.name == "draft"
+    assert not gateway.runtime.switcher.busy
+
+
+async def test_a_commit_that_the_end_of_the_server_finds_in_its_drain(
+    start: StartGateway,
+) -> None:
+    # A step takes longer than the test.
+    gateway = await start(engine_args={"fake_step_ms": 3_600_000})
+    running = asyncio.create_task(gateway.complete(max_tokens=1000))
+    await eventually(lambda: gateway.engine.num_running == 1)
+    await gateway.post(PREPARE, NGRAM | {"mode": "drain", "timeout_s": 3600})
+    committing = asyncio.create_task(gateway.post(COMMIT, {"switch_id": "a", "generation": 1}))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    gateway.runtime.switcher.stop()
+    refused = await committing
+    assert code(refused) == (503, "stopping")
+    assert gateway.runtime.switcher.active.name == "draft"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_commit_that_is_rolled_back_meanwhile_says_so(start: StartGateway) -> None:
+    # A step takes longer than the test.
+    gateway = await start(engine_args={"fake_step_ms": 3_600_000})
+    running = asyncio.create_task(gateway.complete(max_tokens=1000))
+    await eventually(lambda: gateway.engine.num_running == 1)
+    await gateway.post(PREPARE, NGRAM | {"mode": "drain", "timeout_s": 3600})
+    committing = asyncio.create_task(gateway.post(COMMIT, {"switch_id": "a", "generation": 1}))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    restored = await gateway.post(ROLLBACK, {"switch_id": "a", "generation": 2})
+    assert restored.json()["active"]["spec_method"] == "draft"
+    assert code(await committing) == (409, "not_prepared")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_commit_that_drains_too_long_and_one_whose_coordinator_leaves(
     start: StartGateway,
 ) -> None:
