@@ -89,7 +89,7 @@ def check_and_show(seen: Counter[tuple[str, int]], seconds: float) -> None:
     for path in paths:
         rows.append(f"| `{path}` | {' | '.join(str(seen[path, status]) for status in statuses)} |")
     print("\n" + "\n".join(rows))
-    assert len(paths) == 12
+    assert len(paths) == 15
     for path in paths:
         assert any(seen[path, status] for status in statuses if status >= 400), path
     assert sum(count for (_, status), count in seen.items() if status < 300) > len(paths)
