@@ -55,6 +55,11 @@ def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:
         os.abort()
     except Exception as error:
         reason = f"it cannot be compiled: {type(error).__name__}: {error}"
+    except BaseException as error:
+        # A panic of llguidance's Rust code, which PyO3 does not derive from Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = f"it cannot be compiled: {error}"
     return reason
 
 

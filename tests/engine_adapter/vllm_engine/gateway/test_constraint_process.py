@@ -7,6 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 from transformers import AutoTokenizer
 
+from engine_adapter.types import ConstraintKind
+from engine_adapter.vllm_engine.gateway import constraint_worker
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from server.settings import Settings
 
@@ -32,3 +34,15 @@ def test_an_engine_whose_constraints_are_not_bounded_says_so(backend: str, is_fa
         assert made is None
         (line,) = logs
         assert (line["event"], line["backend"]) == ("formats_have_no_limits", backend)
+
+
+def test_a_panic_of_the_compiler_is_a_reason() -> None:
+    class PanicException(BaseException):
+        """As PyO3 names a panic in Rust."""
+
+    class Panics:
+        def fault(self, kind: ConstraintKind, value: str) -> str | None:
+            raise PanicException("index out of bounds")
+
+    reason = constraint_worker.fault_of(Panics(), ConstraintKind.JSON_SCHEMA, "{}")
+    assert reason == "it cannot be compiled: index out of bounds"
