@@ -21,12 +21,10 @@ class House:
     def __init__(self) -> None:
         self.dead: set[str] = set()
         self.noticed: set[str] = set()
-        self.fleet: Fleet | None = Fleet(self._is_alive)
+        self.fleet: Fleet | None = None
         self.gateways: dict[str, Gateway] = {}
         self.attendances: dict[str, Attendance] = {}
-
-    async def _is_alive(self, actor: str) -> bool:
-        return actor not in self.dead
+        self.new_fleet()
 
     async def add(self, name: str, gateway: Gateway) -> Attendance:
         """Lets a gateway join as the replica `name`."""
@@ -47,7 +45,12 @@ class House:
 
     def new_fleet(self, rejoin_s: float = 0.0) -> None:
         """Starts the fleet's next process, which knows nothing."""
-        self.fleet = Fleet(self._is_alive, rejoin_s=rejoin_s)
+
+        async def is_alive(actor: str) -> bool:
+            # A fleet whose process has ended waits for no replica: what it has begun ends too.
+            return self.fleet is fleet and actor not in self.dead
+
+        self.fleet = fleet = Fleet(is_alive, rejoin_s=rejoin_s)
 
     @property
     def running(self) -> Fleet:
