@@ -1,13 +1,17 @@
 """Settings become vLLM's engine arguments and environment."""
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
+from safetensors.numpy import save_file
 
 from demo import model_path
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
@@ -40,7 +44,8 @@ def config(**arguments: Any) -> EngineConfig:
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Unsets the variables during the test."""
-    for name in (*DEFAULTS, *WAITING, "VLLM_USE_V2_MODEL_RUNNER"):
+    fixed = ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ENABLE_STARTUP_PLAN")
+    for name in (*DEFAULTS, *WAITING, *fixed):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     return monkeypatch
@@ -93,6 +98,13 @@ def test_the_model_runner_is_always_the_v1_runner(
         environment.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
     prepare_environment(config())
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+def test_no_start_takes_the_memory_plan_of_another(environment: pytest.MonkeyPatch) -> None:
+    # vLLM's plan has no part of the proposers: they may be others, or draft more.
+    environment.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    prepare_environment(config())
+    assert os.environ["VLLM_ENABLE_STARTUP_PLAN"] == "0"
 
 
 def test_the_log_level_comes_from_the_settings(environment: pytest.MonkeyPatch) -> None:
@@ -229,6 +241,24 @@ def test_compiled_code_is_found_again_although_the_pipe_is_another_one() -> None
     )
     assert one.additional_config["specgate"]["progress_pipe"] == "/tmp/one"
     assert one.compute_hash() == other.compute_hash()
+
+
+@pytest.mark.needs_vllm
+def test_code_of_a_head_that_was_replaced_at_its_path_is_not_found(tmp_path: Path) -> None:
+    head = {"name": "head", "method": "eagle3", "model": str(tmp_path)}
+
+    def key(layer: int, value: float = 0.0, bias: bool = False) -> str:
+        fields = {"eagle_aux_hidden_state_layer_ids": [layer]}
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        names = ["fc.weight", *["fc.bias"] * bias]
+        tensors = {name: np.full(2, value, np.float32) for name in names}
+        save_file(tensors, tmp_path / "model.safetensors")
+        made = EngineConfig(str(model_path("target")), "served", parse_specs([head]))
+        found: str = engine_args(made, 5, None).additional_config.compute_hash()
+        return found
+
+    assert key(1) == key(1, value=0.5), "weights are no part of code"
+    assert len({key(1), key(2), key(1, bias=True)}) == 3
 
 
 @pytest.mark.needs_vllm
