@@ -5,7 +5,6 @@ PyTorch's format, in one file or in shards with an index. Names and shapes come 
 headers.
 """
 
-import hashlib
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -153,15 +152,6 @@ class Checkpoint:
     def shapes(self) -> Mapping[str, Shape]:
         """Tensor name -> shape. Raises `CheckpointError` if a file cannot be read."""
         return {name: entry.shape for name, entry in self._entries.items()}
-
-    @property
-    def layout_hash(self) -> str:
-        """A hash of what a model's code depends on: its configuration, and names and shapes.
-
-        Raises `CheckpointError` if a file cannot be read.
-        """
-        told = json.dumps([self.config, self.shapes], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()
 
     def path_of(self, name: str) -> Path:
         """The file of a tensor."""

@@ -74,7 +74,7 @@ class SpecgateConfig:
         progress_pipe: path of the named pipe for progress lines, or `None`.
         policies: policy -> its parameters, where they are not the defaults.
         primary: the primary proposer, if there is one.
-        layouts: head -> `Checkpoint.layout_hash` of its weights.
+        layouts: head -> a hash of its configuration, and of its tensors' names and shapes.
     """
 
     proposers: tuple[ProposerSpec, ...] = ()

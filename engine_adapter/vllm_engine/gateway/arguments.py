@@ -1,5 +1,7 @@
 """Turns settings into vLLM's engine arguments and into the environment that vLLM reads."""
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -144,11 +146,17 @@ def _own_config(config: EngineConfig, progress_pipe: str | None) -> Any:
         config.policies,
         config.primary,
         {
-            spec.name: Checkpoint(spec.model).layout_hash
+            spec.name: _layout(Checkpoint(spec.model))
             for spec in config.proposers
             if spec.model and get_method(spec.method).capabilities.is_paged_head
         },
     ).to_additional_config()
+
+
+def _layout(checkpoint: Checkpoint) -> str:
+    """A hash of what a head's code depends on: its configuration, and tensors' names and shapes."""
+    told = json.dumps([checkpoint.config, checkpoint.shapes], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def engine_config(args: Any) -> Any:
