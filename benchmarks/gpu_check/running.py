@@ -27,7 +27,7 @@ _VLLM_LINE = re.compile(r"^(?:\(.*?\) )?[A-Z]+ \d\d-\d\d [\d:]+ \[\S+\] (?P<text
 _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*$")
 _NOTED = (
     *("Model loading took", "torch.compile took", "Graph capturing finished"),
-    *("Available KV cache memory", "GPU KV cache size"),
+    *("Available KV cache memory", "KV cache size", "init engine"),
 )
 """What vLLM says of a start that a GPU makes interesting."""
 
