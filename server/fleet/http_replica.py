@@ -12,6 +12,7 @@ from server.control.records import SpecMethodBody, SwitchResult
 from server.control.types import SwitchMode
 from server.fleet.addresses import Address
 from server.fleet.replica import (
+    Generation,
     Order,
     Prepared,
     ReplicaRefused,
@@ -30,7 +31,7 @@ _STATE = TypeAdapter(ReplicaState)
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    generation: int
+    generation: Generation
     switching: bool
     policies: dict[str, dict[str, Any]]
 
