@@ -100,10 +100,10 @@ class Fleet:
             known = self._in_force
             if known is None:
                 self._in_force = known = state
-            elif state.fleet_generation > known.fleet_generation and not self._has_switched:
+            elif not self._has_switched and state.fleet_generation > known.fleet_generation:
                 self._in_force = known = state
                 await self._spread(known, besides=name)
-            elif _rivals(state, known):
+            elif self._has_switched and _rivals(state, known):
                 self._in_force = known = replace(known, fleet_generation=state.fleet_generation + 1)
                 await self._spread(known, besides=name)
             return known
