@@ -481,3 +481,11 @@ async def test_a_replica_that_leaves_is_forgotten(house: House) -> None:
 
 async def test_the_metrics_of_every_replica(house: House) -> None:
     assert set(await house.running.metrics()) == set(NAMES)
+
+
+async def test_a_replica_keeps_the_method_of_its_arguments_in_a_fleet_that_never_switched(
+    house: House, start: StartGateway
+) -> None:
+    """As when new arguments are deployed: the replicas are replaced one after the other."""
+    await house.add("new", await start(spec_method="ngram"))
+    assert house.states() == dict.fromkeys(NAMES, ("draft", 0)) | {"new": ("ngram", 0)}
