@@ -5,7 +5,7 @@ no key: the browser sends its own with every call.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
@@ -58,16 +58,32 @@ def create_console(
         transport: used instead of the network.
         fleet: the addresses of all replicas; none: the page shows the server alone.
     """
-    client = _client(url, transport)
     # It has no key of its own: every call brings the browser's.
-    to_fleet = fleet_client(None, transport)
-    for each in (client, to_fleet):
+    client, to_fleet = _client(url, transport), fleet_client(None, transport)
+    app = _app((client, to_fleet), on_loopback)
+
+    async def pass_on(request: Request) -> Response:
+        return await _pass_on(client, request, on_loopback)
+
+    for path in ("/v1/{rest:path}", "/metrics", "/health", "/ready", "/version"):
+        app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
+    if fleet:
+        _add_fleet(app, fleet, to_fleet, on_loopback)
+    app.include_router(console.router)
+    return app
+
+
+def _app(clients: Sequence[httpx.AsyncClient], on_loopback: bool) -> FastAPI:
+    """An application without routes that answers its own page only, and closes the clients."""
+    for client in clients:
         # A cookie of a proxy in front of the servers belongs to one browser, not to the next.
-        each.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with client, to_fleet:
+        async with AsyncExitStack() as stack:
+            for client in clients:
+                await stack.enter_async_context(client)
             yield
 
     async def refuse_foreign(request: Request) -> None:
@@ -85,15 +101,6 @@ def create_console(
     )
     install_error_handlers(app)
     app.add_middleware(BodyLimit, settings=HttpSettings(), reading=set())
-
-    async def pass_on(request: Request) -> Response:
-        return await _pass_on(client, request, on_loopback)
-
-    for path in ("/v1/{rest:path}", "/metrics", "/health", "/ready", "/version"):
-        app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
-    if fleet:
-        _add_fleet(app, fleet, to_fleet, on_loopback)
-    app.include_router(console.router)
     return app
 
 
