@@ -191,7 +191,7 @@ async def test_a_roll_back_leaves_a_later_switch_of_this_server_alone(gateway: G
     assert load_policy(gateway) == before
 
 
-OWN = {"load": {"disable_by_batch_size": 9}}
+OWN = {"load": {"disable_by_batch_size": 12}}
 """What an operator gives one server."""
 
 
@@ -204,9 +204,10 @@ async def test_a_roll_back_leaves_policies_alone_that_this_server_got_after_the_
     member(gateway).prepare("a", order, LONG_S)
     await member(gateway).commit("a", 3)
     await admin.change(OWN, None)
+    own = load_policy(gateway)
     state = await member(gateway).rollback("a", 4)
     assert (state.active, state.kept_policies) == (BEFORE.active, ("load",))
-    assert load_policy(gateway) == OWN
+    assert load_policy(gateway) == own
     assert admin.parameters(["goodput"]) == goodput
     assert (await member(gateway).rollback("a", 4)).kept_policies == ("load",), (
         "its answer was lost"
@@ -223,9 +224,10 @@ async def test_a_drain_that_is_ended_leaves_policies_alone_that_this_server_got_
     committing = asyncio.create_task(member(gateway).commit("a", 3))
     await eventually(lambda: gateway.runtime.switcher.drain is not None)
     await gateway.runtime.policy_admin.change(OWN, None)
+    own = load_policy(gateway)
     state = await member(gateway).rollback("a", 4)
     assert (state.active, state.kept_policies) == (BEFORE.active, ("load",))
-    assert load_policy(gateway) == OWN
+    assert load_policy(gateway) == own
     with pytest.raises(NotPrepared):
         await committing
     done()
@@ -237,10 +239,11 @@ async def test_a_roll_back_restores_the_policies_of_the_commit_not_of_the_reserv
 ) -> None:
     member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
     await gateway.runtime.policy_admin.change(OWN, None)
+    own = load_policy(gateway)
     await member(gateway).commit("a", 3)
     state = await member(gateway).rollback("a", 4)
-    assert state == ReplicaState(4, BEFORE.active, policies=OWN)
-    assert load_policy(gateway) == OWN
+    assert state == ReplicaState(4, BEFORE.active, policies=own)
+    assert load_policy(gateway) == own
 
 
 async def test_the_end_of_a_coordinator_ends_what_it_has_not_finished(

@@ -170,8 +170,9 @@ async def test_a_roll_back_names_the_policies_that_were_changed_at_this_server_a
     load = {"load": {"disable_by_batch_size": 3}}
     assert (await gateway.post(PREPARE, NGRAM | {"policies": load})).status_code == 200
     assert (await gateway.post(COMMIT, {"switch_id": "a", "generation": 1})).status_code == 200
-    own = {"policies": {"load": {"disable_by_batch_size": 9}}}
-    assert (await gateway.client.put("/v1/spec_policy", json=own)).status_code == 200
+    body = {"policies": {"load": {"disable_by_batch_size": 12}}}
+    assert (await gateway.client.put("/v1/spec_policy", json=body)).status_code == 200
+    own = gateway.runtime.policy_admin.parameters(["load"])
     restored = await gateway.post(ROLLBACK, {"switch_id": "a", "generation": 2})
     assert restored.json()["kept_policies"] == ["load"]
-    assert gateway.runtime.policy_admin.parameters(["load"]) == own["policies"]
+    assert gateway.runtime.policy_admin.parameters(["load"]) == own
