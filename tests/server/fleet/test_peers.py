@@ -163,7 +163,10 @@ HUGE = json.dumps({"fleet_generation": 10**400, "active": NGRAM})
 """No metric can show it."""
 
 
-@pytest.mark.parametrize("text", ["", "{}", "no", json.dumps({"fleet_generation": "x"}), HUGE])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "no", json.dumps({"fleet_generation": "x"}), pytest.param(HUGE, id="huge")],
+)
 async def test_a_file_that_is_no_state_is_named_and_changes_nothing(
     start: StartGateway, tmp_path: Path, text: str
 ) -> None:
