@@ -197,27 +197,6 @@ async def test_heads_that_do_not_fit_are_refused_and_leave_nothing(
     assert await engine.engine.proposers() == before
 
 
-async def test_heads_for_which_there_is_no_memory_are_refused_before_they_are_read(
-    engine: Live, medusa: str, tmp_path: Path, prompts: list[Prompt]
-) -> None:
-    large = heads.medusa(hidden=256, vocabulary=2048, num_heads=4, num_layers=248)
-    fields = {"name": "large", "method": "medusa", "model": large.write(tmp_path)}
-    names = [info.name for info in await engine.engine.proposers()]
-    async with under_load(engine, prompts) as load:
-        await generate(engine, prompts[2], greedy(30), pinned("ngram", 5))
-        resident = resident_mib(engine)
-        with address_space(engine, 128 * MIB):
-            with pytest.raises(ProposerRefused, match=r"needs 0\.25 GiB of memory") as caught:
-                await engine.engine.load_proposer(fields)
-            load.longest()
-            await generate(engine, prompts[2], greedy(30), pinned("ngram", 5))
-            assert load.longest() > 0, "the streams go on"
-        assert resident_mib(engine) - resident < 128
-    assert caught.value.code == "no_room"
-    assert [info.name for info in await engine.engine.proposers()] == names
-    await cycle(engine, medusa, prompts[4])
-
-
 async def test_weights_that_the_worker_refuses_leave_nothing(engine: Live, tmp_path: Path) -> None:
     spoilt = heads.medusa(hidden=256, vocabulary=2048, token_map=64)
     spoilt.tensors["token_map"][0] = 5000
@@ -247,3 +226,24 @@ async def test_a_cascade_of_loaded_heads_drafts_and_pins_its_members(
     )
     await engine.engine.unload_proposer("cascade")
     await engine.engine.unload_proposer("heads")
+
+
+async def test_heads_for_which_there_is_no_memory_are_refused_before_they_are_read(
+    engine: Live, medusa: str, tmp_path: Path, prompts: list[Prompt]
+) -> None:
+    large = heads.medusa(hidden=256, vocabulary=2048, num_heads=4, num_layers=248)
+    fields = {"name": "large", "method": "medusa", "model": large.write(tmp_path)}
+    names = [info.name for info in await engine.engine.proposers()]
+    async with under_load(engine, prompts) as load:
+        await generate(engine, prompts[2], greedy(30), pinned("ngram", 5))
+        resident = resident_mib(engine)
+        with address_space(engine, 128 * MIB):
+            with pytest.raises(ProposerRefused, match=r"needs 0\.25 GiB of memory") as caught:
+                await engine.engine.load_proposer(fields)
+            load.longest()
+            await generate(engine, prompts[2], greedy(30), pinned("ngram", 5))
+            assert load.longest() > 0, "the streams go on"
+        assert resident_mib(engine) - resident < 128
+    assert caught.value.code == "no_room"
+    assert [info.name for info in await engine.engine.proposers()] == names
+    await cycle(engine, medusa, prompts[4])
