@@ -16,14 +16,13 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import never_switched, same_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock
 from tests.engine_adapter.vllm_engine.support.plain_head import PlainHead
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     RecordedRun,
-    never_switched,
-    same_drafts,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]

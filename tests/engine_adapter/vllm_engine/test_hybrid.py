@@ -29,11 +29,7 @@ from tests.engine_adapter.vllm_engine.support.committing import (
     commit_a_token_too_far,
     commit_what_was_accepted,
 )
-from tests.engine_adapter.vllm_engine.support.hybrid_models import (
-    HYBRIDS,
-    MISTAKEN,
-    random_hybrid,
-)
+from tests.engine_adapter.vllm_engine.support.hybrid_models import HYBRIDS, MISTAKEN, random_hybrid
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt, Stock, start_stock
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel

@@ -19,13 +19,12 @@ from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, mimo, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import never_switched, same_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     RecordedRun,
-    never_switched,
-    same_drafts,
 )
 from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 

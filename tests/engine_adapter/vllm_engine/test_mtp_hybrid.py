@@ -14,15 +14,11 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import never_switched, same_drafts
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
-from tests.engine_adapter.vllm_engine.support.recorded import (
-    RecordedEngine,
-    RecordedRequest,
-    never_switched,
-    same_drafts,
-)
+from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
 from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 
 pytestmark = [
