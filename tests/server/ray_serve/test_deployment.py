@@ -22,7 +22,7 @@ from tests.server.ray_serve.load import Load, texts_of, under_load
 ray = pytest.importorskip("ray", reason=ray_cluster.ABSENT)
 serve = pytest.importorskip("ray.serve", reason=ray_cluster.ABSENT)
 
-from tests.server.ray_serve.serving import Fleet, serving, switch_under_load  # noqa: E402
+from tests.server.ray_serve.serving import SWITCHES, Fleet, serving, switch_under_load  # noqa: E402
 
 pytestmark = [
     pytest.mark.prove,
@@ -60,7 +60,10 @@ async def four(fleet: Fleet) -> Fleet:
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
 async def test_fifty_switches_under_load(four: Fleet, mode: str) -> None:
-    await switch_under_load(four, mode, METHODS, PROMPTS)
+    load, generations = await switch_under_load(four, mode, METHODS, PROMPTS)
+    assert load.faults == []
+    assert load.done >= SWITCHES
+    assert generations == list(range(generations[0], generations[0] + SWITCHES))
 
 
 def _passed(load: Load, before: int) -> Callable[[], Any]:

@@ -195,6 +195,8 @@ async def test_a_rollback_that_fails_does_not_end_the_attendance(
     await eventually(lambda: not attending._unfinished)
     house.new_fleet()
     await eventually(lambda: house.running.num_replicas == 4)
+    await house.running.switch(order("ngram"))
+    assert house.states() == dict.fromkeys(NAMES, ("ngram", 1))
 
 
 async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) -> None:
