@@ -113,7 +113,7 @@ class Member:
         a drain is abandoned.
 
         Raises:
-            NotPrepared: the server is not reserved for this switch, or is no longer; also for a
+            NotPrepared: it is not reserved for this switch, or its reservation has ended; also for a
                 commit that is rolled back, or abandoned, before it has ended.
             StaleGeneration: the number is not above the server's; the reservation ends.
         """

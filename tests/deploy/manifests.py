@@ -25,7 +25,7 @@ needs_kubectl = pytest.mark.skipif(
 
 
 def sources() -> dict[str, Object]:
-    """Path below `kubernetes/` -> the object in each file that is no patch."""
+    """Path below `kubernetes/` -> the object in each file that is not a patch."""
     files = [*KUBERNETES.glob("base/*.yaml"), *KUBERNETES.glob("components/*/*.yaml")]
     patches = {
         file.parent / patch["path"]

@@ -122,7 +122,7 @@ def share_of_drafting_steps(results: Sequence[Result], name: str) -> float:
     return drafts / steps(results)
 
 
-async def test_drafts_of_the_target_itself_are_all_accepted_whatever_was_saved(
+async def test_drafts_of_the_target_itself_are_all_accepted_after_passes_were_saved(
     gated: Live, prompts: list[Prompt]
 ) -> None:
     """So no KV is taken for written that was not: rows leave the passes at different depths."""

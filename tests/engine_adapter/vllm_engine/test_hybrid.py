@@ -1,4 +1,4 @@
-"""Targets with recurrent layers: exact texts, whatever part of a draft is accepted.
+"""Targets with recurrent layers: exact texts, however much of a draft is accepted.
 
 Small random models in float32. The reference is stock vLLM, or transformers where stock vLLM makes
 mistakes. vLLM's kernels of gated delta networks need bfloat16 on a CPU: the engine has PyTorch's.

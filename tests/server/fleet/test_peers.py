@@ -1,4 +1,4 @@
-"""Where a server that starts finds the method in force, and what it does when nobody says."""
+"""Where a server that starts finds the method in force, and what it does when no peer answers."""
 
 import json
 from pathlib import Path

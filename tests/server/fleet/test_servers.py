@@ -213,7 +213,7 @@ async def test_a_server_that_starts_during_a_switch_has_the_method_soon(
         await eventually(lambda: has([*servers, new]) == {("suffix", 1)})
 
 
-async def test_a_coordinator_that_dies_between_the_phases_blocks_nobody(
+async def test_a_coordinator_that_dies_between_the_phases_blocks_no_server(
     servers: list[ThreadedServer],
 ) -> None:
     async with fleet_client(ADMIN_KEY) as dead:

@@ -49,7 +49,7 @@ class Fleet:
         _get_global_client().deploy_apps(config)
 
     async def switch(self, method: str | None, **fields: Any) -> httpx.Response:
-        """A switch at whichever replica the proxy chooses."""
+        """A switch, at the replica that the proxy chooses."""
         body = {"speculative_model": method, **fields}
         return await self.client.post("/v1/switch_spec_method", json=body)
 

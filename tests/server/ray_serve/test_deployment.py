@@ -52,7 +52,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def four(fleet: Fleet) -> Fleet:
-    """The fleet with four replicas, whatever the test before has done to it."""
+    """The fleet with four replicas again, also if the test before has ended some."""
     await asyncio.to_thread(fleet.deploy, 4)
     await fleet.until(lambda: fleet.has(4))
     return fleet
@@ -199,7 +199,7 @@ async def test_user_config_switches_the_replicas_in_place(four: Fleet) -> None:
     await asyncio.to_thread(four.deploy, 4, user_config=same)
     await asyncio.to_thread(four.deploy, 4, user_config={"revision": 2, "spec_method": "suffix"})
     await four.until(lambda: _all_have(four, "suffix"))
-    # One that cannot work disturbs nobody.
+    # One that cannot work changes nothing.
     await asyncio.to_thread(four.deploy, 4, user_config={"revision": 3, "spec_method": "eagle"})
     await four.until(lambda: _has_revision(four, 3))
     await four.until(lambda: four.has(4))
