@@ -2,8 +2,8 @@
 
 As on a GPU, a replay reads and writes the tensors of the capture, not those that the caller
 passes. An input that is not in a buffer which keeps its address is therefore not seen. All graphs
-share one pool of memory: what a model's graphs wrote is valid until another model's run, or another size's.
-It is overwritten with NaN then.
+share one pool of memory: what a model's graphs wrote is valid until another model's run, or another
+size's. It is overwritten with NaN then.
 """
 
 from collections.abc import Iterator, Sequence
