@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None,
-    reason="kubectl is missing; its `kustomize` renders the overlays",
+    reason="kubectl is missing: apt install kubernetes-client; it renders the overlays",
 )
 
 
