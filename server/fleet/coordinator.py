@@ -16,7 +16,7 @@ import structlog
 
 from engine_adapter.cancellation import to_its_end
 from server.control.records import SwitchResult
-from server.control.types import SwitchMode
+from server.control.types import ABORT_S, SwitchMode
 from server.fleet.replica import (
     LEASE_S,
     FleetOutcome,
@@ -33,9 +33,6 @@ from server.fleet.replica import (
 
 CALL_S = 10.0
 """How long a replica may take to answer, in seconds; a drain's time comes on top."""
-
-ABORT_S = 5.0
-"""What a drain with `on_timeout` `abort` may take above its own limit, in seconds."""
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ def servers(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> list[
     # A busy machine may take its time.
     patient = partial(switch_fleet, lease_s=300.0, call_s=300.0)
     monkeypatch.setattr("server.commands.fleet_switch.switch_fleet", patient)
-    monkeypatch.setattr("server.fleet.view.ANSWER_S", 300.0)
+    monkeypatch.setattr("server.fleet.view.VIEW_ANSWER_S", 300.0)
     return [start_server() for _ in range(2)]
 
 
