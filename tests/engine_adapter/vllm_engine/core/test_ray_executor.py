@@ -100,7 +100,7 @@ async def test_requests_of_different_proposers_share_steps_and_switch(
     for epoch, name in enumerate(names, 1):
         k = CHOICES.get(name, 4)
         await on_ray.engine.switch(Switch(SpecMethod(name, k), epoch), running=True)
-        await asyncio.sleep(0.02)
+        await on_ray.recorder.more(1)
     for prompt, result in zip(prompts, await asyncio.gather(*running), strict=False):
         await stock.check(prompt, result.tokens)
 
@@ -111,7 +111,7 @@ async def test_a_rank_that_is_killed_is_replaced(
 ) -> None:
     before = await workers(on_ray)
     lost = asyncio.create_task(generate(on_ray, prompts[0], greedy(900)))
-    await asyncio.sleep(0.2)
+    await on_ray.recorder.more(3)
     os.kill(before[1], sent)
     with pytest.raises(EngineError, match="This request is lost"):
         await lost
