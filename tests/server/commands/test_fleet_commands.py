@@ -94,7 +94,7 @@ def test_a_server_that_does_not_answer_is_named_and_nothing_changes(
     assert not kept.exists()
 
 
-def test_a_state_that_cannot_be_had_is_a_failure(
+def test_a_state_that_no_replica_gives_is_a_failure(
     servers: list[ThreadedServer],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

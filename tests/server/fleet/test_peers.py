@@ -159,7 +159,7 @@ async def test_a_server_that_missed_a_switch_follows_a_peer(
 
 
 @pytest.mark.parametrize("text", ["", "{}", "no", json.dumps({"fleet_generation": "x"})])
-async def test_a_file_that_is_no_state_is_named_and_changes_nothing(
+async def test_a_file_that_is_not_a_state_is_named_and_changes_nothing(
     start: StartGateway, tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "state.json"
