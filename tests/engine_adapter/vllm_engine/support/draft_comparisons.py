@@ -11,6 +11,15 @@ from tests.engine_adapter.vllm_engine.support.recorded import (
 )
 
 
+def more_than_fit(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts that begin with one KV block each and grow beyond it: some are preempted.
+
+    Args:
+        prompts: the fixture `prompts`, whose last eight are long.
+    """
+    return [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
+
+
 def never_switched(
     engine: RecordedEngine, prompts: Sequence[Prompt], method: SpecMethod, length: int
 ) -> RecordedRun:
