@@ -252,17 +252,6 @@ SERVED: tuple[Architecture, ...] = (
         layernorm_epsilon=1e-5,
     ),
     _row(
-        "dbrx",
-        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
-        ffn_config={
-            "hidden_size": 128,
-            "ffn_hidden_size": 64,
-            "moe_num_experts": 4,
-            "moe_top_k": 2,
-        },
-        no_eagle=_NO_EMBEDDINGS,
-    ),
-    _row(
         "llama4",
         "llama4_text",
         attention_chunk_size=CHUNK,
@@ -348,5 +337,6 @@ REFUSED: tuple[Architecture, ...] = (
     _refused("hrm_text", "attention that is not causal"),
     _refused("minimax_m2", _SIGMOID, **_LOCAL_EXPERTS),
     _refused("laguna", _SIGMOID, **_WINDOWS, **_EXPERTS),
+    _refused("dbrx", "weights that vLLM 0.32 cannot load"),
 )
 """Those that are refused at start."""
