@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
+from engine_adapter.vllm_engine.panics import panics_as_errors
 
 _NICENESS = 5
 """The engine's steps go first where cores are short."""
@@ -49,17 +50,13 @@ def main() -> None:
 def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:
     """Why a constraint cannot be enforced. One that needs too much memory ends the process."""
     try:
-        reason: str | None = compiler.fault(kind, value)
+        with panics_as_errors():
+            reason: str | None = compiler.fault(kind, value)
     except MemoryError:
         # As llguidance ends it, so that the gateway says that the constraint is too complex.
         os.abort()
     except Exception as error:
         reason = f"it cannot be compiled: {type(error).__name__}: {error}"
-    except BaseException as error:
-        # A panic of llguidance's Rust code, which PyO3 does not derive from Exception.
-        if type(error).__name__ != "PanicException":
-            raise
-        reason = f"it cannot be compiled: {error}"
     return reason
 
 
