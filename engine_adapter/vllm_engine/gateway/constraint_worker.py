@@ -17,6 +17,13 @@ from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
 from engine_adapter.vllm_engine.panics import panics_as_errors
 
+STACK_BYTES = 1 << 20
+"""The most stack that compiling one constraint takes, in bytes.
+
+llguidance compiles definitions that refer to each other within each other, and an overflow ends the
+process. The engine's threads have 2 MiB or more, so what fits here fits there.
+"""
+
 _NICENESS = 5
 """The engine's steps go first where cores are short."""
 
@@ -37,6 +44,8 @@ def main() -> None:
     base = _address_space()
     limit = base + setup["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # For the main thread, which compiles, this limit holds at once.
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     write_frame(answers, {"error": None})
     while (request := read_frame(requests)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
