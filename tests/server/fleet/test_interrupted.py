@@ -5,34 +5,19 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import Engine
 from server.control.errors import NotPrepared
 from server.control.method_names import MethodRequest
 from server.control.records import SpecMethodBody
 from server.fleet.member import Member
 from server.fleet.replica import Order, ReplicaState
+from tests.server.conftest import StartGateway
+from tests.server.fleet.gate import Gate
+from tests.server.fleet.in_flight import begun
 from tests.server.gateway import Gateway, eventually
 
 LONG_S = 300.0
 LOAD = {"load": {"disable_by_batch_size": 3}}
 BEFORE = ReplicaState(0, SpecMethodBody("draft", 4))
-
-
-class Gate:
-    """Holds the first call of an engine's method until a test opens it."""
-
-    def __init__(self, engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self._opened = asyncio.Event(), asyncio.Event()
-        self._call = getattr(engine, method)
-        monkeypatch.setattr(engine, method, self._held)
-
-    async def _held(self, *args: Any, **kwargs: Any) -> None:
-        self.reached.set()
-        await self._opened.wait()
-        await self._call(*args, **kwargs)
-
-    def open(self) -> None:
-        self._opened.set()
 
 
 def member(gateway: Gateway) -> Member:
@@ -204,3 +189,81 @@ async def test_a_roll_back_leaves_a_later_switch_of_this_server_alone(gateway: G
     state = await member(gateway).rollback("a", 4)
     assert (state.active.spec_method, state.fleet_generation) == ("suffix", 4)
     assert load_policy(gateway) == before
+
+
+OWN = {"load": {"disable_by_batch_size": 12}}
+"""What an operator gives one server."""
+
+
+async def test_a_roll_back_leaves_policies_alone_that_this_server_got_after_the_commit(
+    gateway: Gateway,
+) -> None:
+    admin = gateway.runtime.policy_admin
+    goodput = admin.parameters(["goodput"])
+    order = Order("ngram", policies={**LOAD, "goodput": {"min_gain": 0.5}})
+    member(gateway).prepare("a", order, LONG_S)
+    await member(gateway).commit("a", 3)
+    await admin.change(OWN, None)
+    own = load_policy(gateway)
+    state = await member(gateway).rollback("a", 4)
+    assert (state.active, state.kept_policies) == (BEFORE.active, ("load",))
+    assert load_policy(gateway) == own
+    assert admin.parameters(["goodput"]) == goodput
+    assert (await member(gateway).rollback("a", 4)).kept_policies == ("load",), (
+        "its answer was lost"
+    )
+
+
+async def test_a_drain_that_is_ended_leaves_policies_alone_that_this_server_got_meanwhile(
+    start: StartGateway,
+) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 5})
+    request, done = await begun(gateway)
+    order = Order("ngram", mode="drain", timeout_s=600, policies=LOAD)
+    member(gateway).prepare("a", order, LONG_S)
+    committing = asyncio.create_task(member(gateway).commit("a", 3))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    await gateway.runtime.policy_admin.change(OWN, None)
+    own = load_policy(gateway)
+    state = await member(gateway).rollback("a", 4)
+    assert (state.active, state.kept_policies) == (BEFORE.active, ("load",))
+    assert load_policy(gateway) == own
+    with pytest.raises(NotPrepared):
+        await committing
+    done()
+    assert (await request).status_code == 200
+
+
+async def test_a_roll_back_restores_the_policies_of_the_commit_not_of_the_reservation(
+    gateway: Gateway,
+) -> None:
+    member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
+    await gateway.runtime.policy_admin.change(OWN, None)
+    own = load_policy(gateway)
+    await member(gateway).commit("a", 3)
+    state = await member(gateway).rollback("a", 4)
+    assert state == ReplicaState(4, BEFORE.active, policies=own)
+    assert load_policy(gateway) == own
+
+
+async def test_the_end_of_a_coordinator_ends_what_it_has_not_finished(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await member(gateway).end_switch()
+    member(gateway).prepare("a", Order("ngram"), LONG_S)
+    await member(gateway).end_switch()
+    assert member(gateway).state() == BEFORE
+    member(gateway).prepare("b", Order("ngram"), LONG_S)
+    await member(gateway).commit("b", 3)
+    await member(gateway).end_switch()
+    assert member(gateway).state() == ReplicaState(3, SpecMethodBody("ngram", 5))
+    gate = Gate(gateway.engine, "switch", monkeypatch)
+    undoing = asyncio.create_task(member(gateway).rollback("b", 4))
+    await gate.reached.wait()
+    undoing.cancel()
+    ending = asyncio.create_task(member(gateway).end_switch())
+    await turns()
+    assert not ending.done(), "the roll back still runs"
+    gate.open()
+    await ending
+    assert member(gateway).state() == ReplicaState(4, BEFORE.active)
