@@ -15,6 +15,7 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "eagle3": {"model": "toy/6/0,4"},
     "mtp": {},
     "dflash": {"model": "toy/8/1,3"},
+    "dspark": {"model": "toy/9/1,3"},
     "medusa": {},
     "mlp_speculator": {},
 }
@@ -29,10 +30,13 @@ GATED = "gated"
 UNKEPT = "unkept"
 """Greedy rows of a head for which the target's states are not kept."""
 
-HEADS = ("eagle", "eagle3", "mtp", "dflash")
+HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 """Methods with the option `keep_states`."""
 
-DRAWING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa", "mlp_speculator")
+DRAWING = (
+    *("draft_model", "eagle", "eagle3", "mtp"),
+    *("dflash", "dspark", "medusa", "mlp_speculator"),
+)
 """Methods that draw their drafts."""
 
 LOOKUPS = ("ngram", "suffix")
@@ -44,13 +48,15 @@ _UPLOADS = {
     "eagle3": 3,
     "mtp": 3,
     "dflash": 4,
+    "dspark": 5,
     "medusa": 2,
     "mlp_speculator": 3,
 }
 """Method -> uploads of a greedy step.
 
 One is the layout of the verification. The others are the inputs of the first pass and of all later
-ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens too).
+ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens too;
+DSpark: the rows of each depth).
 """
 
 
