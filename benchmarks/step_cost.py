@@ -166,7 +166,9 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
         RuntimeError: an engine failed.
     """
     # Read when torch and vLLM are imported; the engines' processes inherit it.
-    os.environ.update({"OMP_NUM_THREADS": "1", **os.environ, **ENVIRONMENT})
+    # vLLM's n-gram proposer gives OpenMP numba's number of threads, for the target too.
+    one = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    os.environ.update({**one, **os.environ, **ENVIRONMENT})
     for name, method in specs_by_name(plan.methods, plan.specs).items():
         setups = {
             side: EngineSetup(plan.target, method, _loaded(side, method, plan.specs))

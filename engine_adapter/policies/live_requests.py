@@ -70,9 +70,10 @@ class LiveRequests:
 
     def mark_read(self, request_ids: Sequence[str], proposers: Ints) -> Floats:
         """Each proposer reads its row up to the noted length; returns the lags removed, [N]."""
-        slots = np.array([self._slots[request_id] for request_id in request_ids], np.intp)
-        lag: Floats = self._lengths[slots] - self._read_upto[slots, proposers]
-        self._read_upto[slots, proposers] = self._lengths[slots]
+        slots = [self._slots[request_id] for request_id in request_ids]
+        read, at = self._lengths[slots], (slots, proposers)
+        lag: Floats = read - self._read_upto[at]
+        self._read_upto[at] = read
         return lag
 
     def lags(self, rows: Sequence[RowView], slots: Ints, proposers: Ints) -> Floats:

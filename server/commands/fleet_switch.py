@@ -116,7 +116,12 @@ async def _switch(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, switching.cancel)
     async with fleet_client(options.admin_key) as client:
         replicas = http_replicas(client, await resolve(urls))
-        report = await switch_fleet(replicas, order, skip_unreachable=options.skip_unreachable)
+        report = await switch_fleet(
+            replicas,
+            order,
+            skip_unreachable=options.skip_unreachable,
+            on_interrupt=lambda report: _print(report, as_json=options.json),
+        )
         if options.write_state is None:
             return report, None
         return report, await _state(replicas, report)
@@ -201,7 +206,6 @@ def _print(report: FleetReport, *, as_json: bool) -> None:
 def _sentence(report: FleetReport) -> str:
     total = len(report.replicas)
     done = sum(one.outcome == ReplicaOutcome.SWITCHED for one in report.replicas)
-    unknown = [one.replica for one in report.replicas if one.outcome == ReplicaOutcome.UNKNOWN]
     times = (
         f"{report.took_ms:.1f} ms (prepare {report.prepare_ms:.1f}, commit {report.commit_ms:.1f})"
     )
@@ -210,7 +214,7 @@ def _sentence(report: FleetReport) -> str:
         FleetOutcome.UNCHANGED: "nothing has changed",
         FleetOutcome.ROLLED_BACK: "every replica has what it had before",
         FleetOutcome.PARTIAL: f"{done} of {total} replicas switched; not known: "
-        f"{', '.join(unknown)}. Run the same command again when they answer",
+        f"{', '.join(report.unknown)}. Run the same command again when they answer",
     }[report.outcome]
     generation = report.fleet_generation
     number = "" if generation is None else f", generation {generation}"

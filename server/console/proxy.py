@@ -5,7 +5,8 @@ no key: the browser sends its own with every call.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from server.errors import ApiError, install_error_handlers
 from server.fleet.addresses import resolve
 from server.fleet.http_replica import fleet_client, http_replicas
-from server.fleet.view import view
+from server.fleet.view import ReplicaView, view
 from server.http.body_limit import BodyLimit
 from server.http.direct import is_loopback, proxy_header
 from server.http.headers import REQUEST_ID, RETRY_AFTER, SPEC_METHOD
@@ -57,11 +58,32 @@ def create_console(
         transport: used instead of the network.
         fleet: the addresses of all replicas; none: the page shows the server alone.
     """
-    client = _client(url, transport)
+    # It has no key of its own: every call brings the browser's.
+    client, to_fleet = _client(url, transport), fleet_client(None, transport)
+    app = _app((client, to_fleet), on_loopback)
+
+    async def pass_on(request: Request) -> Response:
+        return await _pass_on(client, request, on_loopback)
+
+    for path in ("/v1/{rest:path}", "/metrics", "/health", "/ready", "/version"):
+        app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
+    if fleet:
+        _add_fleet(app, fleet, to_fleet, on_loopback)
+    app.include_router(console.router)
+    return app
+
+
+def _app(clients: Sequence[httpx.AsyncClient], on_loopback: bool) -> FastAPI:
+    """An application without routes that answers its own page only, and closes the clients."""
+    for client in clients:
+        # A cookie of a proxy in front of the servers belongs to one browser, not to the next.
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with client:
+        async with AsyncExitStack() as stack:
+            for client in clients:
+                await stack.enter_async_context(client)
             yield
 
     async def refuse_foreign(request: Request) -> None:
@@ -79,57 +101,36 @@ def create_console(
     )
     install_error_handlers(app)
     app.add_middleware(BodyLimit, settings=HttpSettings(), reading=set())
-
-    async def pass_on(request: Request) -> Response:
-        return await _pass_on(client, request, on_loopback)
-
-    for path in ("/v1/{rest:path}", "/metrics", "/health", "/ready", "/version"):
-        app.add_api_route(path, pass_on, methods=["GET", "POST", "PUT"], include_in_schema=False)
-    if fleet:
-        _add_fleet(app, fleet, on_loopback, transport)
-    app.include_router(console.router)
     return app
 
 
 def _add_fleet(
-    app: FastAPI,
-    urls: Sequence[str],
-    on_loopback: bool,
-    transport: httpx.AsyncBaseTransport | None,
+    app: FastAPI, urls: Sequence[str], client: httpx.AsyncClient, on_loopback: bool
 ) -> None:
     async def show_fleet(request: Request) -> JSONResponse:
-        return JSONResponse(await _fleet(urls, request, on_loopback, transport))
+        """A line of the page's table for each replica, asked with the browser's key."""
+        try:
+            addresses = await resolve(urls)
+        except (OSError, ValueError) as error:
+            # A name with a part that is too long has no encoding, which is a ValueError.
+            raise ApiError(
+                502, str(error), type="server_error", code="server_unreachable"
+            ) from None
+        replicas = http_replicas(client, addresses, _headers(request, on_loopback))
+        return JSONResponse([_line(one) for one in await view(replicas)])
 
     app.add_api_route("/fleet", show_fleet, methods=["GET"], include_in_schema=False)
 
 
-async def _fleet(
-    urls: Sequence[str],
-    request: Request,
-    on_loopback: bool,
-    transport: httpx.AsyncBaseTransport | None,
-) -> list[dict[str, Any]]:
-    """A line of the page's table for each replica, asked with the browser's key."""
-    async with fleet_client(None, transport) as client:
-        client.headers.update(_headers(request, on_loopback))
-        try:
-            replicas = http_replicas(client, await resolve(urls))
-        except OSError as error:
-            raise ApiError(
-                502, str(error), type="server_error", code="server_unreachable"
-            ) from None
-        return [
-            {
-                "replica": one.replica,
-                "differs": one.differs,
-                "error": one.error,
-                **{
-                    name: None if one.spec_method is None else one.spec_method[name]
-                    for name in ("spec_method", "num_speculative_tokens", "in_flight", "fleet")
-                },
-            }
-            for one in await view(replicas)
-        ]
+def _line(one: ReplicaView) -> dict[str, Any]:
+    shown = one.spec_method
+    names = ("spec_method", "num_speculative_tokens", "in_flight", "fleet")
+    return {
+        "replica": one.replica,
+        "differs": one.differs,
+        "error": one.error,
+        **{name: None if shown is None else shown[name] for name in names},
+    }
 
 
 def _is_foreign(request: Request, on_loopback: bool) -> bool:

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.errors import EngineError
@@ -30,6 +31,18 @@ class _Begun:
     @property
     def took_ms(self) -> float:
         return round((time.perf_counter() - self._counter) * 1e3, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """A change of policies that was made.
+
+    Attributes:
+        before, after: policy -> all its parameters, of the policies that it has changed.
+    """
+
+    before: Mapping[str, Mapping[str, Any]]
+    after: Mapping[str, Mapping[str, Any]]
 
 
 class PolicyAdmin:
@@ -89,7 +102,7 @@ class PolicyAdmin:
         rules: Sequence[Any] | None,
         reason: str | None = None,
         caller: Caller = SERVER,
-    ) -> None:
+    ) -> PolicyChange:
         """Replaces what is given: all, or nothing. Continues if its caller is cancelled.
 
         Args:
@@ -100,7 +113,32 @@ class PolicyAdmin:
             PolicyError, RuleError: a field cannot work; nothing changed and nothing is recorded.
             EngineError: the engine failed; the old parameters and rules stay.
         """
-        await asyncio.shield(asyncio.create_task(self._change(policies, rules, reason, caller)))
+        work = self._change(policies, rules, reason, caller)
+        return await asyncio.shield(asyncio.create_task(work))
+
+    async def take_back(
+        self, change: PolicyChange, reason: str | None = None, caller: Caller = SERVER
+    ) -> tuple[str, ...]:
+        """Sets policies as they were before a change. Continues if its caller is cancelled.
+
+        Returns the policies that got other parameters since; they keep these.
+
+        Raises:
+            PolicyError: the old parameters cannot work any more.
+            EngineError: the engine failed.
+        """
+        return await asyncio.shield(asyncio.create_task(self._take_back(change, reason, caller)))
+
+    async def _take_back(
+        self, change: PolicyChange, reason: str | None, caller: Caller
+    ) -> tuple[str, ...]:
+        async with self._changing:
+            now, before = self.parameters(change.before), change.before
+            kept = tuple(n for n in before if now[n] not in (before[n], change.after[n]))
+            old = {n: p for n, p in before.items() if n not in kept and now[n] != p}
+            if old:
+                await self._make(old, None, reason, caller)
+            return kept
 
     async def _change(
         self,
@@ -108,36 +146,47 @@ class PolicyAdmin:
         rules: Sequence[Any] | None,
         reason: str | None,
         caller: Caller,
-    ) -> None:
+    ) -> PolicyChange:
         async with self._changing:
-            begun = _Begun()
-            loaded = self._loaded_proposers()
-            new = read_policies(policies or {}, loaded)
-            names = self._api_key_names()
-            new_rules = None if rules is None else read_rules(rules, loaded, names)
-            outcome, fault = PolicyOutcome.CHANGED, None
-            try:
-                await self._set_all(new)
-                if new_rules is not None:
-                    self._router.replace(new_rules)
-            except (PolicyError, EngineError) as error:
-                outcome, fault = PolicyOutcome.FAILED, str(error)
-                raise
-            finally:
-                record = PolicyRecord(
-                    when=begun.when,
-                    who=caller.who,
-                    peer=caller.peer,
-                    what="spec_policy",
-                    policies=None if policies is None else dict(new),
-                    rules=None if new_rules is None else [dict(r.given) for r in new_rules],
-                    warnings=list(self._router.warnings),
-                    reason=reason,
-                    outcome=outcome,
-                    error=fault,
-                    took_ms=begun.took_ms,
-                )
-                self._audit.add(record)
+            return await self._make(policies, rules, reason, caller)
+
+    async def _make(
+        self,
+        policies: Mapping[str, Any] | None,
+        rules: Sequence[Any] | None,
+        reason: str | None,
+        caller: Caller,
+    ) -> PolicyChange:
+        begun = _Begun()
+        loaded = self._loaded_proposers()
+        new = read_policies(policies or {}, loaded)
+        names = self._api_key_names()
+        new_rules = None if rules is None else read_rules(rules, loaded, names)
+        before = self.parameters(new)
+        outcome, fault = PolicyOutcome.CHANGED, None
+        try:
+            await self._set_all(new)
+            if new_rules is not None:
+                self._router.replace(new_rules)
+        except (PolicyError, EngineError) as error:
+            outcome, fault = PolicyOutcome.FAILED, str(error)
+            raise
+        finally:
+            record = PolicyRecord(
+                when=begun.when,
+                who=caller.who,
+                peer=caller.peer,
+                what="spec_policy",
+                policies=None if policies is None else dict(new),
+                rules=None if new_rules is None else [dict(r.given) for r in new_rules],
+                warnings=list(self._router.warnings),
+                reason=reason,
+                outcome=outcome,
+                error=fault,
+                took_ms=begun.took_ms,
+            )
+            self._audit.add(record)
+        return PolicyChange(before, self.parameters(new))
 
     async def _set_all(self, new: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets the policies one after the other; takes them back if one fails."""

@@ -9,14 +9,12 @@ service", 2006, section 2.4: sequencers).
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar
-
-import structlog
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from engine_adapter.cancellation import to_its_end
-from server.control.records import SwitchResult
 from server.control.types import ABORT_S, SwitchMode
+from server.fleet.participant import Participant
 from server.fleet.replica import (
     LEASE_S,
     FleetOutcome,
@@ -26,19 +24,11 @@ from server.fleet.replica import (
     Replica,
     ReplicaOutcome,
     ReplicaRefused,
-    ReplicaReport,
-    ReplicaState,
     ReplicaUnreachable,
 )
 
 CALL_S = 10.0
 """How long a replica may take to answer, in seconds; a drain's time comes on top."""
-
-T = TypeVar("T")
-
-log = structlog.get_logger(__name__)
-
-_Failure = ReplicaRefused | ReplicaUnreachable
 
 
 async def switch_fleet(
@@ -48,6 +38,7 @@ async def switch_fleet(
     skip_unreachable: bool = False,
     lease_s: float = LEASE_S,
     call_s: float = CALL_S,
+    on_interrupt: Callable[[FleetReport], None] | None = None,
 ) -> FleetReport:
     """Makes one switch at all replicas, or at none.
 
@@ -59,80 +50,20 @@ async def switch_fleet(
             not answer counts as one that refuses.
         lease_s: must be longer than the slowest replica takes to prepare.
         call_s: how long a replica may take to answer, besides a drain.
+        on_interrupt: gets the report of a switch that was rolled back because the caller was
+            cancelled, or because of a failure here.
     """
     attempt = _FleetSwitch(replicas, order, skip_unreachable, lease_s, call_s)
     try:
         return await attempt.run()
-    except BaseException:
-        # Half of the replicas may have switched: a second cancellation does not stop this.
-        await to_its_end(attempt.roll_back())
-        raise
-
-
-class _One:
-    """One replica during a fleet switch."""
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-        self.prepared: Prepared | None = None
-        self.result: SwitchResult | None = None
-        self.failure: _Failure | None = None
-        self.after: ReplicaState | None = None
-        self.is_lost = False
-        self.took_s = 0.0
-
-    async def call(self, answer: Awaitable[T], limit_s: float) -> T:
-        """The answer. Raises `ReplicaRefused` or `ReplicaUnreachable`."""
-        begun = time.perf_counter()
+    except BaseException as error:
         try:
-            async with asyncio.timeout(limit_s):
-                return await answer
-        except TimeoutError:
-            raise ReplicaUnreachable(f"no answer within {limit_s:g} s") from None
-        except (ReplicaRefused, ReplicaUnreachable):
-            raise
-        except Exception as error:
-            # What the replica has done is not known. The others have to be told nevertheless.
-            log.exception("fleet_call_failed", replica=self.replica.name)
-            raise ReplicaUnreachable(f"{type(error).__name__}: {error}") from None
+            # Half of the replicas may have switched: a second cancellation does not stop this.
+            await to_its_end(attempt.roll_back())
         finally:
-            self.took_s += time.perf_counter() - begun
-
-    def keeps_another_method(self) -> bool:
-        """Whether it answers a roll back with another method than it had; `failure` says so."""
-        prepared, after = self.prepared, self.after
-        if prepared is None or after is None or after.active == prepared.active:
-            return False
-        method = after.active.spec_method
-        self.failure = ReplicaRefused(f"was switched to {method} meanwhile, and keeps it")
-        return True
-
-    @property
-    def has_refused_to_prepare(self) -> bool:
-        return self.prepared is None and isinstance(self.failure, ReplicaRefused)
-
-    def report(self, outcome: ReplicaOutcome) -> ReplicaReport:
-        prepared, result, after = self.prepared, self.result, self.after
-        previous = active = None if prepared is None else prepared.active
-        generation = None if prepared is None else prepared.fleet_generation
-        if after is not None:
-            active, generation = after.active, after.fleet_generation
-        elif result is not None:
-            active, generation = result.active, result.fleet_generation
-        if outcome == ReplicaOutcome.UNKNOWN:
-            active = generation = None
-        return ReplicaReport(
-            self.replica.name,
-            outcome,
-            previous,
-            active,
-            generation,
-            result.in_flight if outcome == ReplicaOutcome.SWITCHED and result else None,
-            None if self.failure is None else str(self.failure),
-            getattr(self.failure, "code", None),
-            round(self.took_s * 1e3, 3),
-            result.aborted if outcome == ReplicaOutcome.SWITCHED and result else None,
-        )
+            if on_interrupt is not None:
+                on_interrupt(attempt.interrupted(error))
+        raise
 
 
 class _FleetSwitch:
@@ -144,7 +75,7 @@ class _FleetSwitch:
         lease_s: float,
         call_s: float,
     ) -> None:
-        self._all = [_One(replica) for replica in replicas]
+        self._all = [Participant(replica) for replica in replicas]
         self._order = order
         self._skips = skip_unreachable
         self._lease_s = lease_s
@@ -167,9 +98,19 @@ class _FleetSwitch:
         if failed is not None:
             await self.roll_back()
             return self._report(FleetOutcome.ROLLED_BACK, failed)
+        await asyncio.gather(*(self._release(one) for one in self._all if one.prepared is None))
         return self._report(FleetOutcome.SWITCHED, None)
 
-    async def _prepare(self, one: _One) -> None:
+    def interrupted(self, error: BaseException) -> FleetReport:
+        """The report of a switch that `error` has ended, after its roll back."""
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        reason = "interrupted" if is_cancelled else f"{type(error).__name__}: {error}"
+        has_begun = self._generation is not None
+        return self._report(
+            FleetOutcome.ROLLED_BACK if has_begun else FleetOutcome.UNCHANGED, reason
+        )
+
+    async def _prepare(self, one: Participant) -> None:
         answer = one.replica.prepare(self._id, self._order, self._lease_s)
         try:
             one.prepared = await one.call(answer, self._call_s)
@@ -192,7 +133,7 @@ class _FleetSwitch:
             )
         return None
 
-    async def _commit_all(self, reserved: Sequence[_One], generation: int) -> str | None:
+    async def _commit_all(self, reserved: Sequence[Participant], generation: int) -> str | None:
         """Returns the first failure; the commits that have not ended by then are cancelled."""
         tasks = [asyncio.create_task(self._commit(one, generation)) for one in reserved]
         try:
@@ -205,7 +146,7 @@ class _FleetSwitch:
                 each.cancel()
             await asyncio.wait(tasks)
 
-    async def _commit(self, one: _One, generation: int) -> str | None:
+    async def _commit(self, one: Participant, generation: int) -> str | None:
         limit_s = self._call_s
         if self._order.mode == SwitchMode.DRAIN:
             limit_s += self._order.timeout_s + ABORT_S
@@ -218,6 +159,15 @@ class _FleetSwitch:
                 return f"{one.replica.name}: {error}"
         return None
 
+    async def _release(self, one: Participant) -> None:
+        """Ends the reservation of a replica whose answer is lost; it would refuse the next switch.
+
+        It stays one that did not answer: `skip_unreachable` has switched the others.
+        """
+        # Otherwise its lease ends by itself.
+        with suppress(ReplicaRefused, ReplicaUnreachable):
+            await one.call(one.replica.rollback(self._id, None), self._call_s)
+
     async def roll_back(self) -> None:
         """Releases every replica, and restores those that have switched.
 
@@ -229,10 +179,10 @@ class _FleetSwitch:
         told = [one for one in self._all if not one.has_refused_to_prepare]
         await asyncio.gather(*(self._restore(one, generation) for one in told))
 
-    async def _restore(self, one: _One, generation: int | None) -> None:
+    async def _restore(self, one: Participant, generation: int | None) -> None:
         try:
             one.after = await one.call(one.replica.rollback(self._id, generation), self._call_s)
-            one.is_lost = generation is not None and one.keeps_another_method()
+            one.is_lost = generation is not None and one.keeps_its_own()
         except (ReplicaRefused, ReplicaUnreachable) as error:
             one.failure = one.failure or error
             one.is_lost = True
@@ -255,7 +205,7 @@ class _FleetSwitch:
             round((time.perf_counter() - self._begun) * 1e3, 3),
         )
 
-    def _outcome_of(self, one: _One, error: str | None) -> ReplicaOutcome:
+    def _outcome_of(self, one: Participant, error: str | None) -> ReplicaOutcome:
         if one.is_lost:
             return ReplicaOutcome.UNKNOWN
         if isinstance(one.failure, ReplicaRefused):

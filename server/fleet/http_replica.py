@@ -1,7 +1,8 @@
 """Replicas reached by their URLs, over the admin routes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import httpx
@@ -11,6 +12,7 @@ from server.control.records import SpecMethodBody, SwitchResult
 from server.control.types import SwitchMode
 from server.fleet.addresses import Address
 from server.fleet.replica import (
+    Generation,
     Order,
     Prepared,
     ReplicaRefused,
@@ -29,7 +31,7 @@ _STATE = TypeAdapter(ReplicaState)
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    generation: int
+    generation: Generation
     switching: bool
     policies: dict[str, dict[str, Any]]
 
@@ -89,16 +91,26 @@ def fleet_client(
     )
 
 
-def http_replicas(client: httpx.AsyncClient, addresses: Iterable[Address]) -> "list[HttpReplica]":
-    """A replica for each address."""
-    return [HttpReplica(client, address) for address in addresses]
+def http_replicas(
+    client: httpx.AsyncClient,
+    addresses: Iterable[Address],
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> "list[HttpReplica]":
+    """A replica for each address; `headers` are sent with every call, beside the client's."""
+    return [HttpReplica(client, address, headers) for address in addresses]
 
 
 class HttpReplica:
     """`replica.Replica` over HTTP. Its name is its URL."""
 
-    def __init__(self, client: httpx.AsyncClient, address: Address) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        address: Address,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._client = client
+        self._headers = headers
         self._url = address.url
         # The certificate has the name, not the address that it stands for.
         server_name = address.server_name
@@ -150,7 +162,11 @@ class HttpReplica:
     ) -> dict[str, Any]:
         async def send() -> httpx.Response:
             return await self._client.request(
-                method, self._url + path, json=body, extensions=self._extensions
+                method,
+                self._url + path,
+                json=body,
+                headers=self._headers,
+                extensions=self._extensions,
             )
 
         try:

@@ -7,7 +7,7 @@ proposer is unloaded. It ends with its lease.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from engine_adapter.cancellation import ended, to_its_end
@@ -18,33 +18,8 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.records import SpecMethodBody, SwitchResult
 from server.control.switcher import Switcher
 from server.control.types import SERVER, Caller, SwitchMode
+from server.fleet.held import Held
 from server.fleet.replica import Order, Prepared, ReplicaState
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """The fleet switch that the server is reserved for, or that it took part in last.
-
-    Attributes:
-        policies: policy -> the parameters that it sets.
-        before: the same policies' parameters before.
-        lease: ends the reservation.
-        generation, committing: of the commit, once there is one.
-        num_waiting: callers that wait for the commit.
-        undoing: the roll back, once there is one; all its callers wait for the same.
-    """
-
-    switch_id: str
-    caller: Caller
-    prepared: Prepared
-    attempt: Attempt
-    policies: Mapping[str, Mapping[str, Any]]
-    before: Mapping[str, Mapping[str, Any]]
-    lease: asyncio.TimerHandle | None = None
-    generation: int = 0
-    committing: "asyncio.Task[SwitchResult] | None" = None
-    num_waiting: int = 0
-    undoing: "asyncio.Task[ReplicaState] | None" = None
 
 
 class Member:
@@ -56,8 +31,10 @@ class Member:
     def __init__(self, switcher: Switcher, policy_admin: PolicyAdmin) -> None:
         self._switcher = switcher
         self._policy_admin = policy_admin
-        self._held: _Held | None = None
+        self._held: Held | None = None
         self._policies: dict[str, Mapping[str, Any]] = {}
+        # The last fleet switch that was rolled back here, and the policies that it has left alone.
+        self._kept: tuple[str, tuple[str, ...]] = ("", ())
 
     def state(self) -> ReplicaState:
         """What the server has now."""
@@ -99,12 +76,20 @@ class Member:
             on_timeout=order.on_timeout,
             caller=caller,
         )
+        self._held = self._holding(switch_id, attempt, policies, caller)
+        self._begin_lease(self._held, lease_s)
+        return self._held.prepared
+
+    def _holding(
+        self,
+        switch_id: str,
+        attempt: Attempt,
+        policies: Mapping[str, Mapping[str, Any]],
+        caller: Caller,
+    ) -> Held:
         now = self.state()
         prepared = Prepared(now.fleet_generation, now.active, SpecMethodBody.of(attempt.method))
-        before = self._policy_admin.parameters(policies)
-        self._held = _Held(switch_id, caller, prepared, attempt, policies, before)
-        self._begin_lease(self._held, lease_s)
-        return prepared
+        return Held(switch_id, caller, prepared, attempt, policies)
 
     async def commit(self, switch_id: str, generation: int) -> SwitchResult:
         """Makes the switch that was prepared.
@@ -129,14 +114,12 @@ class Member:
             stale = StaleGeneration(generation, own)
             self._give_up(held, stale)
             raise stale
-        self._stop_lease(held)
+        held.stop_lease()
         held.generation = generation
-        held.committing = asyncio.create_task(
-            self._apply(held.attempt, held.policies, generation, held.caller)
-        )
+        held.committing = asyncio.create_task(self._apply(held))
         return await self._result(held, held.committing)
 
-    async def _result(self, held: _Held, committing: "asyncio.Task[SwitchResult]") -> SwitchResult:
+    async def _result(self, held: Held, committing: "asyncio.Task[SwitchResult]") -> SwitchResult:
         """Waits for a commit, and cancels it if its last caller is cancelled."""
         held.num_waiting += 1
         try:
@@ -159,24 +142,45 @@ class Member:
         """
         held = self._held
         if held is None or held.switch_id != switch_id:
-            return self.state()
+            return self._after(switch_id)
         if held.undoing is None or held.undoing.done():
             held.undoing = asyncio.create_task(self._undo(held, generation, caller))
         return await asyncio.shield(held.undoing)
 
-    async def _undo(self, held: _Held, generation: int | None, caller: Caller) -> ReplicaState:
+    async def end_switch(self) -> None:
+        """Ends what a coordinator that is gone has begun and not finished, in whatever phase.
+
+        A reservation is released, a commit that has not ended is rolled back, and a roll back that
+        runs is waited for. A commit that has ended stays. Raises what `rollback` raises.
+        """
+        held = self._held
+        if held is None:
+            return
+        if held.undoing is not None and not held.undoing.done():
+            await asyncio.wait([held.undoing])
+        elif held.committing is None or not held.committing.done():
+            await self.rollback(held.switch_id, None)
+
+    def _after(self, switch_id: str) -> ReplicaState:
+        """The state after the roll back of a switch, also for a caller that asks again."""
+        undone, kept = self._kept
+        return replace(self.state(), kept_policies=kept if undone == switch_id else ())
+
+    async def _undo(self, held: Held, generation: int | None, caller: Caller) -> ReplicaState:
+        kept: tuple[str, ...] = ()
         if held.committing is None:
             self._give_up(held, GivenUp())
         else:
             # This task began later, so the commit has begun and ends its attempt by itself.
             held.committing.cancel()
             await asyncio.wait([held.committing])
-            await self._restore(held, generation, caller)
+            kept = await self._restore(held, generation, caller)
+        self._kept = (held.switch_id, kept)
         if generation is not None:
             self._switcher.take_fleet_generation(generation)
         if self._held is held:
             self._held = None
-        return self.state()
+        return self._after(held.switch_id)
 
     async def adopt(self, state: ReplicaState) -> bool:
         """Takes the method and the policies of another replica, if its number is higher.
@@ -191,94 +195,96 @@ class Member:
             return False
         method = state.active
         request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
-        self._policy_admin.check(state.policies)
+        policies = self._policy_admin.check(state.policies)
         attempt = self._switcher.prepare(request, SwitchMode.NEW_REQUESTS, "as the fleet has it")
-        await to_its_end(self._apply(attempt, state.policies, state.fleet_generation, SERVER))
+        taken = self._holding("", attempt, policies, SERVER)
+        taken.generation = state.fleet_generation
+        await to_its_end(self._apply(taken))
         return True
 
-    async def _apply(
-        self,
-        attempt: Attempt,
-        policies: Mapping[str, Mapping[str, Any]],
-        generation: int,
-        caller: Caller,
-    ) -> SwitchResult:
+    async def _apply(self, held: Held) -> SwitchResult:
         """Sets the policies, then the method; if that fails, the policies as they were.
 
         If it is cancelled, a drain is abandoned. A change that the engine has begun ends first;
         if that is the change of the method, the switch has happened, and its result is returned.
         """
-        before = self._policy_admin.parameters(policies)
         try:
-            if policies:
-                change = self._policy_admin.change(policies, None, attempt.reason, caller)
-                await to_its_end(change)
+            await self._set_policies(held)
         except BaseException:
             try:
-                await to_its_end(self._set_policies(before, attempt.reason, caller))
+                await to_its_end(self._take_back(held, held.caller))
             finally:
-                self._switcher.abandon(attempt, GivenUp())
+                self._switcher.abandon(held.attempt, GivenUp())
             raise
         try:
-            result = await self._switcher.commit(attempt, generation)
+            result = await self._switcher.commit(held.attempt, held.generation)
         except BaseException:
-            settling = asyncio.create_task(self._settled(before, attempt.reason, caller))
+            settling = asyncio.create_task(self._settled(held))
             await ended(settling)
             if (settled := settling.result()) is None:
                 raise
             result = settled
-        self._policies |= policies
+        self._policies |= held.policies
         return result
 
-    async def _settled(
-        self, before: Mapping[str, Mapping[str, Any]], reason: str | None, caller: Caller
-    ) -> SwitchResult | None:
+    async def _set_policies(self, held: Held) -> None:
+        """If it is cancelled, it raises that after the change, which is noted in `held`."""
+        if held.policies:
+            change = self._policy_admin.change(
+                held.policies, None, held.attempt.reason, held.caller
+            )
+            changing = asyncio.create_task(change)
+            cancellation = await ended(changing)
+            held.changed = changing.result()
+            if cancellation is not None:
+                raise cancellation
+
+    async def _take_back(self, held: Held, caller: Caller) -> tuple[str, ...]:
+        """Sets the policies as they were; returns those that were changed here since."""
+        if held.changed is None:
+            return ()
+        return await self._policy_admin.take_back(held.changed, held.attempt.reason, caller)
+
+    async def _settled(self, held: Held) -> SwitchResult | None:
         """The result of a swap that has begun; otherwise sets the policies as they were."""
         result = await self._switcher.settled()
         if result is None:
-            await self._set_policies(before, reason, caller)
+            await self._take_back(held, held.caller)
         return result
 
-    async def _set_policies(
-        self, policies: Mapping[str, Mapping[str, Any]], reason: str | None, caller: Caller
-    ) -> None:
-        if self._policy_admin.parameters(policies) != policies:
-            await self._policy_admin.change(policies, None, reason, caller)
+    async def _restore(self, held: Held, generation: int | None, caller: Caller) -> tuple[str, ...]:
+        """Sets the policies as they were, and switches back if the switch has happened.
 
-    async def _restore(self, held: _Held, generation: int | None, caller: Caller) -> None:
-        """Switches back, or sets only the policies as they were if there is nothing to switch back.
-
-        A switch of this server alone that came after the commit stays. Requests keep their method
-        unless the switch had changed theirs.
+        What was changed at this server alone after the commit stays: its method, and each policy.
+        Requests keep their method unless the switch had changed theirs. Returns the policies that
+        stay.
         """
+        kept = await self._take_back(held, caller)
+        if held.changed is not None:
+            own = {n: p for n, p in held.changed.before.items() if n in self._policies}
+            self._policies |= own
         order, method, active = held.attempt, held.prepared.active, self._switcher.active
         # A failed commit has left its number unused.
         has_switched = active.fleet_generation == held.generation
         if not has_switched or active.spec_method != order.method:
-            await self._set_policies(held.before, order.reason, caller)
-            self._policies |= {n: p for n, p in held.before.items() if n in self._policies}
-            return
+            return kept
         immediate = order.mode == SwitchMode.IMMEDIATE
         mode = SwitchMode.IMMEDIATE if immediate else SwitchMode.NEW_REQUESTS
         request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
         attempt = self._switcher.prepare(request, mode, order.reason, caller=caller)
-        above = max(generation or 0, held.generation + 1)
-        await self._apply(attempt, held.before, above, caller)
+        await self._switcher.commit(attempt, max(generation or 0, held.generation + 1))
+        return kept
 
-    def _begin_lease(self, held: _Held, lease_s: float) -> None:
-        self._stop_lease(held)
+    def _begin_lease(self, held: Held, lease_s: float) -> None:
+        held.stop_lease()
         loop = asyncio.get_running_loop()
         held.lease = loop.call_later(lease_s, self._end_lease, held, lease_s)
 
-    def _stop_lease(self, held: _Held) -> None:
-        if held.lease is not None:
-            held.lease.cancel()
-
-    def _give_up(self, held: _Held, reason: Exception) -> None:
-        self._stop_lease(held)
+    def _give_up(self, held: Held, reason: Exception) -> None:
+        held.stop_lease()
         self._held = None
         self._switcher.abandon(held.attempt, reason)
 
-    def _end_lease(self, held: _Held, lease_s: float) -> None:
+    def _end_lease(self, held: Held, lease_s: float) -> None:
         if self._held is held and held.committing is None:
             self._give_up(held, GivenUp(lease_s))

@@ -11,7 +11,9 @@ Everything here can be sent between processes: plain, frozen, without an engine.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from server.control.records import SpecMethodBody, SwitchResult
 from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
@@ -21,6 +23,12 @@ LEASE_S = 30.0
 
 MAX_LEASE_S = 300.0
 """The longest lease, in seconds: so long can a dead coordinator keep other switches out."""
+
+MAX_GENERATION = 2**53 - 1
+"""The largest fleet generation: metrics and readers of JSON have no larger number exactly."""
+
+Generation = Annotated[int, Field(ge=0, le=MAX_GENERATION)]
+"""A fleet generation, wherever it comes from outside: a larger one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Prepared:
         to: the method that it will have.
     """
 
-    fleet_generation: int
+    fleet_generation: Generation
     active: SpecMethodBody
     to: SpecMethodBody
 
@@ -64,12 +72,15 @@ class ReplicaState:
         fleet_generation: that of the last fleet switch; 0 before the first.
         is_switching: a switch runs there, or the replica is reserved for one.
         policies: policy -> its parameters, of those that fleet switches have set.
+        kept_policies: only after a roll back: those that it has left alone, because they were
+            changed at this replica after the commit.
     """
 
-    fleet_generation: int
+    fleet_generation: Generation
     active: SpecMethodBody
     is_switching: bool = False
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kept_policies: tuple[str, ...] = ()
 
 
 class ReplicaRefused(Exception):
@@ -196,3 +207,8 @@ class FleetReport:
     prepare_ms: float
     commit_ms: float
     took_ms: float
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The replicas of which it is not known what they have, or that have something else."""
+        return tuple(r.replica for r in self.replicas if r.outcome == ReplicaOutcome.UNKNOWN)

@@ -6,14 +6,16 @@ from typing import Any, Protocol
 
 import structlog
 
-from server.fleet.coordinator import CALL_S
 from server.fleet.local import LocalReplica
 from server.fleet.member import Member
-from server.fleet.replica import ReplicaRefused, ReplicaState
+from server.fleet.replica import FleetReport, Order, ReplicaRefused, ReplicaState
 from server.ray_serve.remote_replica import CANCEL, Answer, Call
 
 RETRY_S = 0.5
 """Seconds until a replica tries again to reach a fleet that does not answer."""
+
+_CHANGES = ("prepare", "commit", "rollback", "adopt")
+"""The calls that change what a replica has."""
 
 INTERNAL = "internal_error"
 """The code of a refusal that is a fault of the server, not of the order."""
@@ -44,6 +46,10 @@ class FleetOfReplica(Protocol):
         """See `Fleet.answer`."""
         ...
 
+    async def declare(self, revision: int, order: Order) -> FleetReport | None:
+        """See `Fleet.declare`."""
+        ...
+
 
 class Attendance:
     """A replica's attendance in its fleet, from `begin` to `end`.
@@ -67,8 +73,8 @@ class Attendance:
         self._fleet = fleet
         self._metrics = metrics
         self._running: dict[str, asyncio.Task[None]] = {}
-        # The switches that it is reserved for, or makes at the moment.
-        self._unfinished: set[str] = set()
+        # What the fleet has told it to take, as long as it could not.
+        self._owed: ReplicaState | None = None
         self._attending: asyncio.Task[None] | None = None
         self.revision = 0
 
@@ -96,8 +102,34 @@ class Attendance:
         except FleetLost:
             log.info("fleet_not_told")
 
+    async def declare(self, revision: int, order: Order) -> FleetReport | None:
+        """Brings a `user_config` to the fleet. Waits for a fleet that answers: Serve says it once.
+
+        Returns `None` if this revision, or a later one, was applied before.
+        """
+        while revision > self.revision:
+            try:
+                report = await self._fleet.declare(revision, order)
+            except FleetLost as error:
+                log.warning("user_config_waits", revision=revision, reason=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.revision = revision
+                return report
+        return None
+
     async def _join(self) -> None:
-        await self._member.adopt(await self._fleet.join(self._member.state(), self.revision))
+        self._owed = await self._fleet.join(self._member.state(), self.revision)
+        await self._take_owed()
+
+    async def _take_owed(self) -> bool:
+        """Takes what the fleet has told it, unless it has something later; see `Member.adopt`."""
+        owed = self._owed
+        if owed is None or self._member.state().is_switching:
+            return False
+        taken = await self._member.adopt(owed)
+        self._owed = None
+        return taken
 
     async def _attend(self) -> None:
         while True:
@@ -109,13 +141,15 @@ class Attendance:
                     continue
                 for call in calls:
                     self._begin_call(call)
+                if not calls:
+                    await self._take_owed()
             except FleetLost:
                 log.warning("fleet_lost", then="joins its next process")
                 await self._end_calls()
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 # The fleet's method may be impossible here for a time, as while a proposer is
-                # quarantined: it keeps its own until then, and says so.
+                # quarantined: it keeps its own until then, says so, and tries again.
                 log.exception("fleet_not_followed")
                 await asyncio.sleep(RETRY_S)
 
@@ -124,7 +158,8 @@ class Attendance:
             if (running := self._running.get(call.arguments[0])) is not None:
                 running.cancel()
             return
-        task = self._running[call.id] = asyncio.create_task(self._run(call))
+        task = asyncio.create_task(self._run(call), name=call.method)
+        self._running[call.id] = task
         task.add_done_callback(lambda _: self._running.pop(call.id, None))
 
     async def _run(self, call: Call) -> None:
@@ -143,21 +178,16 @@ class Attendance:
     async def _result(self, method: str, arguments: tuple[Any, ...]) -> Any:
         match method:
             case "prepare":
-                prepared = await self._replica.prepare(*arguments)
-                self._unfinished.add(arguments[0])
-                return prepared
+                return await self._replica.prepare(*arguments)
             case "commit":
-                try:
-                    return await self._replica.commit(*arguments)
-                finally:
-                    self._unfinished.discard(arguments[0])
+                return await self._replica.commit(*arguments)
             case "rollback":
-                self._unfinished.discard(arguments[0])
                 return await self._replica.rollback(*arguments)
             case "state":
                 return await self._replica.state()
             case "adopt":
-                return await self._member.adopt(*arguments)
+                (self._owed,) = arguments
+                return await self._take_owed()
             case "metrics":
                 return await self._metrics()
             case _:
@@ -166,14 +196,16 @@ class Attendance:
     async def _end_calls(self) -> None:
         """Ends what a process of the fleet that is gone has begun, a drain too.
 
-        The next process takes what this replica has when it joins for what it has later, and its
-        switches need not wait for reservations.
+        It takes as long as the engine does: the fleet's next process takes what this replica has
+        when it joins for what it has later, and makes its switches without it until then.
         """
-        for switch_id in tuple(self._unfinished):
+        while True:
             try:
-                await self._replica.rollback(switch_id, None)
+                await self._member.end_switch()
             except Exception:
-                log.exception("fleet_switch_not_ended", switch_id=switch_id)
-            self._unfinished.discard(switch_id)
-        if self._running:
-            await asyncio.wait(tuple(self._running.values()), timeout=CALL_S)
+                log.exception("fleet_switch_not_ended")
+            changing = [t for t in self._running.values() if t.get_name() in _CHANGES]
+            if not changing:
+                return
+            # One of them may only now reserve this replica.
+            await asyncio.wait(changing)

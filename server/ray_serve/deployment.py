@@ -17,7 +17,7 @@ from engine_adapter.factory import create_engine
 from server.app import create_app
 from server.commands.serve import open_audit
 from server.ray_serve.actor import RayFleet
-from server.ray_serve.attendance import Attendance, FleetLost
+from server.ray_serve.attendance import Attendance
 from server.ray_serve.routes import serve_fleet
 from server.ray_serve.this_machine import OnlyThisMachine
 from server.ray_serve.user_config import UserConfig, UserConfigError, read_user_config
@@ -92,14 +92,11 @@ class Specgate:
 
     async def _declare(self, wanted: UserConfig) -> None:
         assert self._attendance is not None
-        if wanted.revision <= self._attendance.revision:
-            return
         try:
-            report = await self._fleet.declare(wanted.revision, wanted.order())
-        except FleetLost as error:
-            log.error("user_config_not_applied", revision=wanted.revision, reason=str(error))
+            report = await self._attendance.declare(wanted.revision, wanted.order())
+        except Exception:
+            log.exception("user_config_not_applied", revision=wanted.revision)
             return
-        self._attendance.revision = wanted.revision
         if report is not None:
             log.info(
                 "user_config_applied" if report.error is None else "user_config_refused",

@@ -73,6 +73,8 @@ class Fleet:
         self._ready_at = time.monotonic() + rejoin_s
         # Whether `_in_force` is what the last switch has left: its caller may have cancelled it.
         self._is_settled = True
+        # Whether `_in_force` comes from a switch of this process.
+        self._has_switched = False
 
     @property
     def num_replicas(self) -> int:
@@ -83,6 +85,8 @@ class Fleet:
         """Takes a replica in, after the switch that runs. Returns what it must adopt.
 
         Every later switch reaches it: one that adopts nothing older than what it has can serve.
+        One that comes back after a switch of this process may have a number of an earlier process
+        that is as high. It has missed the switch, so the fleet takes a number above both.
 
         Args:
             actor: the name of its actor.
@@ -94,8 +98,13 @@ class Fleet:
             self._replicas[name] = RemoteReplica(name, lambda: self._is_alive(actor))
             self._revision = max(self._revision, revision)
             known = self._in_force
-            if known is None or state.fleet_generation > known.fleet_generation:
+            if known is None:
                 self._in_force = known = state
+            elif not self._has_switched and state.fleet_generation > known.fleet_generation:
+                self._in_force = known = state
+                await self._spread(known, besides=name)
+            elif self._has_switched and _rivals(state, known):
+                self._in_force = known = replace(known, fleet_generation=state.fleet_generation + 1)
                 await self._spread(known, besides=name)
             return known
 
@@ -150,8 +159,10 @@ class Fleet:
         async with self._turn():
             if revision <= self._revision:
                 return None
+            report = await self._switch(order)
+            # If its caller is gone before the end, the next replica that brings it declares it.
             self._revision = revision
-            return await self._switch(order)
+            return report
 
     async def status(self) -> FleetStatus:
         """The fleet now; asks every replica."""
@@ -175,8 +186,14 @@ class Fleet:
                 order = _with_method(order, self._in_force)
             self._is_settled = False
             asked = tuple(self._replicas.values())
-            report = await switch_fleet(asked, order)
-            log.info("fleet_switch", outcome=report.outcome, error=report.error)
+            report = await switch_fleet(asked, order, on_interrupt=_log_interrupted)
+            log.info(
+                "fleet_switch",
+                outcome=report.outcome,
+                error=report.error,
+                unknown=report.unknown,
+            )
+            self._has_switched = self._has_switched or report.outcome is FleetOutcome.SWITCHED
             await self._settle()
             await self._forget_gone()
             # One that has left, or that a call of `status` has missed first, is forgotten already.
@@ -212,6 +229,22 @@ class Fleet:
         for name, lives in zip(replicas, alive, strict=True):
             if not lives and self._replicas.get(name) is replicas[name]:
                 del self._replicas[name]
+
+
+def _rivals(state: ReplicaState, known: ReplicaState) -> bool:
+    """Whether a replica would not take what is in force, although it has something else."""
+    if state.fleet_generation == known.fleet_generation:
+        return state.active != known.active
+    return state.fleet_generation > known.fleet_generation
+
+
+def _log_interrupted(report: FleetReport) -> None:
+    log.warning(
+        "fleet_switch_interrupted",
+        outcome=report.outcome,
+        error=report.error,
+        unknown=report.unknown,
+    )
 
 
 def _with_method(order: Order, state: ReplicaState) -> Order:

@@ -176,7 +176,9 @@ def failed(report: FleetReport) -> ApiError:
     """The error of a switch that the fleet has not made."""
     refused = [r.code for r in report.replicas if r.outcome is ReplicaOutcome.REFUSED]
     code = refused[0] if refused else "fleet_incomplete"
-    unknown = [r.replica for r in report.replicas if r.outcome is ReplicaOutcome.UNKNOWN]
+    unknown = [
+        f"{r.replica} ({r.error})" for r in report.replicas if r.outcome is ReplicaOutcome.UNKNOWN
+    ]
     end = {
         FleetOutcome.UNCHANGED: "nothing was changed at any replica",
         FleetOutcome.ROLLED_BACK: "every replica has what it had before",

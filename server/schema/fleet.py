@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from server.fleet.replica import LEASE_S, MAX_LEASE_S, Order
+from server.fleet.replica import LEASE_S, MAX_GENERATION, MAX_LEASE_S, Order
 from server.schema.admin import SwitchRequest
 from server.schema.base import Strict
 
@@ -50,7 +50,9 @@ class CommitRequest(Strict):
     """`POST /v1/commit_switch`."""
 
     switch_id: SwitchId
-    generation: int = Field(ge=1, description="the fleet's number: above that of every replica")
+    generation: int = Field(
+        ge=1, le=MAX_GENERATION, description="the fleet's number: above that of every replica"
+    )
 
 
 class RollbackRequest(Strict):
@@ -58,5 +60,8 @@ class RollbackRequest(Strict):
 
     switch_id: SwitchId
     generation: int | None = Field(
-        None, ge=1, description="the number to take; null if no replica was told to commit"
+        None,
+        ge=1,
+        le=MAX_GENERATION,
+        description="the number to take; null if no replica was told to commit",
     )

@@ -179,7 +179,7 @@ _ROW_SPECULATION: list[PanelBuilder] = [
 ]
 
 
-_GENERATION = f"max by (instance) (specgate_fleet_generation{{{SELECTOR}}})"
+_GENERATION = f"min by (instance) (specgate_fleet_generation{{{SELECTOR}}})"
 _ROW_SWITCHES: list[PanelBuilder] = [
     p.graph(
         "Fleet generation",

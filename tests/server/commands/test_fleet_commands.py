@@ -15,7 +15,7 @@ from server.commands import BAD_SETTING, DIFFERING, FAILED, INTERRUPTED
 from server.fleet.coordinator import switch_fleet
 from server.fleet.http_replica import HttpReplica
 from server.fleet.peers import read_state
-from server.fleet.replica import ReplicaState
+from server.fleet.replica import ReplicaState, ReplicaUnreachable
 from tests.server.conftest import StartServer
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
 
@@ -130,7 +130,9 @@ def test_the_state_file_is_replaced_as_one(servers: list[ThreadedServer], tmp_pa
 
 
 def test_sigterm_rolls_a_switch_back(
-    servers: list[ThreadedServer], monkeypatch: pytest.MonkeyPatch
+    servers: list[ThreadedServer],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The signal comes when all replicas are reserved and none is told to commit."""
     rolled_back = []
@@ -150,6 +152,31 @@ def test_sigterm_rolls_a_switch_back(
     assert main(["switch", "ngram", "--all", *urls(*servers)]) == INTERRUPTED
     assert [state.active.spec_method for state in rolled_back] == ["none"] * 2
     assert not any(server.runtime.switcher.busy for server in servers)
+    out = capsys.readouterr().out
+    assert "rolled_back: every replica has what it had before, generation 2, " in out
+    assert "; interrupted" in out
+
+
+def test_an_interrupted_switch_names_the_server_that_is_not_known_to_be_back(
+    servers: list[ThreadedServer],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rollback = HttpReplica.rollback
+
+    async def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    async def one_is_gone(replica: HttpReplica, *arguments: Any) -> ReplicaState:
+        if replica.name == servers[1].url:
+            raise ReplicaUnreachable("gone")
+        return await rollback(replica, *arguments)
+
+    monkeypatch.setattr(HttpReplica, "commit", interrupted)
+    monkeypatch.setattr(HttpReplica, "rollback", one_is_gone)
+    assert main(["switch", "ngram", "--all", *urls(*servers)]) == INTERRUPTED
+    assert f"not known: {servers[1].url}." in capsys.readouterr().out
 
 
 def test_a_server_that_does_not_answer_can_be_skipped(

@@ -192,7 +192,10 @@ async def test_a_fleet_is_shown_replica_by_replica(
     urls = [*(server.url for server in servers), "http://127.0.0.1:9"]
     app = create_console(urls[0], on_loopback=True, fleet=urls)
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 6000), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url=HERE) as client:
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url=HERE) as client,
+    ):
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         lines = (await client.get("/fleet", headers=headers)).json()
         foreign = await client.get("/fleet", headers={"origin": "http://elsewhere"})
@@ -203,6 +206,35 @@ async def test_a_fleet_is_shown_replica_by_replica(
     assert "cannot be reached" in lines[3]["error"]
     assert foreign.status_code == 403
     assert all("invalid_api_key" in line["error"] for line in unknown[:3]), "the browser's key only"
+
+
+class Watched(httpx.AsyncBaseTransport):
+    """Answers as the gateway, with a cookie; knows what it was sent, and whether it is closed."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = httpx.ASGITransport(gateway.app, client=("127.0.0.1", 5000))
+        self.requests: list[httpx.Request] = []
+        self.is_closed = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        response = await self._gateway.handle_async_request(request)
+        response.headers["set-cookie"] = "session=of-one-browser"
+        return response
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+async def test_all_calls_of_a_console_share_connections_and_no_cookie(gateway: Gateway) -> None:
+    watched = Watched(gateway)
+    async with console(gateway, watched, fleet=["http://127.0.0.1:8000"]) as client:
+        for path in ("/fleet", "/fleet", "/v1/spec_method", "/v1/spec_method"):
+            assert (await client.get(path)).status_code == 200
+        assert not watched.is_closed
+    assert watched.is_closed
+    assert len(watched.requests) == 4
+    assert not any("cookie" in request.headers for request in watched.requests)
 
 
 async def test_a_console_of_one_server_has_no_fleet(gateway: Gateway) -> None:

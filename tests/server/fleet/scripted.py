@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from server.control.records import SpecMethodBody, SwitchResult
 from server.control.types import SwitchMode
@@ -39,6 +40,7 @@ class ScriptedReplica:
 
     Attributes:
         calls: the names of its calls, in order.
+        kept: what it answers a roll back as the policies that it has left alone.
         after_commit: runs after a commit has had its effect, so that the answer may be lost.
     """
 
@@ -49,6 +51,7 @@ class ScriptedReplica:
         self.to = to
         self.reserved: str | None = None
         self.applied: str | None = None
+        self.kept: tuple[str, ...] = ()
         self.calls: list[str] = []
         self.on_prepare: Step = _nothing
         self.on_commit: Step = _nothing
@@ -82,7 +85,7 @@ class ScriptedReplica:
             self.method = OLD
         self.reserved = None
         self.generation = generation or self.generation
-        return await self.state()
+        return replace(await self.state(), kept_policies=self.kept)
 
     async def state(self) -> ReplicaState:
         return ReplicaState(self.generation, self.method, self.reserved is not None)

@@ -180,6 +180,22 @@ async def test_a_coordinator_that_is_cancelled_rolls_back(phase: str) -> None:
     assert {one.method for one in replicas} == {OLD}
 
 
+async def test_a_switch_that_is_interrupted_names_the_replicas_that_are_not_known_to_be_back() -> (
+    None
+):
+    replicas = fleet()
+    replicas[3].on_commit, replicas[1].on_rollback = hang, be_gone
+    reports: list[FleetReport] = []
+    running = asyncio.create_task(switch_fleet(replicas, ORDER, on_interrupt=reports.append))
+    await eventually(lambda: all("commit" in one.calls for one in replicas))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    (report,) = reports
+    assert (report.outcome, report.error) == (FleetOutcome.PARTIAL, "interrupted")
+    assert outcomes(report) == ["restored", "unknown", "restored", "restored"]
+
+
 async def break_down() -> None:
     """Fails as no replica should."""
     raise ValueError("a defect")
@@ -235,6 +251,33 @@ async def test_a_replica_that_was_switched_by_itself_after_its_commit_is_named()
     assert report.outcome == FleetOutcome.PARTIAL
     assert outcomes(report) == ["unknown", "refused"]
     assert report.replicas[0].error == "was switched to suffix meanwhile, and keeps it"
+
+
+async def test_a_replica_whose_policy_was_changed_after_its_commit_is_named() -> None:
+    replicas = fleet(2)
+    replicas[0].kept = ("load", "goodput")
+    replicas[1].on_commit = refuse
+    report = await switch_fleet(replicas, ORDER)
+    assert report.outcome == FleetOutcome.PARTIAL
+    assert outcomes(report) == ["unknown", "refused"]
+    assert report.unknown == ("r0",)
+    expected = "got other parameters of load, goodput meanwhile, and keeps them"
+    assert report.replicas[0].error == expected
+
+
+async def test_a_skipped_replica_whose_answer_was_lost_is_released() -> None:
+    """It would refuse the next switch until the end of its lease."""
+    replicas = fleet(2)
+
+    async def be_reserved_and_gone() -> None:
+        replicas[1].reserved = "the switch"
+        await be_gone()
+
+    replicas[1].on_prepare = be_reserved_and_gone
+    report = await switch_fleet(replicas, ORDER, skip_unreachable=True)
+    assert outcomes(report) == ["switched", "unknown"]
+    assert replicas[1].reserved is None
+    assert has(replicas) == {(NEW, 1), (OLD, 1)}
 
 
 async def test_a_replica_that_cannot_be_switched_back_is_named() -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import Engine
 from server.control.errors import NotPrepared
 from server.control.method_names import MethodRequest
 from server.control.records import SpecMethodBody, SwitchResult
 from server.fleet.member import Member
 from server.fleet.replica import Order, ReplicaState
+from tests.server.conftest import StartGateway
+from tests.server.fleet.gate import Gate
+from tests.server.fleet.in_flight import begun
 from tests.server.gateway import Gateway, eventually
 
 LONG_S = 300.0
@@ -19,32 +21,16 @@ LOAD = {"load": {"disable_by_batch_size": 3}}
 BEFORE = ReplicaState(0, SpecMethodBody("draft", 4))
 
 
-class Gate:
-    """Holds the first call of an engine's method until a test opens it."""
-
-    def __init__(self, engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self._opened = asyncio.Event(), asyncio.Event()
-        self._call = getattr(engine, method)
-        monkeypatch.setattr(engine, method, self._held)
-
-    async def _held(self, *args: Any, **kwargs: Any) -> None:
-        self.reached.set()
-        await self._opened.wait()
-        await self._call(*args, **kwargs)
-
-    def open(self) -> None:
-        self._opened.set()
-
-    async def commit(self, gateway: Gateway, **fields: Any) -> asyncio.Task[SwitchResult]:
-        """Prepares a switch, and begins its commit, which is held here."""
-        member(gateway).prepare("a", Order("ngram", **fields), LONG_S)
-        committing = asyncio.create_task(member(gateway).commit("a", 3))
-        await self.reached.wait()
-        return committing
-
-
 def member(gateway: Gateway) -> Member:
     return gateway.runtime.fleet
+
+
+async def commit(gateway: Gateway, gate: Gate, **fields: Any) -> asyncio.Task[SwitchResult]:
+    """Prepares a switch, and begins its commit, which the gate holds."""
+    member(gateway).prepare("a", Order("ngram", **fields), LONG_S)
+    committing = asyncio.create_task(member(gateway).commit("a", 3))
+    await gate.reached.wait()
+    return committing
 
 
 def load_policy(gateway: Gateway) -> Any:
@@ -76,7 +62,7 @@ async def test_a_commit_that_is_cancelled_during_its_policy_change_leaves_the_po
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    committing = await gate.commit(gateway, policies=LOAD)
+    committing = await commit(gateway, gate, policies=LOAD)
     for _ in range(cancels):
         await leave(committing)
     gate.open()
@@ -93,7 +79,7 @@ async def test_a_roll_back_during_a_policy_change_restores_the_policies(
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    committing = await gate.commit(gateway, policies=LOAD)
+    committing = await commit(gateway, gate, policies=LOAD)
     undoing = await begin(member(gateway).rollback("a", 4))
     gate.open()
     assert await undoing == ReplicaState(4, BEFORE.active)
@@ -108,7 +94,7 @@ async def test_a_commit_that_is_cancelled_twice_during_its_swap_is_undone_with_i
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "switch", monkeypatch)
-    committing = await gate.commit(gateway, policies=LOAD)
+    committing = await commit(gateway, gate, policies=LOAD)
     await leave(committing)
     undoing = await begin(member(gateway).rollback("a", 4))
     gate.open()
@@ -123,7 +109,7 @@ async def test_a_repeated_commit_gets_the_answer_although_the_first_caller_leave
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    first = await gate.commit(gateway, policies=LOAD)
+    first = await commit(gateway, gate, policies=LOAD)
     again = await begin(member(gateway).commit("a", 3))
     await leave(first)
     gate.open()
@@ -135,7 +121,7 @@ async def test_a_commit_that_comes_again_when_the_swap_has_begun_gets_the_answer
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "switch", monkeypatch)
-    first = await gate.commit(gateway)
+    first = await commit(gateway, gate)
     await leave(first)
     again = await begin(member(gateway).commit("a", 3))
     gate.open()
@@ -146,7 +132,7 @@ async def test_a_commit_that_comes_again_after_it_was_abandoned_is_refused(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    first = await gate.commit(gateway, policies=LOAD)
+    first = await commit(gateway, gate, policies=LOAD)
     await leave(first)
     again = await begin(member(gateway).commit("a", 3))
     gate.open()
@@ -202,3 +188,81 @@ async def test_a_roll_back_leaves_a_later_switch_of_this_server_alone(gateway: G
     state = await member(gateway).rollback("a", 4)
     assert (state.active.spec_method, state.fleet_generation) == ("suffix", 4)
     assert load_policy(gateway) == before
+
+
+OWN = {"load": {"disable_by_batch_size": 12}}
+"""What an operator gives one server."""
+
+
+async def test_a_roll_back_leaves_policies_alone_that_this_server_got_after_the_commit(
+    gateway: Gateway,
+) -> None:
+    admin = gateway.runtime.policy_admin
+    goodput = admin.parameters(["goodput"])
+    order = Order("ngram", policies={**LOAD, "goodput": {"min_gain": 0.5}})
+    member(gateway).prepare("a", order, LONG_S)
+    await member(gateway).commit("a", 3)
+    await admin.change(OWN, None)
+    own = load_policy(gateway)
+    state = await member(gateway).rollback("a", 4)
+    assert (state.active, state.kept_policies) == (BEFORE.active, ("load",))
+    assert load_policy(gateway) == own
+    assert admin.parameters(["goodput"]) == goodput
+    assert (await member(gateway).rollback("a", 4)).kept_policies == ("load",), (
+        "its answer was lost"
+    )
+
+
+async def test_a_drain_that_is_ended_leaves_policies_alone_that_this_server_got_meanwhile(
+    start: StartGateway,
+) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 5})
+    request, done = await begun(gateway)
+    order = Order("ngram", mode="drain", timeout_s=600, policies=LOAD)
+    member(gateway).prepare("a", order, LONG_S)
+    committing = asyncio.create_task(member(gateway).commit("a", 3))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    await gateway.runtime.policy_admin.change(OWN, None)
+    own = load_policy(gateway)
+    state = await member(gateway).rollback("a", 4)
+    assert (state.active, state.kept_policies) == (BEFORE.active, ("load",))
+    assert load_policy(gateway) == own
+    with pytest.raises(NotPrepared):
+        await committing
+    done()
+    assert (await request).status_code == 200
+
+
+async def test_a_roll_back_restores_the_policies_of_the_commit_not_of_the_reservation(
+    gateway: Gateway,
+) -> None:
+    member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
+    await gateway.runtime.policy_admin.change(OWN, None)
+    own = load_policy(gateway)
+    await member(gateway).commit("a", 3)
+    state = await member(gateway).rollback("a", 4)
+    assert state == ReplicaState(4, BEFORE.active, policies=own)
+    assert load_policy(gateway) == own
+
+
+async def test_the_end_of_a_coordinator_ends_what_it_has_not_finished(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await member(gateway).end_switch()
+    member(gateway).prepare("a", Order("ngram"), LONG_S)
+    await member(gateway).end_switch()
+    assert member(gateway).state() == BEFORE
+    member(gateway).prepare("b", Order("ngram"), LONG_S)
+    await member(gateway).commit("b", 3)
+    await member(gateway).end_switch()
+    assert member(gateway).state() == ReplicaState(3, SpecMethodBody("ngram", 5))
+    gate = Gate(gateway.engine, "switch", monkeypatch)
+    undoing = asyncio.create_task(member(gateway).rollback("b", 4))
+    await gate.reached.wait()
+    undoing.cancel()
+    ending = asyncio.create_task(member(gateway).end_switch())
+    await turns()
+    assert not ending.done(), "the roll back still runs"
+    gate.open()
+    await ending
+    assert member(gateway).state() == ReplicaState(4, BEFORE.active)

@@ -158,7 +158,15 @@ async def test_a_server_that_missed_a_switch_follows_a_peer(
     await eventually(lambda: state(gateway) == ("ngram", 7))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "no", json.dumps({"fleet_generation": "x"})])
+NGRAM = {"spec_method": "ngram", "num_speculative_tokens": 3}
+HUGE = json.dumps({"fleet_generation": 10**400, "active": NGRAM})
+"""No metric can show it."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "no", json.dumps({"fleet_generation": "x"}), pytest.param(HUGE, id="huge")],
+)
 async def test_a_file_that_is_not_a_state_is_named_and_changes_nothing(
     start: StartGateway, tmp_path: Path, text: str
 ) -> None:

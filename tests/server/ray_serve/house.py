@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from server.fleet.replica import Order, ReplicaState
+from server.fleet.replica import FleetReport, Order, ReplicaState
 from server.ray_serve.attendance import Attendance, FleetLost
 from server.ray_serve.fleet import Fleet
 from server.ray_serve.remote_replica import Answer, Call
@@ -103,6 +103,10 @@ class Door:
     async def answer(self, answer: Answer) -> None:
         """See `FleetOfReplica.answer`."""
         self._open().answer(self._name, answer)
+
+    async def declare(self, revision: int, order: Order) -> FleetReport | None:
+        """See `FleetOfReplica.declare`."""
+        return await self._open().declare(revision, order)
 
     def _open(self) -> Fleet:
         if self._house.fleet is None or self._name in self._house.dead:

@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from server.control.errors import ProposerQuarantined
 from server.control.method_names import SelectionError
-from server.fleet.replica import FleetOutcome, Prepared, ReplicaOutcome, ReplicaUnreachable
+from server.fleet.replica import (
+    FleetOutcome,
+    Prepared,
+    ReplicaOutcome,
+    ReplicaState,
+    ReplicaUnreachable,
+)
 from server.ray_serve import attendance, remote_replica
-from server.ray_serve.remote_replica import Answer, RemoteReplica
+from server.ray_serve.remote_replica import CANCEL, Answer, Call, RemoteReplica
 from tests.server.conftest import StartGateway
+from tests.server.fleet.gate import Gate
 from tests.server.fleet.in_flight import begun
 from tests.server.gateway import eventually
 from tests.server.ray_serve.house import House, order
@@ -149,12 +157,9 @@ async def test_a_new_fleet_learns_what_is_in_force_from_its_replicas(house: Hous
 async def test_a_switch_that_the_fleet_did_not_survive_is_completed(house: House) -> None:
     """Half of the replicas were told to commit when the fleet died."""
     for name in NAMES:
-        replica = house.attendances[name]._replica
-        await replica.prepare("half", order("ngram"), 30.0)
-        house.attendances[name]._unfinished.add("half")
+        await house.attendances[name]._replica.prepare("half", order("ngram"), 30.0)
     for name in "ab":
         await house.attendances[name]._replica.commit("half", 1)
-        house.attendances[name]._unfinished.discard("half")
     house.lose_fleet()
     await eventually(lambda: not any(g.runtime.switcher.busy for g in house.gateways.values()))
     assert house.states()["c"] == ("draft", 0)
@@ -184,19 +189,105 @@ async def test_a_drain_ends_with_the_fleet_that_began_it(house: House) -> None:
 async def test_a_rollback_that_fails_does_not_end_the_attendance(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attending = house.attendances["a"]
+    member = house.gateways["a"].runtime.fleet
+    failures = 0
 
     async def broken(*_: object) -> None:
+        nonlocal failures
+        failures += 1
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(attending._replica, "rollback", broken)
-    attending._unfinished.update(("one", "two"))
+    member.prepare("one", order("ngram"), 300.0)
+    monkeypatch.setattr(member, "rollback", broken)
     house.lose_fleet()
-    await eventually(lambda: not attending._unfinished)
+    await eventually(lambda: failures > 0)
     house.new_fleet()
     await eventually(lambda: house.running.num_replicas == 4)
     await house.running.switch(order("ngram"))
     assert house.states() == dict.fromkeys(NAMES, ("ngram", 1))
+
+
+async def test_a_replica_joins_again_only_when_what_it_was_told_has_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fleet had given up the roll back when it died, and the engine is still in it.
+
+    Meanwhile the next process switches the others. The roll back gives the replica a number above
+    that switch, which must not undo it.
+    """
+    attending = house.attendances["a"]
+    await attending._replica.prepare("half", order("ngram"), 30.0)
+    await attending._replica.commit("half", 1)
+    gate = Gate(house.gateways["a"].engine, "switch", monkeypatch)
+    call = Call("rollback", ("half", 2))
+    attending._begin_call(call)
+    await gate.reached.wait()
+    attending._begin_call(Call(CANCEL, (call.id,)))
+    house.lose_fleet()
+    await eventually(lambda: house.noticed == set(NAMES))
+    house.new_fleet()
+    await eventually(lambda: house.running.num_replicas == 3)
+    report = await house.running.switch(order("suffix"))
+    assert report is not None
+    assert {replica.replica for replica in report.replicas} == {"b", "c", "d"}
+    gate.open()
+    await eventually(lambda: set(house.states().values()) == {("suffix", 3)})
+    assert house.running.num_replicas == 4
+
+
+async def test_a_call_that_reserves_a_replica_whose_fleet_is_gone_is_ended_too(
+    house: House,
+) -> None:
+    """It came with the last calls, and has not begun when the loss is noticed."""
+    attending, gateway = house.attendances["a"], house.gateways["a"]
+    attending._begin_call(Call("prepare", ("late", order("ngram"), 300.0)))
+    await attending._end_calls()
+    assert not gateway.runtime.switcher.busy
+    assert [record.outcome for record in gateway.runtime.audit.switches] == ["abandoned"]
+
+
+@pytest.mark.parametrize("generation", [1, 9])
+async def test_a_replica_that_missed_a_switch_does_not_undo_it(
+    house: House, start: StartGateway, generation: int
+) -> None:
+    """It has a number of an earlier process of the fleet that is as high, or higher."""
+    gateway = await start()
+    member = gateway.runtime.fleet
+    member.prepare("earlier", order("suffix"), 300.0)
+    await member.commit("earlier", generation)
+    await house.running.switch(order("ngram"))
+    await house.add("late", gateway)
+    assert house.states() == dict.fromkeys((*NAMES, "late"), ("ngram", generation + 1))
+    report = await house.running.switch(order("none"))
+    assert report is not None
+    assert report.fleet_generation == generation + 2
+
+
+async def test_a_method_that_is_not_possible_for_a_time_is_taken_later(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.ray_serve.fleet.COLLECT_S", 0.02)
+    house.lose_fleet()
+    for name in "bcd":
+        member = house.gateways[name].runtime.fleet
+        member.prepare("half", order("ngram"), 300.0)
+        await member.commit("half", 1)
+    member = house.gateways["a"].runtime.fleet
+    adopt, refusals, is_possible = member.adopt, 0, False
+
+    async def adopt_later(state: ReplicaState) -> bool:
+        nonlocal refusals
+        if not is_possible:
+            refusals += 1
+            raise ProposerQuarantined("ngram")
+        return await adopt(state)
+
+    monkeypatch.setattr(member, "adopt", adopt_later)
+    house.new_fleet()
+    await eventually(lambda: refusals > 2)
+    assert house.states()["a"] == ("draft", 0)
+    is_possible = True
+    await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
 
 
 async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) -> None:
@@ -250,6 +341,32 @@ async def test_a_revision_is_applied_once(house: House, start: StartGateway) -> 
     assert house.states() == dict.fromkeys(NAMES, ("none", 2))
     assert await house.running.declare(2, order("ngram")) is not None
     assert house.states() == dict.fromkeys(NAMES, ("ngram", 3))
+
+
+async def test_a_revision_whose_caller_is_gone_is_applied_by_the_next_one(house: House) -> None:
+    gateway = house.gateways["a"]
+    request, let_it_end = await begun(gateway)
+    declaring = asyncio.create_task(house.running.declare(1, order("ngram", mode="drain")))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    declaring.cancel()
+    await asyncio.gather(declaring, return_exceptions=True)
+    let_it_end()
+    assert (await request).status_code == 200
+    report = await house.attendances["b"].declare(1, order("ngram"))
+    assert report is not None
+    assert {name for name, _ in house.states().values()} == {"ngram"}
+
+
+async def test_a_revision_waits_for_a_fleet_that_answers(house: House) -> None:
+    house.lose_fleet()
+    declaring = asyncio.create_task(house.attendances["b"].declare(1, order("ngram")))
+    await eventually(lambda: house.noticed == set(NAMES))
+    house.new_fleet()
+    report = await declaring
+    assert report is not None
+    assert house.attendances["b"].revision == 1
+    await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
+    assert await house.attendances["b"].declare(1, order("none")) is None
 
 
 async def test_a_new_fleet_knows_the_last_revision(house: House) -> None:
@@ -366,3 +483,11 @@ async def test_a_replica_that_leaves_is_forgotten(house: House) -> None:
 
 async def test_the_metrics_of_every_replica(house: House) -> None:
     assert set(await house.running.metrics()) == set(NAMES)
+
+
+async def test_a_replica_keeps_the_method_of_its_arguments_in_a_fleet_that_never_switched(
+    house: House, start: StartGateway
+) -> None:
+    """As when new arguments are deployed: the replicas are replaced one after the other."""
+    await house.add("new", await start(spec_method="ngram"))
+    assert house.states() == dict.fromkeys(NAMES, ("draft", 0)) | {"new": ("ngram", 0)}

@@ -34,6 +34,7 @@ async def test_prepare_commit_and_roll_back(gateway: Gateway) -> None:
         "active": draft,
         "is_switching": False,
         "policies": {},
+        "kept_policies": [],
     }
     shown = (await gateway.client.get("/v1/spec_method")).json()
     assert [one["fleet_generation"] for one in shown["switches"]] == [5, 4]
@@ -148,8 +149,10 @@ async def test_a_commit_that_drains_too_long_and_one_whose_coordinator_leaves(
         (PREPARE, NGRAM | {"more": 1}, "more"),
         (COMMIT, {"switch_id": "a"}, "generation"),
         (COMMIT, {"switch_id": "a", "generation": 0}, "generation"),
+        (COMMIT, {"switch_id": "a", "generation": 10**400}, "generation"),
         (ROLLBACK, {"generation": 1}, "switch_id"),
         (ROLLBACK, {"switch_id": "a", "generation": "1"}, "generation"),
+        (ROLLBACK, {"switch_id": "a", "generation": 2**53}, "generation"),
     ],
 )
 async def test_an_invalid_body_names_its_field(
@@ -159,3 +162,17 @@ async def test_an_invalid_body_names_its_field(
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert not gateway.runtime.switcher.busy
+
+
+async def test_a_roll_back_names_the_policies_that_were_changed_at_this_server_alone(
+    gateway: Gateway,
+) -> None:
+    load = {"load": {"disable_by_batch_size": 3}}
+    assert (await gateway.post(PREPARE, NGRAM | {"policies": load})).status_code == 200
+    assert (await gateway.post(COMMIT, {"switch_id": "a", "generation": 1})).status_code == 200
+    body = {"policies": {"load": {"disable_by_batch_size": 12}}}
+    assert (await gateway.client.put("/v1/spec_policy", json=body)).status_code == 200
+    own = gateway.runtime.policy_admin.parameters(["load"])
+    restored = await gateway.post(ROLLBACK, {"switch_id": "a", "generation": 2})
+    assert restored.json()["kept_policies"] == ["load"]
+    assert gateway.runtime.policy_admin.parameters(["load"]) == own

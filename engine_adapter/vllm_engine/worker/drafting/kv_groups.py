@@ -85,10 +85,10 @@ class DraftKVGroups(Generic[Ledger]):
             missing = np.minimum(missing, ledger.first_missing(blocks[gid], lengths))
         return missing
 
-    def mark_valid(self, blocks: GroupBlocks, start: Lengths, stop: Lengths) -> None:
+    def mark_valid(self, blocks: GroupBlocks, lengths: Lengths) -> None:
         """See `DraftKVLedger.mark_valid`."""
         for gid, ledger in self.ledgers.items():
-            ledger.mark_valid(blocks[gid], start, stop)
+            ledger.mark_valid(blocks[gid], lengths)
 
 
 def keeping_every_position(spec: Any) -> Any:

@@ -56,22 +56,23 @@ class DraftKVLedger:
         missing = first * self.block_size + valid[rows, first]
         return np.where(short[rows, first], missing, lengths)
 
-    def mark_valid(self, blocks: Blocks, start: Lengths, stop: Lengths) -> None:
-        """Marks the positions [start, stop) of each row; those before must be valid already.
+    def mark_valid(self, blocks: Blocks, lengths: Lengths) -> None:
+        """Marks each row's first `lengths` positions, all of which hold KV now.
 
-        Shapes are those of `first_missing`. Slots of these blocks after `stop` become invalid.
+        Shapes are those of `first_missing`. Slots of these blocks after them become invalid.
         """
-        first = start // self.block_size
-        touched = np.arange(blocks.shape[1]) >= first[:, None]
-        required = self._required(blocks.shape[1], stop)
-        touched &= required > 0
-        self._valid[blocks[touched]] = required[touched]
+        required = self._required(blocks.shape[1], lengths)
+        if (used := required > 0).all():
+            self._valid[blocks] = required
+        else:
+            self._valid[blocks[used]] = required[used]
 
     def _required(self, width: int, lengths: Lengths) -> Lengths:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
         begins = np.arange(0, width * self.block_size, self.block_size)
         # np.clip takes twice as long on arrays this small.
-        return np.minimum(np.maximum(lengths[:, None] - begins, 0), self.block_size)
+        reached = np.maximum(lengths[:, None] - begins, 0)
+        return np.minimum(reached, self.block_size, out=reached)
 
 
 @dataclass(frozen=True, slots=True)

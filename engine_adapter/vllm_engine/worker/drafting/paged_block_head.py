@@ -46,7 +46,7 @@ class PagedBlockHead(PagedHead):
         batch = replace(batch, k=np.minimum(batch.k, self._masks))
         missing = self._kv.first_missing(blocks, stop)
         self._project_states(batch, missing, stop)
-        self._kv.mark_valid(blocks, missing, stop)
+        self._kv.mark_valid(blocks, stop)
         caught_up = int(np.maximum(np.minimum(batch.num_computed, stop) - missing, 0).sum())
         drafts = DraftCollector(len(batch.rows))
         drafting = np.flatnonzero(batch.k)

@@ -145,7 +145,7 @@ class PagedDraftModel:
         # A row that drafts always runs its last position, whose output gives the first draft.
         start = np.minimum(self._first_uncached(batch, missing), stop - (batch.k > 0))
         last = self._prefill_missing(batch, start, stop)
-        self._kv.mark_valid(blocks, missing, stop)
+        self._kv.mark_valid(blocks, stop)
         caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
         return replace(self._decode_drafts(batch, stop, last), catchup_tokens=caught_up)
 

@@ -92,15 +92,16 @@ class VerifyLayout:
     def __init__(self, num_draft_tokens: list[int], device: torch.device) -> None:
         sizes = np.asarray(num_draft_tokens, np.int64) + 1
         self.starts_on_cpu = np.cumsum(sizes) - sizes
-        row = np.repeat(np.arange(len(num_draft_tokens)), sizes)
-        offset = np.arange(len(row)) - self.starts_on_cpu[row]
         self.num_draft_tokens = num_draft_tokens
         self.width = int(sizes.max())
-        # Indices into a flat [B * width] tensor.
-        cells = row * self.width + offset
-        is_draft = offset + 1 < sizes[row]
-        self.row_of, self.starts, self.sizes, self._cells, self._draft_cells = to_device(
-            device, row, self.starts_on_cpu, sizes, cells, cells[is_draft]
+        # A position's cell is its index in a flat [B * width] tensor.
+        cells = np.flatnonzero(np.arange(self.width) < sizes[:, None])
+        row, offset = np.divmod(cells, self.width)
+        after_draft = np.flatnonzero(offset)
+        self.row_of, self.starts, self.sizes, self._cells, self._draft_positions, self._next = (
+            to_device(
+                device, row, self.starts_on_cpu, sizes, cells, after_draft - 1, cells[after_draft]
+            )
         )
 
     def expand(self, values: torch.Tensor | None) -> torch.Tensor | None:
@@ -125,9 +126,7 @@ class VerifyLayout:
         """
         shape = (len(self.num_draft_tokens), self.width)
         output = torch.full(shape, -1, dtype=torch.int32, device=samples.device)
-        drafted = output.clone()
         output.view(-1)[self._cells] = samples.int()
-        drafted.view(-1)[self._draft_cells] = drafts.int()
-        accepted = (output == drafted)[:, :-1].cumprod(1)
-        output[:, 1:].masked_fill_(accepted == 0, -1)
-        return output
+        refused = torch.zeros(shape, dtype=torch.bool, device=samples.device)
+        refused.view(-1)[self._next] = samples[self._draft_positions] != drafts
+        return output.masked_fill_(refused.cumsum(1) > 0, -1)

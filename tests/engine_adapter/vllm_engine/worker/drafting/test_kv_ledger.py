@@ -118,7 +118,7 @@ class RandomWalk:
     def catch_up(self, rows: list[int]) -> None:
         """Computes the rows' missing KV, which becomes valid."""
         blocks, missing, ends = self.compare(rows)
-        self.ledger.mark_valid(blocks, missing, ends)
+        self.ledger.mark_valid(blocks, ends)
         for row, start in zip(rows, missing.tolist(), strict=True):
             self.model.write(self.rows[row][0], start, self.rows[row][1])
 
@@ -148,7 +148,7 @@ def test_a_row_without_tokens_misses_nothing() -> None:
 @pytest.mark.parametrize("length", [1, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE])
 def test_marked_positions_are_not_missing(length: int) -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[5, 2, 7]], 3)
-    ledger.mark_valid(blocks, lengths(0), lengths(length))
+    ledger.mark_valid(blocks, lengths(length))
     assert ledger.first_missing(blocks, lengths(length)).tolist() == [length]
     if length < 3 * SIZE:
         assert ledger.first_missing(blocks, lengths(length + 1)).tolist() == [length]
@@ -156,41 +156,37 @@ def test_marked_positions_are_not_missing(length: int) -> None:
 
 def test_a_shared_prefix_is_marked_once_for_both_rows() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3], [1, 2, 4]], 3)
-    ledger.mark_valid(blocks[:1], lengths(0), lengths(9))
+    ledger.mark_valid(blocks[:1], lengths(9))
     assert ledger.first_missing(blocks, lengths(9, 9)).tolist() == [9, 8]
 
 
 def test_the_first_missing_position_may_be_in_the_middle() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3]], 3)
-    ledger.mark_valid(blocks, lengths(0), lengths(12))
+    ledger.mark_valid(blocks, lengths(12))
     ledger.reset([2])
     assert ledger.first_missing(blocks, lengths(12)).tolist() == [4]
     assert ledger.first_missing(blocks, lengths(4)).tolist() == [4]
 
 
-def test_marking_does_not_change_blocks_outside_its_range() -> None:
-    ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3]], 3)
-    ledger.mark_valid(table([[3]], 1), lengths(0), lengths(4))
-    ledger.mark_valid(blocks, lengths(0), lengths(2))
-    ledger.mark_valid(blocks, lengths(4), lengths(8))
-    # Block 1 keeps its two slots, block 2 is full, block 3 was not touched.
-    assert ledger.first_missing(blocks, lengths(12)).tolist() == [2]
-    ledger.mark_valid(blocks, lengths(2), lengths(4))
-    assert ledger.first_missing(blocks, lengths(8)).tolist() == [8]
+def test_marking_does_not_change_the_blocks_after_it() -> None:
+    ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3], [4, 5, 6]], 3)
+    ledger.mark_valid(table([[3]], 1), lengths(4))
+    ledger.mark_valid(blocks, lengths(6, 12))
+    assert ledger.first_missing(blocks, lengths(12, 12)).tolist() == [6, 12]
     assert ledger.first_missing(table([[3]], 1), lengths(4)).tolist() == [4]
 
 
 def test_slots_after_the_stop_become_invalid() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1]], 1)
-    ledger.mark_valid(blocks, lengths(0), lengths(4))
-    ledger.mark_valid(blocks, lengths(1), lengths(2))
+    ledger.mark_valid(blocks, lengths(4))
+    ledger.mark_valid(blocks, lengths(2))
     assert ledger.first_missing(blocks, lengths(4)).tolist() == [2]
 
 
 def test_a_copy_is_as_valid_as_its_source() -> None:
     ledger = DraftKVLedger(8, SIZE)
-    ledger.mark_valid(table([[1]], 1), lengths(0), lengths(3))
-    ledger.mark_valid(table([[2]], 1), lengths(0), lengths(4))
+    ledger.mark_valid(table([[1]], 1), lengths(3))
+    ledger.mark_valid(table([[2]], 1), lengths(4))
     ledger.copy([(1, 2), (3, 1)])
     assert ledger.first_missing(table([[2], [1]], 1), lengths(4, 4)).tolist() == [3, 0]
 
@@ -199,7 +195,7 @@ def test_the_width_and_padding_of_the_table_do_not_matter() -> None:
     ledger = DraftKVLedger(8, SIZE)
     for width in (2, 3, 9):
         ledger.reset(list(range(8)))
-        ledger.mark_valid(table([[1, 2], [3]], width, junk=5), lengths(0, 0), lengths(6, 3))
+        ledger.mark_valid(table([[1, 2], [3]], width, junk=5), lengths(6, 3))
         missing = ledger.first_missing(table([[1, 2], [3]], width, junk=6), lengths(8, 4))
         assert missing.tolist() == [6, 3]
         assert ledger.first_missing(table([[5]], 1), lengths(1)).tolist() == [0]
