@@ -15,8 +15,9 @@ from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.fake.sequence import FakeSequence
 from engine_adapter.interface import Engine, EngineObserver
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import Delta, GenerationRequest
-from tests.engine_adapter.fake.harness import Reports
+from engine_adapter.types import Delta, GenerationRequest, SpecMethod
+from tests.engine_adapter.fake.harness import Reports, make_request
+from tests.server.gateway import eventually
 
 PROPOSERS = parse_specs(
     [
@@ -27,6 +28,9 @@ PROPOSERS = parse_specs(
 
 ENDLESS = 1500
 """Tokens of a sequence that a test ends itself."""
+
+SLOW = {"fake_step_ms": 5, "fake_length": 4000}
+NGRAM, SUFFIX = SpecMethod("ngram", 3), SpecMethod("suffix", 4)
 
 
 @dataclass
@@ -92,3 +96,36 @@ def fails_once(engine: FakeEngine, method: str, error: Exception | None = None) 
         raise engine.failure or AssertionError
 
     setattr(engine, method, failing)
+
+
+async def running(fleet: Fleet, method: SpecMethod) -> list[asyncio.Task[Any]]:
+    """Four endless sequences of a method, two at each engine."""
+    tasks = [
+        fleet.begin(make_request(f"r{i}", method, prompt=(i, i + 1, i + 2), max_tokens=ENDLESS))
+        for i in range(4)
+    ]
+    await eventually(lambda: fleet.running == [2, 2])
+    return tasks
+
+
+async def end(tasks: list[asyncio.Task[Any]]) -> None:
+    """The callers of some requests leave."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def methods(fleet: Fleet, index: int) -> set[SpecMethod]:
+    """The methods of an engine's sequences."""
+    return {sequence.spec_method for sequence in fleet.sequences(index)}
+
+
+def kills(fleet: Fleet, index: int) -> None:
+    """Kills an engine whose replacement is announced; `back` replaces it."""
+    fleet.members[index].die("killed", 60.0)
+
+
+async def back(fleet: Fleet, index: int) -> None:
+    """The replacement of a dead engine serves."""
+    fleet.members[index]._lifetime._restart()
+    await eventually(lambda: fleet.engine.failures[index] is None)

@@ -7,11 +7,9 @@ import pytest
 from engine_adapter.errors import EngineDead, EngineNotReady, EngineStartError
 from engine_adapter.types import ConstraintKind, SpecMethod, StructuredOutput
 from tests.engine_adapter.data_parallel.conftest import StartFleet
-from tests.engine_adapter.data_parallel.fleet import ENDLESS, build
+from tests.engine_adapter.data_parallel.fleet import ENDLESS, SLOW, build
 from tests.engine_adapter.fake.harness import make_request, text
 from tests.server.gateway import eventually
-
-SLOW = {"fake_step_ms": 5, "fake_length": 4000}
 
 
 def prompt(i: int) -> tuple[int, ...]:
