@@ -75,8 +75,10 @@ async def test_a_rollback_that_fails_does_not_end_the_attendance(
     await eventually(lambda: failures > 0)
     house.new_fleet()
     await eventually(lambda: house.running.num_replicas == 4)
-    await house.running.switch(order("ngram"))
-    assert house.states() == dict.fromkeys(NAMES, ("ngram", 1))
+    report = await house.running.switch(order("ngram"))
+    assert report is not None
+    assert report.error == "a: Another switch has not ended yet; nothing was changed."
+    assert house.states() == dict.fromkeys(NAMES, ("draft", 0))
 
 
 async def test_a_replica_joins_again_only_when_what_it_was_told_has_ended(
