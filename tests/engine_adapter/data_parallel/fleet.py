@@ -38,22 +38,22 @@ class Fleet:
     """The engine, and the fake engines that it has."""
 
     engine: DataParallelEngine
-    members: list[FakeEngine]
+    ranks: list[FakeEngine]
     registry: CollectorRegistry
     reports: Reports
 
     @property
     def running(self) -> list[int]:
         """How many sequences each engine has."""
-        return [member.num_running + member.num_waiting for member in self.members]
+        return [rank.num_running + rank.num_waiting for rank in self.ranks]
 
     def sequences(self, index: int) -> list[FakeSequence]:
         """The live sequences of an engine."""
-        return list(self.members[index]._batch.live())
+        return list(self.ranks[index]._batch.live())
 
     def names(self, index: int) -> list[str]:
         """The proposers of one engine."""
-        return [info.name for info in self.members[index].info.proposers]
+        return [info.name for info in self.ranks[index].info.proposers]
 
     async def run(self, request: GenerationRequest) -> list[Delta]:
         """All deltas of a request."""
@@ -69,7 +69,7 @@ def build(
 ) -> Fleet:
     """A fleet that has not started; `own` has further arguments of one engine."""
     registry, reports = CollectorRegistry(), Reports()
-    members: list[FakeEngine] = []
+    ranks: list[FakeEngine] = []
 
     def create(index: int, observer: EngineObserver) -> Engine:
         options = {"fake_step_ms": 0, **arguments, **(own or {}).get(index, {})}
@@ -78,11 +78,11 @@ def build(
         )
         engine = create_engine("fake", config, registry, observer)
         assert isinstance(engine, FakeEngine)
-        members.append(engine)
+        ranks.append(engine)
         return engine
 
     engine = DataParallelEngine(create, size, PROPOSERS, reports)
-    return Fleet(engine, members, registry, reports)
+    return Fleet(engine, ranks, registry, reports)
 
 
 def fails_once(engine: FakeEngine, method: str, error: Exception | None = None) -> None:
@@ -122,10 +122,10 @@ def methods(fleet: Fleet, index: int) -> set[SpecMethod]:
 
 def kills(fleet: Fleet, index: int) -> None:
     """Kills an engine whose replacement is announced; `back` replaces it."""
-    fleet.members[index].die("killed", 60.0)
+    fleet.ranks[index].die("killed", 60.0)
 
 
 async def back(fleet: Fleet, index: int) -> None:
     """The replacement of a dead engine serves."""
-    fleet.members[index]._lifetime._restart()
+    fleet.ranks[index]._lifetime._restart()
     await eventually(lambda: fleet.engine.failures[index] is None)

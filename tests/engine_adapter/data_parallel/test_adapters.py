@@ -39,7 +39,7 @@ async def test_an_adapter_is_loaded_everywhere_and_answers_alike(
     fleet = await start(enable_lora=True)
     # The engines number adapters themselves, and one has counted a load that failed.
     with pytest.raises(EngineConfigError):
-        await fleet.members[1].load_lora_adapter("broken", f"{folder}/none")
+        await fleet.ranks[1].load_lora_adapter("broken", f"{folder}/none")
     adapter = await fleet.engine.load_lora_adapter("mine", folder)
     assert fleet.engine.lora_adapters == (adapter,)
     texts = {await answer(fleet, f"r{i}", adapter) for i in range(4)}
@@ -47,7 +47,7 @@ async def test_an_adapter_is_loaded_everywhere_and_answers_alike(
     assert texts != {await answer(fleet, "plain", None)}
     await fleet.engine.unload_lora_adapter("mine")
     assert fleet.engine.lora_adapters == ()
-    assert not fleet.members[0].lora_adapters + fleet.members[1].lora_adapters
+    assert not fleet.ranks[0].lora_adapters + fleet.ranks[1].lora_adapters
     with pytest.raises(InvalidRequest, match="was unloaded"):
         await answer(fleet, "late", adapter)
 
@@ -68,10 +68,10 @@ async def test_an_adapter_that_one_engine_refuses_is_loaded_nowhere(
     start: StartFleet, folder: str
 ) -> None:
     fleet = await start(enable_lora=True)
-    fails_once(fleet.members[0], "load_lora_adapter", LoraRefused("no_room", "full"))
+    fails_once(fleet.ranks[0], "load_lora_adapter", LoraRefused("no_room", "full"))
     with pytest.raises(LoraRefused, match="full"):
         await fleet.engine.load_lora_adapter("mine", folder)
-    assert not fleet.members[0].lora_adapters + fleet.members[1].lora_adapters
+    assert not fleet.ranks[0].lora_adapters + fleet.ranks[1].lora_adapters
     assert fleet.engine.lora_adapters == ()
 
 
@@ -83,7 +83,7 @@ async def test_an_adapter_in_use_at_one_engine_stays_at_all(start: StartFleet, f
     with pytest.raises(LoraRefused) as caught:
         await fleet.engine.unload_lora_adapter("mine")
     assert caught.value.code == "adapter_in_use"
-    assert len(fleet.members[0].lora_adapters) == len(fleet.members[1].lora_adapters) == 1
+    assert len(fleet.ranks[0].lora_adapters) == len(fleet.ranks[1].lora_adapters) == 1
     await end([task])
 
 
@@ -92,7 +92,7 @@ async def test_an_unload_of_an_adapter_that_one_engine_refuses_is_undone(
 ) -> None:
     fleet = await start(enable_lora=True)
     adapter = await fleet.engine.load_lora_adapter("mine", folder)
-    fails_once(fleet.members[1], "unload_lora_adapter", LoraRefused("adapter_in_use", "busy"))
+    fails_once(fleet.ranks[1], "unload_lora_adapter", LoraRefused("adapter_in_use", "busy"))
     with pytest.raises(LoraRefused, match="busy"):
         await fleet.engine.unload_lora_adapter("mine")
     assert fleet.engine.lora_adapters == (adapter,)
@@ -104,7 +104,7 @@ async def test_an_engine_that_is_back_gets_adapters(start: StartFleet, folder: s
     kills(fleet, 1)
     adapter = await fleet.engine.load_lora_adapter("mine", folder)
     await back(fleet, 1)
-    assert [known.name for known in fleet.members[1].lora_adapters] == ["mine"]
+    assert [known.name for known in fleet.ranks[1].lora_adapters] == ["mine"]
     assert len({await answer(fleet, f"r{i}", adapter) for i in range(4)}) == 1
 
 
@@ -114,8 +114,8 @@ async def test_requests_go_to_the_engines_that_have_their_adapter(
     fleet = await start(enable_lora=True)
     adapter = await fleet.engine.load_lora_adapter("mine", folder)
     # As after a restart that could not read the adapter's files any more.
-    await fleet.members[1].unload_lora_adapter("mine")
+    await fleet.ranks[1].unload_lora_adapter("mine")
     assert len({await answer(fleet, f"r{i}", adapter) for i in range(4)}) == 1
-    await fleet.members[0].unload_lora_adapter("mine")
+    await fleet.ranks[0].unload_lora_adapter("mine")
     with pytest.raises(InvalidRequest, match="was unloaded"):
         await answer(fleet, "late", adapter)

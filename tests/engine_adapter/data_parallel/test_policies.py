@@ -11,7 +11,7 @@ from tests.engine_adapter.data_parallel.fleet import Fleet, back, fails_once, ki
 
 
 def parameters(fleet: Fleet, index: int, policy: str) -> Any:
-    return next(p.parameters for p in fleet.members[index].policies if p.name == policy)
+    return next(p.parameters for p in fleet.ranks[index].policies if p.name == policy)
 
 
 async def test_a_policy_is_set_everywhere(start: StartFleet) -> None:
@@ -25,7 +25,7 @@ async def test_a_policy_that_one_engine_does_not_take_stays(start: StartFleet) -
     fleet = await start()
     await fleet.engine.set_policy("goodput", {"min_gain": 0.25})
     before = parameters(fleet, 0, "goodput")
-    fails_once(fleet.members[1], "set_policy", EngineError("broken"))
+    fails_once(fleet.ranks[1], "set_policy", EngineError("broken"))
     with pytest.raises(EngineError, match="broken"):
         await fleet.engine.set_policy("goodput", {"min_gain": 0.5})
     assert parameters(fleet, 0, "goodput") == parameters(fleet, 1, "goodput") == before

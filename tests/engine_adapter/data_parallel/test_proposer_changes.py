@@ -40,7 +40,7 @@ async def test_a_load_in_which_an_engine_dies_is_undone(start: StartFleet) -> No
     with pytest.raises(EngineDead):
         await fleet.engine.load_proposer(OTHER)
     assert "other" not in fleet.names(0) + fleet.names(1)
-    assert not fleet.engine._members[1].missed
+    assert not fleet.engine._ranks[1].missed
 
 
 async def test_while_one_engine_loads_the_proposer_is_shown_so_and_no_other_change_begins(
@@ -60,11 +60,11 @@ async def test_while_one_engine_loads_the_proposer_is_shown_so_and_no_other_chan
 
 async def test_an_unload_that_one_engine_refuses_is_undone(start: StartFleet) -> None:
     fleet = await start()
-    fails_once(fleet.members[1], "unload_proposer", ProposerRefused("proposer_in_use", "busy"))
+    fails_once(fleet.ranks[1], "unload_proposer", ProposerRefused("proposer_in_use", "busy"))
     with pytest.raises(ProposerRefused, match="busy"):
         await fleet.engine.unload_proposer("ngram")
     assert set(fleet.names(0)) == set(fleet.names(1)) == {"ngram", "suffix", "prediction"}
-    (ngram,) = [info for info in fleet.members[0].info.proposers if info.name == "ngram"]
+    (ngram,) = [info for info in fleet.ranks[0].info.proposers if info.name == "ngram"]
     assert (ngram.method, ngram.num_speculative_tokens) == ("ngram", 3)
 
 
@@ -87,7 +87,7 @@ async def test_an_engine_that_is_back_gets_loads_and_unloads_in_order(start: Sta
     await fleet.engine.unload_proposer("ngram")
     await back(fleet, 1)
     assert fleet.names(0) == fleet.names(1) == ["prediction", "suffix", "other"]
-    (suffix,) = [info for info in fleet.members[1].info.proposers if info.name == "suffix"]
+    (suffix,) = [info for info in fleet.ranks[1].info.proposers if info.name == "suffix"]
     assert suffix.method == "ngram"
 
 
@@ -95,9 +95,9 @@ async def test_an_engine_serves_only_when_it_has_what_it_missed(start: StartFlee
     fleet = await start()
     kills(fleet, 1)
     await fleet.engine.load_proposer(OTHER)
-    fails_once(fleet.members[1], "load_proposer", EngineConfigError("proposer", "no disk"))
+    fails_once(fleet.ranks[1], "load_proposer", EngineConfigError("proposer", "no disk"))
     with capture_logs() as logs:
-        fleet.members[1]._lifetime._restart()
+        fleet.ranks[1]._lifetime._restart()
         await eventually(lambda: any(line["event"] == "engine_behind" for line in logs))
         assert "the load of other" in str(fleet.engine.failures[1])
         tasks = [

@@ -41,7 +41,7 @@ async def test_a_switch_for_new_requests_moves_none(start: StartFleet) -> None:
 async def test_a_switch_that_one_engine_refuses_is_taken_back(start: StartFleet) -> None:
     fleet = await start(**SLOW)
     tasks = await running(fleet, NGRAM)
-    fails_once(fleet.members[1], "switch", EngineError("broken"))
+    fails_once(fleet.ranks[1], "switch", EngineError("broken"))
     with pytest.raises(EngineError, match="broken"):
         await fleet.engine.switch(Switch(SUFFIX, 1), running=True)
     assert methods(fleet, 0) == methods(fleet, 1) == {NGRAM}
@@ -57,7 +57,7 @@ async def test_a_second_refused_switch_returns_to_the_first(start: StartFleet) -
     fleet = await start(**SLOW)
     tasks = await running(fleet, NGRAM)
     await fleet.engine.switch(Switch(SUFFIX, 1), running=True)
-    fails_once(fleet.members[0], "switch", EngineError("broken"))
+    fails_once(fleet.ranks[0], "switch", EngineError("broken"))
     with pytest.raises(EngineError, match="broken"):
         await fleet.engine.switch(Switch(SpecMethod("ngram", 1), 2), running=True)
     assert methods(fleet, 0) == methods(fleet, 1) == {SUFFIX}
@@ -69,7 +69,7 @@ async def test_an_engine_that_cannot_take_a_switch_back_serves_when_it_has(
 ) -> None:
     fleet = await start(**SLOW)
     tasks = await running(fleet, NGRAM)
-    refuses, original = fleet.members[0], fleet.members[0].switch
+    refuses, original = fleet.ranks[0], fleet.ranks[0].switch
     calls: list[Switch] = []
 
     async def switch(switch: Switch, *, running: bool) -> None:
@@ -80,7 +80,7 @@ async def test_an_engine_that_cannot_take_a_switch_back_serves_when_it_has(
         await original(switch, running=running)
 
     setattr(refuses, "switch", switch)  # noqa: B010
-    fails_once(fleet.members[1], "switch", EngineError("broken"))
+    fails_once(fleet.ranks[1], "switch", EngineError("broken"))
     with (
         capture_logs() as logs,
         pytest.raises(EngineError, match="broken"),
@@ -100,7 +100,7 @@ async def test_an_engine_that_is_back_has_the_fleets_switch(start: StartFleet) -
     kills(fleet, 1)
     await fleet.engine.switch(Switch(NGRAM, 1), running=True)
     await fleet.engine.switch(Switch(SUFFIX, 2), running=True)
-    assert len(fleet.engine._members[1].missed) == 1, "only the last switch is needed"
+    assert len(fleet.engine._ranks[1].missed) == 1, "only the last switch is needed"
     await back(fleet, 1)
     # Two requests that were admitted before the switches reach the engines after them.
     tasks = [
@@ -120,31 +120,31 @@ async def test_an_engine_that_is_back_has_the_last_switch_of_running_requests(
     await fleet.engine.switch(Switch(SUFFIX, 1), running=True)
     await fleet.engine.switch(Switch(NGRAM, 2), running=False)
     await back(fleet, 1)
-    switches = [member._last_running_switch for member in fleet.members]
+    switches = [rank._last_running_switch for rank in fleet.ranks]
     assert switches == [Switch(SUFFIX, 1)] * 2
 
 
 async def test_an_engine_that_dies_in_a_switch_gets_it_when_it_is_back(start: StartFleet) -> None:
     fleet = await start(fake_restart_s=0.02, **SLOW)
-    fails_once(fleet.members[1], "switch")
+    fails_once(fleet.ranks[1], "switch")
     await fleet.engine.switch(Switch(SUFFIX, 1), running=True)
     await eventually(lambda: fleet.engine.failures == (None, None))
-    assert fleet.members[1]._last_running_switch == Switch(SUFFIX, 1)
+    assert fleet.ranks[1]._last_running_switch == Switch(SUFFIX, 1)
 
 
 async def test_a_switch_fails_if_no_engine_is_left(start: StartFleet) -> None:
     fleet = await start()
     kills(fleet, 0)
-    fails_once(fleet.members[1], "switch")
+    fails_once(fleet.ranks[1], "switch")
     with pytest.raises(EngineDead):
         await fleet.engine.switch(Switch(SUFFIX, 1), running=True)
     with pytest.raises(EngineDead, match="None of the 2 engines"):
         await fleet.engine.switch(Switch(SUFFIX, 2), running=True)
-    assert not any(member.missed for member in fleet.engine._members)
+    assert not any(rank.missed for rank in fleet.engine._ranks)
 
 
 async def test_an_engine_that_is_given_up_misses_nothing(start: StartFleet) -> None:
     fleet = await start()
-    fleet.members[1].die()
+    fleet.ranks[1].die()
     await fleet.engine.switch(Switch(SUFFIX, 1), running=True)
-    assert not fleet.engine._members[1].missed
+    assert not fleet.engine._ranks[1].missed
