@@ -8,7 +8,7 @@ import pytest
 
 from server.control.errors import NotPrepared
 from server.control.method_names import MethodRequest
-from server.control.records import SpecMethodBody, SwitchResult
+from server.control.records import SpecMethodBody
 from server.fleet.member import Member
 from server.fleet.replica import Order, ReplicaState
 from tests.server.conftest import StartGateway

@@ -1,11 +1,15 @@
 """Settings become vLLM's engine arguments."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
+from safetensors.numpy import save_file
 
 from demo import model_path
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
@@ -150,6 +154,24 @@ def test_compiled_code_is_found_again_although_the_pipe_is_another_one() -> None
     )
     assert one.additional_config["specgate"]["progress_pipe"] == "/tmp/one"
     assert one.compute_hash() == other.compute_hash()
+
+
+@pytest.mark.needs_vllm
+def test_code_of_a_head_that_was_replaced_at_its_path_is_not_found(tmp_path: Path) -> None:
+    head = {"name": "head", "method": "eagle3", "model": str(tmp_path)}
+
+    def key(layer: int, value: float = 0.0, bias: bool = False) -> str:
+        fields = {"eagle_aux_hidden_state_layer_ids": [layer]}
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        names = ["fc.weight", *["fc.bias"] * bias]
+        tensors = {name: np.full(2, value, np.float32) for name in names}
+        save_file(tensors, tmp_path / "model.safetensors")
+        made = EngineConfig(str(model_path("target")), "served", parse_specs([head]))
+        found: str = engine_args(made, 5, None).additional_config.compute_hash()
+        return found
+
+    assert key(1) == key(1, value=0.5), "weights are no part of code"
+    assert len({key(1), key(2), key(1, bias=True)}) == 3
 
 
 @pytest.mark.needs_vllm

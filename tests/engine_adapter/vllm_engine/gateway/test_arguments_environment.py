@@ -19,7 +19,8 @@ DEFAULTS = {
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Unsets the variables during the test."""
-    for name in (*DEFAULTS, *WAITING, "VLLM_USE_V2_MODEL_RUNNER"):
+    fixed = ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ENABLE_STARTUP_PLAN")
+    for name in (*DEFAULTS, *WAITING, *fixed):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     return monkeypatch
@@ -63,6 +64,13 @@ def test_the_model_runner_is_always_the_v1_runner(
         environment.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
     prepare_environment(config())
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+def test_no_start_takes_the_memory_plan_of_another(environment: pytest.MonkeyPatch) -> None:
+    # vLLM's plan has no part of the proposers: they may be others, or draft more.
+    environment.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    prepare_environment(config())
+    assert os.environ["VLLM_ENABLE_STARTUP_PLAN"] == "0"
 
 
 def test_the_log_level_comes_from_the_settings(environment: pytest.MonkeyPatch) -> None:

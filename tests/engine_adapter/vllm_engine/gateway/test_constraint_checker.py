@@ -1,11 +1,13 @@
 """The check of constraints in real processes, on the demo's tokenizer."""
 
 import asyncio
+import json
 import signal
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     ConstraintProcess,
     Vocabulary,
 )
+from server.schema.bounds import MAX_NESTING
 from server.settings import Settings
 from tests.server.hostile.forms import rules
 
@@ -134,6 +137,33 @@ async def test_one_that_takes_too_much_memory_is_given_up(
     assert error.code == CONSTRAINT_TOO_COMPLEX
     assert "64 MiB of memory" in str(error)
     await patient.check(regex("a"))
+
+
+def chained(count: int) -> StructuredOutput:
+    """A schema whose definitions refer from one to the next."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "integer"}]}
+        for i in range(count)
+    }
+    schema = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{count}": {"type": "string"}}}
+    return StructuredOutput(ConstraintKind.JSON_SCHEMA, json.dumps(schema), param="it")
+
+
+async def test_one_that_would_overflow_a_stack_of_the_engine_is_given_up(
+    patient: ConstraintChecker,
+) -> None:
+    # Some 1,000 fit into 8 MiB, a main thread's, and some 250 into 2 MiB, a thread's at least.
+    error = await refused(patient, chained(500))
+    assert error.code == CONSTRAINT_TOO_COMPLEX
+    assert "1 MiB of stack" in str(error)
+    await patient.check(chained(50))
+
+
+async def test_a_schema_may_be_nested_as_deeply_as_a_body_may(patient: ConstraintChecker) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range((MAX_NESTING - 1) // 2):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    await patient.check(StructuredOutput(ConstraintKind.JSON_SCHEMA, json.dumps(schema)))
 
 
 async def test_the_tokenizer_is_encoded_once(

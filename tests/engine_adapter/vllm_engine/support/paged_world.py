@@ -51,12 +51,15 @@ HEADS = (
     {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4"},
     {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
     {"name": "block", "method": "dflash", "model": "toy/8/1,3", "num_speculative_tokens": 6},
+    {"name": "spark", "method": "dspark", "model": "toy/9/1,3", "num_speculative_tokens": 6},
     {"name": "ngram", "prompt_lookup_min": 1},
 )
 """Heads with the names of the draft models, so that they can replace them."""
 
 LEAN_HEADS = tuple(
-    {**fields, "keep_states": False} if fields["name"] in ("twin", "stranger", "block") else fields
+    {**fields, "keep_states": False}
+    if fields["name"] in ("twin", "stranger", "block", "spark")
+    else fields
     for fields in HEADS
 )
 """The same; for some, the target's states are not kept."""
