@@ -25,14 +25,6 @@ def member(gateway: Gateway) -> Member:
     return gateway.runtime.fleet
 
 
-async def commit(gateway: Gateway, gate: Gate, **fields: Any) -> asyncio.Task[SwitchResult]:
-    """Prepares a switch, and begins its commit, which the gate holds."""
-    member(gateway).prepare("a", Order("ngram", **fields), LONG_S)
-    committing = asyncio.create_task(member(gateway).commit("a", 3))
-    await gate.reached.wait()
-    return committing
-
-
 def load_policy(gateway: Gateway) -> Any:
     return gateway.runtime.policy_admin.parameters(["load"])
 
@@ -62,7 +54,7 @@ async def test_a_commit_that_is_cancelled_during_its_policy_change_leaves_the_po
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    committing = await commit(gateway, gate, policies=LOAD)
+    committing = await gate.commit(gateway, policies=LOAD)
     for _ in range(cancels):
         await leave(committing)
     gate.open()
@@ -79,7 +71,7 @@ async def test_a_roll_back_during_a_policy_change_restores_the_policies(
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    committing = await commit(gateway, gate, policies=LOAD)
+    committing = await gate.commit(gateway, policies=LOAD)
     undoing = await begin(member(gateway).rollback("a", 4))
     gate.open()
     assert await undoing == ReplicaState(4, BEFORE.active)
@@ -94,7 +86,7 @@ async def test_a_commit_that_is_cancelled_twice_during_its_swap_is_undone_with_i
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "switch", monkeypatch)
-    committing = await commit(gateway, gate, policies=LOAD)
+    committing = await gate.commit(gateway, policies=LOAD)
     await leave(committing)
     undoing = await begin(member(gateway).rollback("a", 4))
     gate.open()
@@ -109,7 +101,7 @@ async def test_a_repeated_commit_gets_the_answer_although_the_first_caller_leave
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    first = await commit(gateway, gate, policies=LOAD)
+    first = await gate.commit(gateway, policies=LOAD)
     again = await begin(member(gateway).commit("a", 3))
     await leave(first)
     gate.open()
@@ -121,7 +113,7 @@ async def test_a_commit_that_comes_again_when_the_swap_has_begun_gets_the_answer
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "switch", monkeypatch)
-    first = await commit(gateway, gate)
+    first = await gate.commit(gateway)
     await leave(first)
     again = await begin(member(gateway).commit("a", 3))
     gate.open()
@@ -132,7 +124,7 @@ async def test_a_commit_that_comes_again_after_it_was_abandoned_is_refused(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    first = await commit(gateway, gate, policies=LOAD)
+    first = await gate.commit(gateway, policies=LOAD)
     await leave(first)
     again = await begin(member(gateway).commit("a", 3))
     gate.open()
