@@ -35,6 +35,7 @@ async def test_a_revision_whose_caller_is_gone_is_applied_by_the_next_one(house:
 
 
 async def test_a_revision_waits_for_a_fleet_that_answers(house: House) -> None:
+    """And for the first replica in it, as the replica that brings it may be faster than any."""
     house.lose_fleet()
     declaring = asyncio.create_task(house.attendances["b"].declare(1, order("ngram")))
     await eventually(lambda: house.noticed == set(NAMES))
