@@ -102,7 +102,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.engine.input_processor:InputProcessor": (
         "speculative_config",
-        "structured_outputs_config",
+        *("structured_outputs_config", "_validate_params"),
         "tokenizer",
     ),
     "vllm.v1.engine.core_client:MPClient": ("resources",),
@@ -121,7 +121,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("ll_tokenizer", "vocab_size", "is_tokenizer_supported", "_build_ll_tokenizer"),
     ),
     "GuidanceGrammar": ("ll_matcher",),
-    "StructuredOutputManager": ("reasoner_cls", "enable_in_reasoning"),
+    "StructuredOutputManager": ("reasoner_cls", "enable_in_reasoning", "_create_grammar"),
     "vllm.v1.structured_output.request:StructuredOutputRequest": ("grammar", "reasoning_ended"),
     "Scheduler": (
         *("requests", "waiting", "get_request_counts", "scheduler_config", "max_model_len"),
@@ -236,9 +236,11 @@ internal.
 
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
-    "admission.patch_constraint_check": "AsyncLLM.input_processor.structured_outputs_config",
+    "admission.patch_constraint_check": "structured_outputs_config or _validate_params of "
+    "AsyncLLM.input_processor",
     "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
+    "grammars.patch_compiler_panics": "StructuredOutputManager._create_grammar",
     "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
     "fatal_dump.patch_fatal_dump": "dump_input.prepare_object_to_dump",
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",

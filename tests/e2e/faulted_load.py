@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,8 @@ from tests.e2e.traffic import chat, gather
 
 CLIENTS, TOKENS = 12, 200
 CHATS = "/v1/chat/completions"
+DONE: dict[str, Any] = {"done": True}
+"""The last event of a stream."""
 
 ARRIVAL_S = 1.0
 """Seconds in which a request that has been sent reaches the server, however busy that is."""
@@ -81,6 +83,19 @@ class Load:
         """`wait_until` in a thread, so that the load continues."""
         await asyncio.to_thread(wait_until, condition, seconds, what)
 
+    async def follow(
+        self, client: httpx.AsyncClient, body: dict[str, Any], text: Plain, begun: asyncio.Event
+    ) -> None:
+        """One more stream beside the clients' own. `begun` is set when its first text comes."""
+        lines = []
+        async with client.stream("POST", CHATS, json=body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                lines.append(line)
+                if not begun.is_set() and _text_of(_events(lines)):
+                    begun.set()
+        self._check_stream("\n".join(lines), text)
+
     async def _repeat(self, client: httpx.AsyncClient, i: int) -> None:
         while not self.stopping:
             began = time.monotonic()
@@ -120,13 +135,10 @@ class Load:
         self.whole += 1
 
     def _check_stream(self, text: str, expected: Plain) -> None:
-        lines = [line for line in text.splitlines() if line.startswith("data: ")]
-        *events, done = (line.removeprefix("data: ") for line in lines)
-        assert done == "[DONE]", lines[-1]
-        chunks = [json.loads(event) for event in events]
-        choices = [chunk["choices"][0] for chunk in chunks if chunk.get("choices")]
-        text = "".join(choice["delta"].get("content") or "" for choice in choices)
-        reasons = [choice["finish_reason"] for choice in choices]
+        *chunks, done = _events(text.splitlines())
+        assert done == DONE, done
+        reasons = [c["choices"][0]["finish_reason"] for c in chunks if c.get("choices")]
+        text = _text_of(chunks)
         if "error" in chunks[-1]:
             error = chunks[-1]["error"]
             assert error["code"] == self.code
@@ -135,9 +147,21 @@ class Load:
             assert expected.begins(text), (expected.text, text)
             self.cut_off += 1
         else:
-            assert (reasons[-1], chunks[-1]["usage"]["completion_tokens"]) == ("length", TOKENS)
+            tokens = chunks[-1]["usage"]["completion_tokens"]
+            assert (reasons[-1], tokens) == ("length", len(expected.gaps))
             assert expected.allows(text), (expected.text, text)
             self.whole += 1
+
+
+def _events(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The events of a stream; its end is `DONE`."""
+    data = (line.removeprefix("data: ") for line in lines if line.startswith("data: "))
+    return [DONE if one == "[DONE]" else json.loads(one) for one in data]
+
+
+def _text_of(chunks: Iterable[dict[str, Any]]) -> str:
+    deltas = (chunk["choices"][0]["delta"] for chunk in chunks if chunk.get("choices"))
+    return "".join(delta.get("content") or "" for delta in deltas)
 
 
 @dataclass

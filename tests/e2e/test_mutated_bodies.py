@@ -1,6 +1,7 @@
 """Nearly valid bodies for every operation, to a server: each is answered with 2xx or 4xx.
 
-`BODIES` sets the number that a server on the fake engine gets; the demo on vLLM gets a tenth.
+`BODIES` sets the number that a server on the fake engine gets, and `FIRST_BODY` the first of them;
+the demo on vLLM gets `DEMO_BODIES`, by default a tenth, from a million on.
 """
 
 import os
@@ -18,13 +19,18 @@ from tests.server.contract.contract import contract
 from tests.server.hostile.mutations import mutated
 
 BODIES = int(os.environ.get("BODIES", "10000"))
+DEMO_BODIES = int(os.environ.get("DEMO_BODIES", BODIES // 10))
+FIRST_BODY = int(os.environ.get("FIRST_BODY", "0"))
+DEMO_FROM = 1_000_000
+"""The demo gets other bodies than the fake engine."""
+
 LIMIT_S = 60.0
 """The longest that one request may take."""
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.prove,
-    pytest.mark.timeout(BODIES / 2 + 300),
+    pytest.mark.timeout(max(BODIES, DEMO_BODIES) / 2 + 300),
 ]
 
 CONTEXT = ("--max-model-len", "256")
@@ -98,12 +104,13 @@ def check_and_show(seen: Counter[tuple[str, int]], seconds: float) -> None:
 def test_mutated_bodies_to_the_fake_engine(tmp_path: Path) -> None:
     with serving(tmp_path / "fake.log", *FAKE) as served:
         begun = time.monotonic()
-        check_and_show(send_all(served, range(BODIES)), time.monotonic() - begun)
+        seen = send_all(served, range(FIRST_BODY, FIRST_BODY + BODIES))
+        check_and_show(seen, time.monotonic() - begun)
 
 
 def test_mutated_bodies_to_the_demo(tmp_path: Path) -> None:
-    # Other bodies than those of the fake engine.
+    first = DEMO_FROM + FIRST_BODY
     with serving(tmp_path / "demo.log") as served:
         begun = time.monotonic()
-        seeds = range(BODIES, BODIES + BODIES // 10)
-        check_and_show(send_all(served, seeds), time.monotonic() - begun)
+        seen = send_all(served, range(first, first + DEMO_BODIES))
+        check_and_show(seen, time.monotonic() - begun)

@@ -21,7 +21,10 @@ from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
 from engine_adapter.vllm_engine.patches.fatal_dump import patch_fatal_dump
-from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler
+from engine_adapter.vllm_engine.patches.grammars import (
+    patch_compiler_panics,
+    patch_grammar_compiler,
+)
 from engine_adapter.vllm_engine.patches.log_filters import silence_rejected_tokens
 from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args
 
@@ -146,6 +149,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         patch_engine_core()
         patch_fatal_dump()
         patch_grammar_compiler(GrammarCompiler())
+        patch_compiler_panics()
         silence_rejected_tokens()
         # vLLM pads a row that resumes, or whose prompt but one token is in the prefix cache, with
         # k placeholder drafts, and counts them. A dynamic schedule of k turns that off; a constant

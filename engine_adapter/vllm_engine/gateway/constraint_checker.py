@@ -28,6 +28,7 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     Vocabulary,
     setup_frame,
 )
+from engine_adapter.vllm_engine.gateway.constraint_worker import STACK_BYTES
 from engine_adapter.vllm_engine.gateway.fair_turns import FairTurns
 
 log = structlog.get_logger(__name__)
@@ -184,8 +185,10 @@ class ConstraintChecker:
         """
         if status == -signal.SIGPROF:
             much = f"{self._limits.cpu_seconds:g} s of CPU time"
-        elif status in (-signal.SIGABRT, -signal.SIGSEGV):
+        elif status == -signal.SIGABRT:
             much = f"{self._limits.memory_bytes >> 20} MiB of memory"
+        elif status == -signal.SIGSEGV:
+            much = f"{STACK_BYTES >> 20} MiB of stack"
         else:
             log.error("constraint_process_died", status=status)
             raise EngineError(f"the process that checked a constraint ended with status {status}")

@@ -15,6 +15,14 @@ from typing import Any, BinaryIO
 
 from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
+from engine_adapter.vllm_engine.panics import panics_as_errors
+
+STACK_BYTES = 1 << 20
+"""The most stack that compiling one constraint takes, in bytes.
+
+llguidance compiles definitions that refer to each other within each other, and an overflow ends the
+process. The engine's threads have 2 MiB or more, so what fits here fits there.
+"""
 
 _NICENESS = 5
 """The engine's steps go first where cores are short."""
@@ -36,6 +44,8 @@ def main() -> None:
     base = _address_space()
     limit = base + setup["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # For the main thread, which compiles, this limit holds at once.
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     write_frame(answers, {"error": None})
     while (request := read_frame(requests)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
@@ -49,17 +59,13 @@ def main() -> None:
 def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:
     """Why a constraint cannot be enforced. One that needs too much memory ends the process."""
     try:
-        reason: str | None = compiler.fault(kind, value)
+        with panics_as_errors():
+            reason: str | None = compiler.fault(kind, value)
     except MemoryError:
         # As llguidance ends it, so that the gateway says that the constraint is too complex.
         os.abort()
     except Exception as error:
         reason = f"it cannot be compiled: {type(error).__name__}: {error}"
-    except BaseException as error:
-        # A panic of llguidance's Rust code, which PyO3 does not derive from Exception.
-        if type(error).__name__ != "PanicException":
-            raise
-        reason = f"it cannot be compiled: {error}"
     return reason
 
 

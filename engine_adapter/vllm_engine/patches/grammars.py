@@ -1,8 +1,9 @@
-"""How vLLM's backend `guidance` compiles a grammar."""
+"""How vLLM compiles grammars."""
 
 from typing import Any, Protocol
 
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.panics import panics_as_errors
 
 
 class Compiler(Protocol):
@@ -21,3 +22,18 @@ def patch_grammar_compiler(compiler: Compiler) -> None:
         return compiler.compile(backend, request_type, grammar_spec)
 
     compat.GuidanceBackend.compile_grammar = compile_grammar
+
+
+def patch_compiler_panics() -> None:
+    """Lets a panic in the compilation of a grammar, by any backend, end its request alone.
+
+    vLLM keeps each exception of a compilation, and raises one that is not an `Exception` in the
+    scheduler, which ends EngineCore.
+    """
+    create = compat.StructuredOutputManager._create_grammar
+
+    def create_grammar(manager: Any, request: Any) -> Any:
+        with panics_as_errors():
+            return create(manager, request)
+
+    compat.StructuredOutputManager._create_grammar = create_grammar

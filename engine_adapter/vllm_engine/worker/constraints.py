@@ -19,6 +19,7 @@ import numpy.typing as npt
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher, recall, remember
+from engine_adapter.vllm_engine.panics import panics_as_errors
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 
 log = logging.getLogger(__name__)
@@ -235,8 +236,9 @@ class RowConstraints:
     def _new_row(self, request_id: str, start: int) -> RowConstraint | None:
         params = self._runner.requests[request_id].sampling_params.structured_outputs
         try:
-            grammar = self._serialized(params)
-            matcher = self._matcher(grammar).deep_copy()
+            with panics_as_errors():
+                grammar = self._serialized(params)
+                matcher = self._matcher(grammar).deep_copy()
         except ValueError as error:
             # EngineCore has compiled it. Without it the row is only drafted for less well.
             log.error("the drafts of %s do not know its constraint: %s", request_id, error)

@@ -21,6 +21,15 @@ def doubling_refs(levels: int) -> Fields:
     return {"$ref": f"#/$defs/d{levels}", "$defs": defs}
 
 
+def chained_refs(levels: int) -> Fields:
+    """Definitions that refer from one to the next: compiled within each other."""
+    defs: Fields = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "integer"}]}
+        for i in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {"type": "string"}}}
+
+
 def doubling_all_of(levels: int) -> Fields:
     """Definitions of which each intersects two alternatives of the one before."""
     defs: Fields = {"d0": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -82,6 +91,7 @@ SCHEMAS = (
     Hostile("a pattern of nested repetitions", in_string("^(((a|b){1,100}c){1,100}d){1,100}$")),
     Hostile("references that double, 24 times", schema(lambda: doubling_refs(24))),
     Hostile("references that double, 20 times", schema(lambda: doubling_refs(20))),
+    Hostile("1,000 references in a row", schema(lambda: chained_refs(1000))),
     Hostile("intersections that double", schema(lambda: doubling_all_of(16))),
     Hostile("200 levels", schema(lambda: nested(200)), FORMAT),
     Hostile(

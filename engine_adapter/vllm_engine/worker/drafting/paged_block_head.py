@@ -80,8 +80,8 @@ class PagedBlockHead(PagedHead):
     def _draft_block(self, batch: DraftBatch, rows: Ints, start: Ints) -> Drafts:
         """One pass over the blocks of some rows; the drafts of these rows.
 
-        Every row has all masks, whatever its k: a draft depends on how many there are. Only where
-        the context ends there are fewer.
+        Every row has all masks, also with a smaller k: a draft depends on how many there are. There
+        are fewer only where the context ends.
 
         Args:
             rows: [N], indices into the batch.

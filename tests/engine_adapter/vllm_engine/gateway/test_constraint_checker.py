@@ -1,11 +1,13 @@
 """The check of constraints in real processes, on the demo's tokenizer."""
 
 import asyncio
+import json
 import signal
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     ConstraintProcess,
     Vocabulary,
 )
+from server.schema.bounds import MAX_NESTING
 from server.settings import Settings
 from tests.server.hostile.forms import rules
 
@@ -136,6 +139,33 @@ async def test_one_that_takes_too_much_memory_is_given_up(
     await patient.check(regex("a"))
 
 
+def chained(count: int) -> StructuredOutput:
+    """A schema whose definitions refer from one to the next."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "integer"}]}
+        for i in range(count)
+    }
+    schema = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{count}": {"type": "string"}}}
+    return StructuredOutput(ConstraintKind.JSON_SCHEMA, json.dumps(schema), param="it")
+
+
+async def test_one_that_would_overflow_a_stack_of_the_engine_is_given_up(
+    patient: ConstraintChecker,
+) -> None:
+    # Some 1,000 fit into 8 MiB, a main thread's, and some 250 into 2 MiB, a thread's at least.
+    error = await refused(patient, chained(500))
+    assert error.code == CONSTRAINT_TOO_COMPLEX
+    assert "1 MiB of stack" in str(error)
+    await patient.check(chained(50))
+
+
+async def test_a_schema_may_be_nested_as_deeply_as_a_body_may(patient: ConstraintChecker) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range((MAX_NESTING - 1) // 2):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    await patient.check(StructuredOutput(ConstraintKind.JSON_SCHEMA, json.dumps(schema)))
+
+
 async def test_the_tokenizer_is_encoded_once(
     patient: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +259,7 @@ async def test_a_client_that_leaves_ends_the_process_unless_another_waits(
     await patient.check(regex("a"))
 
 
-async def test_one_that_comes_while_another_is_given_up_is_checked_anew(
+async def test_one_that_comes_while_another_is_given_up_is_checked_again(
     patient: ConstraintChecker,
 ) -> None:
     first = asyncio.create_task(patient.check(SLOW))

@@ -45,4 +45,4 @@ def test_a_panic_of_the_compiler_is_a_reason() -> None:
             raise PanicException("index out of bounds")
 
     reason = constraint_worker.fault_of(Panics(), ConstraintKind.JSON_SCHEMA, "{}")
-    assert reason == "it cannot be compiled: index out of bounds"
+    assert reason == "it cannot be compiled: CompilerPanic: index out of bounds"

@@ -9,6 +9,7 @@ K = 4
 
 PROPOSERS: dict[str, dict[str, Any]] = {
     "ngram": {"prompt_lookup_min": 1},
+    "suffix": {},
     "draft_model": {"model": "toy/1"},
     "eagle": {"model": "toy/5"},
     "eagle3": {"model": "toy/6/0,4"},
@@ -38,8 +39,10 @@ DRAWING = (
 )
 """Methods that draw their drafts."""
 
+LOOKUPS = ("ngram", "suffix")
+"""Methods that draft on the CPU. Their drafts are verified by exact match."""
+
 _UPLOADS = {
-    "ngram": 1,
     "draft_model": 3,
     "eagle": 3,
     "eagle3": 3,
@@ -66,8 +69,8 @@ def budget(method: str, asks: str) -> Mapping[str, int]:
     before, each draft is downloaded (`RowLimits.record`), and what the options read is uploaded.
     A gate is told once which rows draft, and says at the end how long the drafts are.
     """
-    if method == "ngram":
-        return {UPLOAD: 1}
+    if method in LOOKUPS:
+        return {UPLOAD: {GREEDY: 1, SAMPLED: 1, SEEDED: 1, LIMITED: 3}[asks]}
     more = {GREEDY: 0, UNKEPT: 0, GATED: 1, SEEDED: 1, SAMPLED: 2, LIMITED: 14}[asks]
     if method == "dflash" and asks not in (GREEDY, UNKEPT):
         more += 1  # the rows of each depth, which its one pass has together

@@ -55,7 +55,7 @@ MISTAKEN: Mapping[str, dict[str, Any]] = {
         "linear_value_head_dim": 64,
     },
 }
-"""The same for models of which stock vLLM is no reference on a CPU.
+"""The same for models for which stock vLLM cannot be the reference on a CPU.
 
 Its rotary embedding of LFM 2 is wrong, and its kernels for Qwen3-Next need bfloat16.
 """

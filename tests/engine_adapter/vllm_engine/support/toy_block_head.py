@@ -117,7 +117,7 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
         return result, result
 
     def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
-        raise NotImplementedError
+        raise AssertionError("`_forward` reads and drafts whole blocks")
 
     def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
-        raise NotImplementedError
+        raise AssertionError("`_forward` reads and drafts whole blocks")
