@@ -57,7 +57,7 @@ MISTAKEN: Mapping[str, dict[str, Any]] = {
 }
 """The same for models for which stock vLLM cannot be the reference on a CPU.
 
-Its rotary embedding of LFM 2 is wrong, and its kernels for Qwen3-Next need bfloat16.
+Its rotary embedding of LFM 2 is wrong, and its kernels for Qwen3-Next and 3.5 need bfloat16.
 """
 
 
