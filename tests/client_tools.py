@@ -32,7 +32,7 @@ def python_tool(config: pytest.Config, requirement: str, command: str) -> Path:
 def node_tool(config: pytest.Config, package: str, command: str) -> Path:
     """The command of an npm package. Skips the test without npm, or without the package."""
     if (npm := shutil.which("npm")) is None:
-        pytest.skip("npm is not installed")
+        pytest.skip("npm is missing: apt install npm")
     folder = config.cache.mkdir(package.replace("@", "-"))  # type: ignore[union-attr]
     made = folder / "node_modules" / ".bin" / command
     if not made.exists():

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture import FunctionNode, parse, sources
+from tests.source_imports import FunctionNode, parse, sources
 
 SOFT_FILE, HARD_FILE = 300, 350
 SOFT_FUNCTION, HARD_FUNCTION = 40, 60

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import architecture, source_style
+from tests import architecture, source_imports, source_style
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,13 +85,13 @@ def test_the_tree_keeps_the_rule(check: Check, remedy: str) -> None:
 
 
 def test_there_is_something_to_check() -> None:
-    modules = {module for module, _ in architecture.sources(ROOT)}
-    assert set(architecture.PACKAGES) < modules
+    modules = {module for module, _ in source_imports.sources(ROOT)}
+    assert set(source_imports.PACKAGES) < modules
     assert {"engine_adapter.interface", "engine_adapter.fake.engine"} < modules
 
 
 def test_the_parts_that_the_rules_name_exist() -> None:
-    modules = {module for module, _ in architecture.sources(ROOT)}
+    modules = {module for module, _ in source_imports.sources(ROOT)}
     named = {
         *architecture.PLAIN_PARTS,
         *architecture.SCHEMA_MAY_IMPORT,

@@ -62,7 +62,7 @@ NOT_SETTINGS = (
     *("--noise", "--outliers"),
     "--no-console",
 )
-"""Flags that are no settings: of `specgate serve`, of the commands that ask a server, and of
+"""Flags that are not settings: of `specgate serve`, of the commands that ask a server, and of
 `specgate bench replay`."""
 
 BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}

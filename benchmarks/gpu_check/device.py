@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.plan import Device
 
 LIMIT_S = 120.0
+
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class NoDevice(Exception):
@@ -43,6 +46,8 @@ def main(kind: str) -> None:
         # Two, so that the stage with two devices runs here too: a rank is a process.
         info["devices"] = ["cpu", "cpu"]
     else:
+        if DRIVER.is_file():
+            info["driver"] = DRIVER.read_text("utf-8").splitlines()[0]
         info["devices"] = []
         for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             card = torch.cuda.get_device_properties(i)

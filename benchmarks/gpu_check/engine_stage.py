@@ -5,9 +5,10 @@ python -m benchmarks.gpu_check.engine_stage TASK
 
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.gpu_check.plan import EngineTask
 from benchmarks.gpu_check.prompts import Tokens, read_prompts
 from benchmarks.gpu_check.texts import SAMPLED, TextRun, Texts
+from benchmarks.gpu_check.waits import CHECK, RUN, STEPS, name_callers
 from engine_adapter.config import EngineConfig
 from engine_adapter.counts import ProposerCounts, StepReport
 from engine_adapter.factory import create_engine
@@ -24,14 +26,21 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import get_method, needs, parse_specs
 from engine_adapter.types import NONE, PLAIN, SpecMethod
 
+SWITCHED = "switched while they run"
+
 NOT_COMPARED = "not compared"
 """Of sampled texts, and of plain ones without stock vLLM's."""
+
+if CHECK in os.environ:
+    # When this is imported, because the process of the engine, in which the steps run, imports it.
+    name_callers()
 
 
 class Observer:
     """An `EngineObserver` that adds up what the steps report.
 
     Attributes:
+        steps: how many there were.
         counts: proposer -> the drafts that were verified.
         faults: proposer -> the causes of its faults.
     """
@@ -41,11 +50,13 @@ class Observer:
 
     def clear(self) -> None:
         """Forgets what was reported."""
+        self.steps = 0
         self.counts: dict[str, ProposerCounts] = {}
         self.faults: dict[str, Counter[str]] = {}
 
     def on_step(self, report: StepReport) -> None:
         """Adds a step."""
+        self.steps += 1
         for name, counts in report.verified.items():
             self.counts[name] = self.counts.get(name, ProposerCounts()) + counts
         for name, cause in report.faults.items():
@@ -85,14 +96,21 @@ class EngineCheck:
 
     async def _check(self) -> None:
         await self._texts.generate(PLAIN)  # what is compiled or allocated on first use
-        plain = await self._texts.generate(PLAIN)
-        await self._compare("none", plain, self._stock_texts())
+        plain = await self._observed(NONE, self._texts.generate(PLAIN))
+        await self._compare(NONE, plain, self._stock_texts())
         for spec in self._specs:
             await self._check_proposer(spec, plain.texts)
         methods = [PLAIN, *(_method(spec) for spec in self._specs)]
+        switched = await self._observed(SWITCHED, self._texts.generate_switching(methods))
+        await self._compare(SWITCHED, switched, plain.texts)
+
+    async def _observed(self, name: str, run: Awaitable[TextRun]) -> TextRun:
+        """A run, whose steps alone are then in the observer, and between two lines of the log."""
         self._observer.clear()
-        switched = await self._texts.generate_switching(methods)
-        await self._compare("switched while they run", switched, plain.texts)
+        print(f"{RUN}{name}", flush=True)
+        texts = await run
+        print(f"{STEPS}{self._observer.steps}", flush=True)
+        return texts
 
     def _stock_texts(self) -> list[Tokens] | None:
         """Stock vLLM's texts; `None` if its stage failed, or ran with another target or prompts."""
@@ -105,9 +123,9 @@ class EngineCheck:
 
     async def _check_proposer(self, spec: ProposerSpec, plain: Sequence[Tokens]) -> None:
         for sampled in (False, True):
-            self._observer.clear()
             name = f"{spec.name}, {SAMPLED}" if sampled else spec.name
-            run = await self._texts.generate(_method(spec), sampled=sampled)
+            texts = self._texts.generate(_method(spec), sampled=sampled)
+            run = await self._observed(name, texts)
             await self._compare(name, run, None if sampled else plain)
             # A search finds nothing in some texts; a model always drafts.
             drafted = self._observer.counts.get(spec.name, ProposerCounts()).drafted

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.waits import waits_in
+from benchmarks.gpu_check.waits import CHECK, waits_in
 
 TIES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 """Dtype -> the most by which a greedy token may be less likely than the likeliest one, in log
@@ -17,6 +17,21 @@ between 8 and 16 has steps of 0.06 in bfloat16, and two logits may each move by 
 
 ARGUMENTS: Mapping[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "block_size": 32}
 """vLLM's arguments of every engine."""
+
+LOGGED: Mapping[str, str] = {"VLLM_LOGGING_LEVEL": "INFO"}
+"""The variable with which vLLM's log has memory, compilation and graphs."""
+
+GPU_SHARE = 0.4
+"""The part of a GPU that each server of the comparison may have: two run at the same time. vLLM
+refuses to start if so much is not free, even with a KV cache of a given size."""
+
+STOCK_READING = "Nothing of Specgate runs here: if it fails, vLLM does not run on this machine."
+
+WAITS_READING = (
+    "How often the CPU waited for the device, divided by the steps of the run, and at which lines. "
+    "The section `Waiting for the device` of docs/gpu.md has how often Specgate has to. "
+    "Without a GPU vLLM counts nothing."
+)
 
 SPEED_SHARE = 3
 """How much longer than other stages the comparison of speed may take."""
@@ -115,6 +130,7 @@ class Stage:
         devices: how many it needs.
         limit_s: its time, in seconds.
         rows_of_log: makes the report's rows from what it prints, instead of those of `result`.
+        reading: how to read the rows, for the report.
     """
 
     name: str
@@ -125,37 +141,47 @@ class Stage:
     environment: Mapping[str, str] = field(default_factory=dict)
     devices: int = 1
     rows_of_log: Callable[[Iterable[str]], list[dict[str, Any]]] | None = None
+    reading: str = ""
 
 
 def stages(plan: CheckPlan) -> list[Stage]:
     """The stages, in the order in which a GPU should meet them."""
     eager = {"enforce_eager": True}
     graphs = {"enforce_eager": False}
-    parallel = {**graphs, "tensor_parallel_size": 2}
+    exact = _exactness(plan)
+    compiled = f"What fails here and not in `eager` is compiled code or a graph. {exact}"
     return [
         _engine_stage(
-            plan, "stock", "stock vLLM's greedy texts, to compare with", eager, "stock_stage"
+            *(plan, "stock", "stock vLLM's greedy texts, to compare with", STOCK_READING, eager),
+            module="stock_stage",
         ),
-        _engine_stage(plan, "eager", "exactness of every proposer, without graphs", eager),
-        _engine_stage(plan, "graphs", "exactness with compiled models and graphs", graphs),
+        _engine_stage(plan, "eager", "exactness of every proposer, without graphs", exact, eager),
         _engine_stage(
-            plan,
-            "waits",
-            "where a step waits for the device, as vLLM counts it",
-            graphs,
-            environment={"VLLM_GPU_SYNC_CHECK": "warn"},
+            plan, "graphs", "exactness with compiled models and graphs", compiled, graphs
+        ),
+        _engine_stage(
+            *(plan, "waits", "where a step waits for the device, as vLLM counts it"),
+            *(WAITS_READING, graphs),
+            environment={CHECK: "warn"},
             rows_of_log=waits_in,
         ),
         _speed_stage(plan),
         _engine_stage(
-            plan,
-            "parallel",
-            "exactness over two devices",
-            parallel,
+            *(plan, "parallel", "exactness over two devices", exact),
+            {**graphs, "tensor_parallel_size": 2},
             environment=_of_two_ranks(plan),
             devices=2,
         ),
     ]
+
+
+def _exactness(plan: CheckPlan) -> str:
+    return (
+        "`same texts` are equal to those of the row `none`, and the row `none` to stock vLLM's. "
+        "The others may differ where two tokens are almost equally likely: `largest gap` is by how "
+        f"much, in log probability, and up to {TIES[plan.dtype]:g} it is rounding. Sampled texts "
+        "are not compared. A model of whose drafts none is accepted reads something wrong."
+    )
 
 
 def _of_two_ranks(plan: CheckPlan) -> Mapping[str, str]:
@@ -167,11 +193,13 @@ def _engine_stage(
     plan: CheckPlan,
     name: str,
     purpose: str,
+    reading: str,
     arguments: Mapping[str, Any],
     module: str = "engine_stage",
     **more: Any,
 ) -> Stage:
     result = plan.out / f"{name}.json"
+    environment = {**LOGGED, **more.pop("environment", {})}
     task = EngineTask(
         target=plan.target,
         proposers=plan.proposers,
@@ -183,7 +211,7 @@ def _engine_stage(
         result=str(result),
     )
     command = [sys.executable, "-m", f"benchmarks.gpu_check.{module}", task.to_json()]
-    return Stage(name, purpose, command, result, plan.limit_s, **more)
+    return Stage(name, purpose, command, result, plan.limit_s, environment, reading=reading, **more)
 
 
 def _memory(plan: CheckPlan) -> Mapping[str, Any]:
@@ -203,10 +231,16 @@ def _speed_stage(plan: CheckPlan) -> Stage:
         words += ["--proposer", json.dumps(fields)]
     if plan.device is Device.CUDA:
         words += ["--graphs", "--stock-defaults", "--kv-cache-memory-bytes", str(4 << 30)]
+        words += ["--gpu-memory-utilization", str(GPU_SHARE)]
     folder, result = plan.out / "speed", plan.out / "speed.json"
     module = "benchmarks.gpu_check.speed_stage"
     command = [sys.executable, "-m", module, str(folder), str(result), *words]
     purpose = "tokens per second against stock vLLM as it starts by default"
     if plan.device is Device.CPU:
         purpose = "tokens per second against stock vLLM"
-    return Stage("speed", purpose, command, result, plan.limit_s * SPEED_SHARE)
+    reading = (
+        "`ratio` is Specgate's tokens per second over stock vLLM's in the same round: the median, "
+        "and the interval in which it lies with 95 %. Above 1 Specgate is faster. The servers' "
+        f"logs are in `{folder.name}/`."
+    )
+    return Stage("speed", purpose, command, result, plan.limit_s * SPEED_SHARE, reading=reading)

@@ -26,9 +26,8 @@ def page(info: Mapping[str, Any], results: Sequence[StageResult]) -> list[str]:
     Args:
         info: as `benchmarks.report.environment_info` returns it, and the devices.
     """
-    told = "every one passed" if passed(results) else "not every one passed"
-    verdict = f"{len(results)} stages ran; {told}."
-    lines = ["# GPU check", "", verdict, "", *HEAD, *map(table_row, results), ""]
+    lines = ["# GPU check", "", *_verdict(info, results), ""]
+    lines += [*HEAD, *map(table_row, results), ""]
     for result in results:
         lines += _section(result)
     lines += ["## Environment", ""]
@@ -36,10 +35,23 @@ def page(info: Mapping[str, Any], results: Sequence[StageResult]) -> list[str]:
     return lines
 
 
+def _verdict(info: Mapping[str, Any], results: Sequence[StageResult]) -> Iterator[str]:
+    ran = [result for result in results if result.outcome is not Outcome.SKIPPED]
+    told = "every one passed" if passed(results) else "not every one passed"
+    minutes = sum(result.seconds for result in ran) / 60
+    yield f"{len(ran)} stages ran; {told}. {minutes:.0f} minutes on {_told(info['devices'])}."
+    if skipped := [result.name for result in results if result.outcome is Outcome.SKIPPED]:
+        yield f"Left out: {', '.join(skipped)}."
+    if failed := [result.name for result in ran if result.outcome is not Outcome.PASSED]:
+        yield f"Begin with `{failed[0]}`: a stage is of little use before those above it pass."
+
+
 def _section(result: StageResult) -> Iterator[str]:
     if not (result.rows or result.problems or result.log_end):
         return
     yield from (f"## {result.name}", "")
+    if result.reading:
+        yield from (result.reading, "")
     if result.problems:
         yield from (f"- {problem}" for problem in result.problems)
         yield ""
@@ -50,6 +62,8 @@ def _section(result: StageResult) -> Iterator[str]:
         for row in result.rows:
             yield f"| {' | '.join(_cell(_told(row.get(name, ''))) for name in columns)} |"
         yield ""
+    if result.notes:
+        yield from ("vLLM said:", *(f"- {note}" for note in result.notes), "")
     if result.log_end:
         yield from (f"The end of `{result.log}`:", "```", *result.log_end, "```", "")
 

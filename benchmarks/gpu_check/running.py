@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,14 @@ GRACE_S = 60.0
 
 LOG_END = 40
 """Lines of a failed stage's log in the report."""
+
+_VLLM_LINE = re.compile(r"^(?:\(.*?\) )?[A-Z]+ \d\d-\d\d [\d:]+ \[\S+\] (?P<text>.*)$")
+_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*$")
+_NOTED = (
+    *("Model loading took", "torch.compile took", "Graph capturing finished"),
+    *("Available KV cache memory", "KV cache size", "init engine"),
+)
+"""What vLLM says of a start that a GPU makes interesting."""
 
 
 class Outcome(StrEnum):
@@ -39,10 +48,12 @@ class StageResult:
 
     Attributes:
         reason: why it did not pass, in one line; empty if it did.
+        reading: how to read the rows.
         rows: what was measured.
         problems: what is wrong, one line each.
         log: name of the file with what the process printed; empty without a process.
         log_end: its last lines, of a stage that did not pass.
+        notes: what vLLM said of memory, compilation and graphs.
     """
 
     name: str
@@ -54,6 +65,8 @@ class StageResult:
     problems: Sequence[str] = ()
     log: str = ""
     log_end: Sequence[str] = field(default=())
+    reading: str = ""
+    notes: Sequence[str] = ()
 
 
 def run_stages(
@@ -61,6 +74,7 @@ def run_stages(
     out: Path,
     devices: int,
     on_result: Callable[[StageResult], None],
+    on_start: Callable[[Stage], None] = lambda stage: None,
 ) -> None:
     """Runs the stages one after the other; a stage that fails does not keep the next from running.
 
@@ -68,12 +82,14 @@ def run_stages(
         out: folder of the logs.
         devices: how many there are.
         on_result: gets each result as soon as it is known.
+        on_start: gets each stage that begins.
     """
     for stage in stages:
         if stage.devices > devices:
             reason = f"needs {stage.devices} devices, there is {devices}"
             result = StageResult(stage.name, stage.purpose, Outcome.SKIPPED, reason=reason)
         else:
+            on_start(stage)
             result = run_stage(stage, out)
         on_result(result)
 
@@ -86,9 +102,9 @@ def run_stage(stage: Stage, out: Path) -> StageResult:
     began = time.monotonic()
     status = _run(stage, log)
     seconds = time.monotonic() - began
-    outcome, reason, found = _judge(stage, status)
-    passed = outcome is Outcome.PASSED
     lines = log.read_text("utf-8", "replace").splitlines()
+    outcome, reason, found = _judge(stage, status, lines)
+    passed = outcome is Outcome.PASSED
     rows = found.get("rows", ()) if stage.rows_of_log is None else stage.rows_of_log(lines)
     return StageResult(
         stage.name,
@@ -100,7 +116,25 @@ def run_stage(stage: Stage, out: Path) -> StageResult:
         found.get("problems", ()),
         log.name,
         () if passed else lines[-LOG_END:],
+        stage.reading,
+        notes_of(lines),
     )
+
+
+def notes_of(lines: Iterable[str]) -> list[str]:
+    """What vLLM said of memory, compilation and graphs; each line once."""
+    texts = (match["text"] for line in lines if (match := _VLLM_LINE.match(line)))
+    return list(dict.fromkeys(text for text in texts if any(part in text for part in _NOTED)))
+
+
+def cause_in(lines: Sequence[str]) -> str:
+    """The error that ended a process: vLLM's first, or else the last one; empty without any.
+
+    vLLM's process has the cause. The one that started it fails later, because that one ended.
+    """
+    logged = [m["text"].strip() for line in lines if (m := _VLLM_LINE.match(line))]
+    first = next(filter(_ERROR.match, logged), None)
+    return first or next(filter(_ERROR.match, reversed(lines)), "")
 
 
 def _run(stage: Stage, log: Path) -> int | None:
@@ -141,7 +175,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _judge(stage: Stage, status: int | None) -> tuple[Outcome, str, Mapping[str, Any]]:
+def _judge(
+    stage: Stage, status: int | None, lines: Sequence[str]
+) -> tuple[Outcome, str, Mapping[str, Any]]:
     found: dict[str, Any] = {}
     if stage.result.is_file():
         with suppress(ValueError):  # of a process that was killed while it wrote
@@ -150,7 +186,9 @@ def _judge(stage: Stage, status: int | None) -> tuple[Outcome, str, Mapping[str,
         return Outcome.TIMED_OUT, f"not done after {stage.limit_s:.0f} s", found
     if status or not found:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return Outcome.CRASHED, f"{how}, without a result" if not found else how, found
+        reason = how if found else f"{how}, without a result"
+        cause = cause_in(lines)
+        return Outcome.CRASHED, f"{reason}: {cause}" if cause else reason, found
     if problems := found.get("problems"):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return Outcome.FAILED, f"{problems[0]}{more}", found

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def main(folder: str, result: str, *words: str) -> int:
-    """Compares; returns its exit status.
+    """Compares; returns its exit status. What was compared until it was ended is written.
 
     Args:
         folder: for the servers' logs and the figures.
@@ -20,12 +20,15 @@ def main(folder: str, result: str, *words: str) -> int:
     """
     from server.cli import main as specgate
 
-    status = specgate(["bench", "compare", "--out", folder, *words])
-    if status == 0:
-        found = json.loads((Path(folder) / "compare.json").read_text("utf-8"))
-        rows = [row_of(one) for one in found["results"]]
-        Path(result).write_text(json.dumps({"rows": rows, "problems": []}), "utf-8")
-    return status
+    compared = Path(folder) / "compare.json"
+    compared.unlink(missing_ok=True)  # of an earlier check
+    try:
+        return specgate(["bench", "compare", "--out", folder, *words])
+    finally:
+        if compared.is_file():
+            found = json.loads(compared.read_text("utf-8"))
+            rows = [row_of(one) for one in found["results"]]
+            Path(result).write_text(json.dumps({"rows": rows, "problems": []}), "utf-8")
 
 
 def row_of(comparison: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.plan import EngineTask
+from benchmarks.gpu_check.plan import LOGGED, EngineTask
 from benchmarks.gpu_check.prompts import read_prompts
 from benchmarks.servers import ENVIRONMENT
 
@@ -19,7 +19,8 @@ def main(text: str) -> None:
     """Runs the task, an `EngineTask` as JSON."""
     task = EngineTask.from_json(text)
     Path(task.stock_texts).unlink(missing_ok=True)  # of an earlier check
-    os.environ.update(ENVIRONMENT)  # read when vLLM is imported
+    # Read when vLLM is imported. The log is for people here.
+    os.environ.update({**ENVIRONMENT, **LOGGED})
     from vllm import AsyncEngineArgs, LLMEngine, SamplingParams
 
     prompts = read_prompts(task.target, task.prompts)

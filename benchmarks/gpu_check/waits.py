@@ -1,35 +1,104 @@
 """Where a step waits for the device: what vLLM's check (`VLLM_GPU_SYNC_CHECK`) prints, counted."""
 
 import re
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Any
+from types import FrameType
+from typing import Any, TextIO
+
+CHECK = "VLLM_GPU_SYNC_CHECK"
+
+RUN, STEPS = "gpu-check: run of ", "gpu-check: steps "
+"""The lines that a stage prints before a run, with its name, and after it, with its steps."""
 
 _WARNING = re.compile(r"^(?:\(.*?\) )?(?P<file>/\S+?):(?P<line>\d+): UserWarning: (?P<text>.*)$")
-_WAITS = {
-    "called a synchronizing CUDA operation": "waits",
-    "that may be silently synchronous": "copy that may wait",
-}
+_WAIT = "called a synchronizing CUDA operation"
+_COPY = "that may be silently synchronous"
 _ROOTS = ("site-packages", "engine_adapter")
+_OWN = "engine_adapter/"
+_WITHIN = ("/vllm/utils/gpu_sync_debug.py", "/site-packages/torch/")
+"""Code that waits for its caller."""
+
+
+def name_callers() -> None:
+    """Makes the warnings name the line that called torch; to be called before vLLM is imported.
+
+    torch names the innermost line of Python. While vLLM checks, that is a line of the check itself
+    for every `Tensor.to` and `Tensor.copy_`. Warnings of copies are shown every time, too: vLLM
+    leaves Python's default, which is once for each line.
+    """
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if _WAIT in str(message):
+            filename, lineno = _caller() or (filename, lineno)
+        shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    warnings.filterwarnings("always", message=f".*{_COPY}", category=UserWarning)
+
+
+def _caller() -> tuple[str, int] | None:
+    frame: FrameType | None = sys._getframe(2)
+    skipped = (__file__, warnings.__file__)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name not in skipped and not any(part in name for part in _WITHIN):
+            return name, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def waits_in(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """The places where the CPU waited for the device, those with most waits first.
+    """A row for each run: how often a step waited, and at which lines, the most frequent first.
 
-    vLLM prints a warning for each. A line of the engine's log may stand before it.
+    vLLM prints a warning for each wait. A line of the engine's log may stand before it. What is
+    printed between the runs does not count.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    rows: list[dict[str, Any]] = []
+    run: str | None = None
+    found: Counter[str] = Counter()
     for line in lines:
-        if not (match := _WARNING.match(line)):
-            continue
-        kind = next((kind for text, kind in _WAITS.items() if text in match["text"]), None)
-        if kind is not None:
-            found[f"{_shortened(match['file'])}:{match['line']}", kind] += 1
-    return [
-        {"where": where, "what": kind, "times": times}
-        for (where, kind), times in found.most_common()
-    ]
+        if line.startswith(RUN):
+            run, found = line.removeprefix(RUN), Counter()
+        elif line.startswith(STEPS) and run is not None:
+            rows.append(_row(run, int(line.removeprefix(STEPS)), found))
+            run = None
+        elif run is not None and (place := _place(line)):
+            found[place] += 1
+    return rows
+
+
+def _row(run: str, steps: int, found: Counter[str]) -> dict[str, Any]:
+    each = {where: times / max(steps, 1) for where, times in found.most_common()}
+    own = sum(times for where, times in each.items() if where.startswith(_OWN))
+    return {
+        "method": run,
+        "steps": steps,
+        "Specgate's waits a step": own,
+        "vLLM's waits a step": sum(each.values()) - own,
+        "where": each,
+    }
+
+
+def _place(line: str) -> str | None:
+    """The line of code of a warning, shortened; `None` for any other line."""
+    if not (match := _WARNING.match(line)):
+        return None
+    where = f"{_shortened(match['file'])}:{match['line']}"
+    if _WAIT in match["text"]:
+        return where
+    return f"{where} (a copy that may wait)" if _COPY in match["text"] else None
 
 
 def _shortened(path: str) -> str:

@@ -65,6 +65,7 @@ class Evidence:
         self.keep_all = tuple(range(max_k + 1))
         self._traits: list[ProposerTraits | None] = []
         self._index: dict[str, int] = {}
+        self._readers: dict[str, int] = {}  # those with KV, which are never unloaded
         self.acceptance = AcceptanceModel(0, max_k)
         self.step_time = StepTimeModel()
         self.draft_times: list[DraftTimeModel] = []
@@ -91,11 +92,12 @@ class Evidence:
             self.acceptance.grow(len(self._traits), self.requests.size)
         self._traits[index] = traits
         self._index[traits.name] = index
+        if traits.keeps_kv:
+            self._readers[traits.name] = index
 
     def remove_proposer(self, name: str) -> None:
         """A proposer was unloaded: it is not chosen, and its counts are dropped."""
-        index = self._index.get(name)
-        if index is not None:
+        if (index := self._index.get(name)) is not None:
             self._traits[index] = None
             self._proven.discard(index)
             self.acceptance.forget_proposer(index)
@@ -145,11 +147,17 @@ class Evidence:
         """A request ended."""
         self.requests.free(request_id)
 
+    def note_lengths(self, rows: Sequence[RowView]) -> None:
+        """Notes the tokens of each row of a step, if a proposer has to read them."""
+        if self._readers:
+            self.requests.note_lengths(rows)
+
     def mark_read(self, drafts: Iterable[tuple[str, SpecMethod]]) -> None:
-        """Proposers read their rows up to the end, as it was at `requests.note_lengths`."""
-        index = self._index
-        pairs = [(r, index[m.proposer]) for r, m in drafts if m.proposer in index]
-        if pairs:
+        """Proposers with KV read their rows up to the end, as it was at `note_lengths`."""
+        readers = self._readers
+        if not readers:
+            return
+        if pairs := [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]:
             proposers = np.array([proposer for _, proposer in pairs], np.intp)
             lag = self.requests.mark_read([r for r, _ in pairs], proposers)
             np.add.at(self._planned_lag, proposers, lag)
@@ -201,9 +209,8 @@ class Evidence:
         """
         for name, one in work:
             proposer = self._index.get(name)
-            traits = None if proposer is None else self._traits[proposer]
-            if proposer is not None and traits is not None:
-                lag = int(self._planned_lag[proposer]) if traits.keeps_kv else 0
+            if proposer is not None and self._traits[proposer] is not None:
+                lag = int(self._planned_lag[proposer])
                 self.draft_times[proposer].add(one.rows, one.longest, one.tokens, lag, one.seconds)
         self._planned_lag[:] = 0
 
@@ -258,16 +265,10 @@ class Evidence:
         """All measurements as plain JSON: for people, and for `restore`."""
         proposers = {}
         for name, i in self.loaded.items():
-            fit = self.draft_times[i].fit
+            fit, parts = self.draft_times[i].fit, ("call", "row", "pass", "token", "catchup_token")
             proposers[name] = {
                 "acceptance": self.acceptance.summary(i, self.traits(i).num_speculative_tokens),
-                "draft_ms": dict(
-                    zip(
-                        ("call", "row", "pass", "token", "catchup_token"),
-                        (fit.weights * 1e3).round(4).tolist(),
-                        strict=True,
-                    )
-                ),
+                "draft_ms": dict(zip(parts, (fit.weights * 1e3).round(4).tolist(), strict=True)),
                 "state": {"counts": self.acceptance.export(i), "time": fit.export()},
             }
         fit = self.step_time.fit
@@ -287,8 +288,7 @@ class Evidence:
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Takes the measurements of an engine process before this one."""
         for name, known in snapshot.get("proposers", {}).items():
-            index = self.loaded.get(name)
-            if index is not None:
+            if (index := self.loaded.get(name)) is not None:
                 self.acceptance.restore(index, known["state"]["counts"])
                 if float(self.acceptance.drafts[index].sum()) >= PROVEN_DRAFTS:
                     self._proven.add(index)

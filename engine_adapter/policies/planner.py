@@ -130,7 +130,7 @@ class Planner:
         try:
             if by_policy:
                 plan = self._with_policies(view, plan, by_policy)
-            self.evidence.requests.note_lengths(view.rows)
+            self.evidence.note_lengths(view.rows)
             self.evidence.mark_read(plan.drafts.items())
         except Exception as error:
             self._contain(error)

@@ -77,6 +77,11 @@ class Capabilities:
         """Whether it drafts with a model, so that each draft is drawn from logits."""
         return self.model or self.draft_kv
 
+    @property
+    def is_paged_head(self) -> bool:
+        """Whether it is a head with KV, and a checkpoint of its own."""
+        return self.model and self.draft_kv and not self.tokenizer
+
     def __or__(self, other: "Capabilities") -> "Capabilities":
         """The requirements of both."""
         names = [known.name for known in fields(Capabilities)]

@@ -7,7 +7,7 @@ a mask token for each draft. Attention inside the block is not causal. Checkpoin
 """
 
 from engine_adapter.proposers import draft_options
-from engine_adapter.proposers.checkpoint import Checkpoint, Shape
+from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
     DraftHost,
@@ -19,19 +19,79 @@ from engine_adapter.proposers.contract import (
 
 ARCHITECTURE = "DFlashDraftModel"
 
+_FULL = "must have full attention in all layers"
+
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
-    assert spec.model is not None
-    checkpoint = Checkpoint(spec.model)
-    if checkpoint.config.get("architectures") != [ARCHITECTURE]:
-        raise checkpoint.field_error("architectures", f"must be [{ARCHITECTURE!r}]")
-    checkpoint.require("hidden_size", target.hidden_size, "the target's hidden size")
-    checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
-    combined = _checked_block(checkpoint, target)
+    checkpoint = open_block_head(spec, ARCHITECTURE, target)
+    combined = check_inputs(checkpoint, target, "dflash_config")
+    if checkpoint.config["dflash_config"].get("use_swa"):
+        raise checkpoint.field_error("dflash_config", _FULL)
     if block := checkpoint.config.get("block_size"):
         checkpoint.integer("block_size", at_least=2)
         limit = f"the block size of {block} without the token before the drafts"
         checkpoint.check_k(spec.num_speculative_tokens, block - 1, limit)
+    checkpoint.check_tensors(tensors(checkpoint, target, combined))
+
+
+def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) -> Checkpoint:
+    """The checkpoint of a head that drafts blocks, with the sizes of the target.
+
+    Raises:
+        CheckpointError: it is of another architecture, or of another size.
+    """
+    assert spec.model is not None
+    checkpoint = Checkpoint(spec.model)
+    if checkpoint.config.get("architectures") != [architecture]:
+        raise checkpoint.field_error("architectures", f"must be [{architecture!r}]")
+    checkpoint.require("hidden_size", target.hidden_size, "the target's hidden size")
+    checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
+    return checkpoint
+
+
+def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") -> int:
+    """Checks what a block reads: the token of a mask, and layers of the target.
+
+    Args:
+        within: the field that has both; without, each is a field of its own.
+
+    Returns:
+        How many layers of the target are combined.
+
+    Raises:
+        CheckpointError: a field is missing or out of range, or a layer has a window.
+    """
+    fields = checkpoint.config.get(within) if within else checkpoint.config
+    if not isinstance(fields, dict):
+        raise checkpoint.field_error(within, "must be an object")
+
+    def error(name: str, value: str) -> CheckpointError:
+        if within:
+            return checkpoint.field_error(within, f"must have {name}, {value}")
+        return checkpoint.field_error(name, f"must be {value}")
+
+    mask, layers = fields.get("mask_token_id"), fields.get("target_layer_ids")
+    if type(mask) is not int or not 0 <= mask < target.vocab_size:
+        raise error("mask_token_id", f"a token in [0, {target.vocab_size})")
+    count = target.num_layers
+    if not (
+        isinstance(layers, list)
+        and layers
+        and all(type(i) is int and 0 <= i < (i + 1 if count is None else count) for i in layers)
+        and len(set(layers)) == len(layers)
+    ):
+        raise error("target_layer_ids", f"different layers in [0, {count})")
+    if set(checkpoint.config.get("layer_types") or ()) - {"full_attention"}:
+        raise checkpoint.field_error("layer_types", _FULL)
+    return len(layers)
+
+
+def tensors(checkpoint: Checkpoint, target: TargetSizes, combined: int) -> dict[str, Shape]:
+    """The tensors of a head whose layers are Qwen3's, name -> shape.
+
+    Args:
+        combined: how many layers of the target it combines.
+    """
     hidden = target.hidden_size
     needed: dict[str, Shape] = {
         "fc.weight": (hidden, combined * hidden),
@@ -41,32 +101,7 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     for i in range(checkpoint.integer("num_hidden_layers")):
         needed |= _layer(checkpoint, f"layers.{i}.")
     ends = {"embed_tokens.weight", "lm_head.weight"} & checkpoint.shapes.keys()
-    checkpoint.check_tensors(needed | dict.fromkeys(ends, (target.vocab_size, hidden)))
-
-
-def _checked_block(checkpoint: Checkpoint, target: TargetSizes) -> int:
-    """Checks `dflash_config`; returns how many layers of the target are combined."""
-    fields = checkpoint.config.get("dflash_config")
-    if not isinstance(fields, dict):
-        raise checkpoint.field_error("dflash_config", "must be an object")
-    mask, layers = fields.get("mask_token_id"), fields.get("target_layer_ids")
-    if type(mask) is not int or not 0 <= mask < target.vocab_size:
-        message = f"must have mask_token_id, a token in [0, {target.vocab_size})"
-        raise checkpoint.field_error("dflash_config", message)
-    count = target.num_layers
-    if not (
-        isinstance(layers, list)
-        and layers
-        and all(type(i) is int and 0 <= i < (i + 1 if count is None else count) for i in layers)
-        and len(set(layers)) == len(layers)
-    ):
-        message = f"must have target_layer_ids, different layers in [0, {count})"
-        raise checkpoint.field_error("dflash_config", message)
-    sliding = set(checkpoint.config.get("layer_types") or ()) - {"full_attention"}
-    if sliding or fields.get("use_swa"):
-        field = "layer_types" if sliding else "dflash_config"
-        raise checkpoint.field_error(field, "must have full attention in all layers")
-    return len(layers)
+    return needed | dict.fromkeys(ends, (target.vocab_size, hidden))
 
 
 def _layer(checkpoint: Checkpoint, prefix: str) -> dict[str, Shape]:

@@ -43,13 +43,13 @@ FC_BIAS = "fc.bias"
 def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The target's layers that a head reads, ascending; empty for an EAGLE-3 head's default.
 
-    Layer i is the output of the target's first i layers. A DFlash head counts from 0.
+    Layer i is the output of the target's first i layers. DFlash and DSpark heads count from 0.
 
     Args:
         config: the fields of the head's `config.json`.
     """
     named = config.get(AUX_LAYERS) or (config.get("eagle_config") or {}).get(AUX_LAYERS)
-    counted = (config.get("dflash_config") or {}).get("target_layer_ids")
+    counted = (config.get("dflash_config") or config).get("target_layer_ids")
     return tuple(sorted(set(named or [i + 1 for i in counted or ()])))
 
 

@@ -80,7 +80,7 @@ def map_vocabularies(target: Any, draft: Any, target_size: int, draft_size: int)
 
     The draft model reads the token of the same text; if there is none, its longest token that the
     text ends with; else its token for unknown text, or the end of a text. The tokens that begin
-    and end a text map to each other, whatever their names. Other special tokens map by name.
+    and end a text map to each other, under any names. Other special tokens map by name.
 
     Args:
         target_size: V; tokens beyond it are ignored.

@@ -223,6 +223,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model": (
         *("_normalize_context_k", "_k_norm_weights", "_rms_norm_eps"),
     ),
+    "vllm.model_executor.models.qwen3_dspark:Qwen3DSparkForCausalLM": (
+        *("markov_embed", "markov_bias"),
+    ),
 }
 """Class or module -> the attributes of it that Specgate reads or sets.
 

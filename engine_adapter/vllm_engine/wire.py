@@ -49,9 +49,14 @@ class AdditionalConfig(UserDict[str, Any]):
     def compute_hash(self) -> str:
         """Called by vLLM: differs where compiled code may differ, or the names of layers in it.
 
-        The target's code depends on the heads that read its layers.
+        The target's code depends on the heads that read its layers. A head may be replaced at its
+        path, so its layout counts too, as vLLM counts a model's path and its configuration.
         """
-        models = sorted((s["method"], s["model"] or "") for s in self.data[KEY]["proposers"])
+        own = self.data[KEY]
+        models = sorted(
+            (spec["method"], spec["model"] or "", own["layouts"].get(spec["name"], ""))
+            for spec in own["proposers"]
+        )
         told = json.dumps([models, self.data.get(COMPILED_FOR)])
         return hashlib.sha256(told.encode()).hexdigest()
 
@@ -69,12 +74,14 @@ class SpecgateConfig:
         progress_pipe: path of the named pipe for progress lines, or `None`.
         policies: policy -> its parameters, where they are not the defaults.
         primary: the primary proposer, if there is one.
+        layouts: head -> a hash of its configuration, and of its tensors' names and shapes.
     """
 
     proposers: tuple[ProposerSpec, ...] = ()
     progress_pipe: str | None = None
     policies: Mapping[str, Any] = field(default_factory=dict)
     primary: str | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def traits(self) -> tuple[ProposerTraits, ...]:
@@ -89,7 +96,8 @@ class SpecgateConfig:
     def to_additional_config(self) -> "AdditionalConfig":
         """The dictionary for vLLM."""
         specs = [asdict(spec) for spec in self.proposers]
-        others = {name: getattr(self, name) for name in ("progress_pipe", "policies", "primary")}
+        names = ("progress_pipe", "policies", "primary", "layouts")
+        others = {name: getattr(self, name) for name in names}
         return AdditionalConfig({KEY: {"proposers": specs, **others}})
 
     @classmethod

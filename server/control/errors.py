@@ -15,7 +15,9 @@ class NotPrepared(Exception):
     """
 
     def __init__(self) -> None:
-        super().__init__("the server is not reserved for this fleet switch, or is no longer")
+        super().__init__(
+            "the server is not reserved for this fleet switch, or its reservation has ended"
+        )
 
 
 class StaleGeneration(Exception):

@@ -75,7 +75,7 @@ class PolicyAdmin:
         return tuple(self._status(info) for info in self._engine.policies)
 
     def status(self, name: str) -> PolicyStatus | None:
-        """The policy `name`; `None` if that is no policy."""
+        """The policy `name`; `None` if no policy has this name."""
         return next((self._status(i) for i in self._engine.policies if i.name == name), None)
 
     def _status(self, info: PolicyInfo) -> PolicyStatus:

@@ -27,6 +27,7 @@ from server.control.records import Drain, SpecMethodBody, SwitchRecord, SwitchRe
 from server.control.selection import ActiveMethod, absence, resolve
 from server.control.slots import Slots
 from server.control.types import (
+    ABORT_S,
     DRAIN_TIMEOUT_S,
     SERVER,
     Caller,
@@ -36,9 +37,6 @@ from server.control.types import (
 )
 from server.errors import DrainAborted
 from server.telemetry.metrics import Metrics
-
-ABORT_S = 5.0
-"""How long a drain waits for the end of the requests that it has aborted, in seconds."""
 
 
 class Switcher:

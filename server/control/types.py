@@ -10,6 +10,9 @@ from enum import StrEnum
 DRAIN_TIMEOUT_S = 30.0
 """How long a drain waits by default, in seconds."""
 
+ABORT_S = 5.0
+"""How long a drain waits, after its limit, for the end of the requests that it aborts then, in
+seconds."""
 
 MAX_DRAIN_TIMEOUT_S = 3600.0
 """The longest that a drain may wait, in seconds. New requests wait in the queue meanwhile."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from engine_adapter.cancellation import to_its_end
-from server.control.types import SwitchMode
+from server.control.types import ABORT_S, SwitchMode
 from server.fleet.participant import Participant
 from server.fleet.replica import (
     LEASE_S,
@@ -29,9 +29,6 @@ from server.fleet.replica import (
 
 CALL_S = 10.0
 """How long a replica may take to answer, in seconds; a drain's time comes on top."""
-
-ABORT_S = 5.0
-"""What a drain with `on_timeout` `abort` may take above its own limit, in seconds."""
 
 
 async def switch_fleet(

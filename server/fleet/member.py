@@ -98,8 +98,8 @@ class Member:
         a drain is abandoned.
 
         Raises:
-            NotPrepared: the server is not reserved for this switch, or is no longer; also for a
-                commit that is rolled back, or abandoned, before it has ended.
+            NotPrepared: it is not reserved for this switch, or its reservation has ended; also for
+                a commit that is rolled back, or abandoned, before it has ended.
             StaleGeneration: the number is not above the server's; the reservation ends.
         """
         held = self._held

@@ -26,8 +26,8 @@ from server.fleet.replica import ReplicaRefused, ReplicaState, ReplicaUnreachabl
 ASKED_AT_START = 16
 """How many peers a server asks before it is ready: their number costs the fleet, not the answer."""
 
-ANSWER_S = 5.0
-"""How long a peer may take to answer, in seconds."""
+PEER_ANSWER_S = 5.0
+"""How long a server that starts waits for the state of a peer, in seconds."""
 
 _STATE = TypeAdapter(ReplicaState)
 
@@ -130,7 +130,7 @@ class Peers:
 
     async def _state_of(self, replica: HttpReplica) -> ReplicaState | None:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(PEER_ANSWER_S):
                 return await replica.state()
         except (ReplicaRefused, ReplicaUnreachable, TimeoutError) as error:
             log.debug("fleet_peer_failed", peer=replica.name, error=str(error))

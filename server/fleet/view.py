@@ -9,8 +9,8 @@ from typing import Any
 from server.fleet.http_replica import HttpReplica
 from server.fleet.replica import ReplicaRefused, ReplicaUnreachable
 
-ANSWER_S = 10.0
-"""How long a replica may take to answer, in seconds."""
+VIEW_ANSWER_S = 10.0
+"""How long a view of the fleet waits for the method of a replica, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ def common(views: Sequence[ReplicaView]) -> tuple[str, int, int] | None:
 
 async def _ask(replica: HttpReplica) -> ReplicaView:
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(VIEW_ANSWER_S):
             return ReplicaView(replica.name, await replica.spec_method(), None)
     except (ReplicaRefused, ReplicaUnreachable) as error:
         return ReplicaView(replica.name, None, str(error))
     except TimeoutError:
-        return ReplicaView(replica.name, None, f"no answer within {ANSWER_S:g} s")
+        return ReplicaView(replica.name, None, f"no answer within {VIEW_ANSWER_S:g} s")

@@ -209,7 +209,7 @@ class Fleet:
         if states:
             self._in_force = max(states, key=lambda state: state.fleet_generation)
             await self._spread(self._in_force)
-        # While replicas are there and none answers, nobody knows: it is asked again.
+        # While replicas are there and none answers, the method is not known: they are asked again.
         self._is_settled = bool(states) or not self._replicas
 
     async def _spread(self, state: ReplicaState, besides: str | None = None) -> None:

@@ -127,7 +127,7 @@ class RemoteReplica:
         return calls
 
     def answer(self, answer: Answer) -> None:
-        """Takes an answer. One that nobody waits for any longer is dropped."""
+        """Takes an answer. It is dropped if its call has been given up."""
         waiting = self._answers.get(answer.id)
         if waiting is None or waiting.done():
             return

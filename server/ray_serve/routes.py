@@ -32,7 +32,7 @@ ONE_REPLICA = (
     "/v1/commit_switch",
     "/v1/rollback_switch",
 )
-"""Paths whose request would reach whichever replica Serve chooses, and no other."""
+"""Paths whose request would reach the one replica that Serve chooses, and no other."""
 
 _STATUS: dict[str | None, int] = {
     # A field's value that has no code of its own.

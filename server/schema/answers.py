@@ -60,7 +60,7 @@ PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class Usage(BaseModel):
-    """Tokens; each prompt counts once, whatever its number of choices."""
+    """Tokens; each prompt counts once, for any number of choices."""
 
     prompt_tokens: int
     completion_tokens: int

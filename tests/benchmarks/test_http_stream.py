@@ -101,7 +101,7 @@ async def test_what_is_not_http_is_a_problem(content: bytes) -> None:
     assert (reply.status, reply.problem) == (None, "connection")
 
 
-async def test_nobody_listens() -> None:
+async def test_a_port_without_a_server_is_a_failed_connection() -> None:
     reply = await Endpoint("http://127.0.0.1:9").get("/", LIMIT_S)
     assert (reply.status, reply.problem) == (None, "connection")
     assert reply.detail

@@ -139,7 +139,7 @@ def test_an_answer_knows_whether_it_has_ended() -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"3", b"[]"])
-def test_a_chunk_that_is_no_object_is_an_error_of_the_stream(line: bytes) -> None:
+def test_a_chunk_that_is_not_an_object_is_an_error_of_the_stream(line: bytes) -> None:
     answer = parse_stream([(1.0, text_chunk()), (2.0, line)])
     assert answer.error is not None
     assert answer.tokens.tolist() == [1], "what came before is kept"

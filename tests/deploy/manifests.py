@@ -20,12 +20,12 @@ Object = dict[str, Any]
 
 needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None,
-    reason="kubectl is missing; its `kustomize` renders the overlays",
+    reason="kubectl is missing: apt install kubernetes-client; it renders the overlays",
 )
 
 
 def sources() -> dict[str, Object]:
-    """Path below `kubernetes/` -> the object in each file that is no patch."""
+    """Path below `kubernetes/` -> the object in each file that is not a patch."""
     files = [*KUBERNETES.glob("base/*.yaml"), *KUBERNETES.glob("components/*/*.yaml")]
     patches = {
         file.parent / patch["path"]

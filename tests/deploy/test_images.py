@@ -135,7 +135,7 @@ def test_what_is_copied_exists_and_is_in_the_context(name: str) -> None:
     [".git/config", ".venv/bin/python", ".env", "deploy/compose/.env", "server/.env.local",
      "audit.jsonl", "server/__pycache__/app.cpython-311.pyc", "tests/conftest.py"],
 )  # fmt: skip
-def test_what_is_no_source_stays_out_of_the_context(path: str) -> None:
+def test_what_is_not_a_source_stays_out_of_the_context(path: str) -> None:
     assert not context(path)
 
 

@@ -51,7 +51,12 @@ def test_serve_takes_the_config(name: str) -> None:
     pytest.importorskip("ray", reason=ray_cluster.ABSENT)
     from ray.serve.schema import ServeDeploySchema
 
-    ServeDeploySchema.model_validate(configs()[name])
+    written = configs()[name]["applications"][0]
+    (application,) = ServeDeploySchema.model_validate(configs()[name]).applications
+    assert (application.name, application.import_path) == (written["name"], written["import_path"])
+    assert application.args == written["args"]
+    given = [deployment.model_dump(exclude_unset=True) for deployment in application.deployments]
+    assert given == written["deployments"]
 
 
 def test_a_fault_in_the_arguments_is_named() -> None:

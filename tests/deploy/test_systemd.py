@@ -45,7 +45,7 @@ def test_it_does_not_run_as_root(service: configparser.SectionProxy) -> None:
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is missing")
+        pytest.skip("systemd-analyze is missing: apt install systemd")
     unit = tmp_path / "specgate@one.service"
     unit.write_text(UNIT.read_text().replace("/usr/local/lib/specgate/bin/specgate", "/bin/sh"))
     done = subprocess.run(

@@ -30,7 +30,7 @@ PROPOSERS = {
 }
 """The demo's proposers and their k."""
 
-START_S, STOP_S = 240, 60
+START_S, STOP_S = 900, 60
 
 
 def documented_url() -> str:
@@ -107,6 +107,7 @@ class Served:
             wait_until(served._ready, START_S, "the server is ready")
         except BaseException:
             process.kill()
+            process.wait()
             print(log.read_text(errors="replace")[-4000:])
             raise
         return served

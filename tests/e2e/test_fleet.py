@@ -102,7 +102,7 @@ async def test_a_process_that_is_killed_in_mid_switch_comes_back_with_the_fleets
             again.stop()
 
 
-async def test_a_coordinator_that_is_killed_between_the_phases_blocks_nobody(
+async def test_a_coordinator_that_is_killed_between_the_phases_blocks_no_server(
     threads: list[ThreadedServer],
 ) -> None:
     urls = [server.url for server in threads]

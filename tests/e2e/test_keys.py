@@ -21,7 +21,10 @@ from tests.e2e.served import ROOT, STOP_S, environment, wait_until
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
+    pytest.mark.skipif(
+        shutil.which("openssl") is None,
+        reason="openssl is missing: apt install openssl; it makes the certificate",
+    ),
 ]
 
 KEYS = "team api sk-team-1\nops admin sk-ops-1\nscraper metrics sk-metrics-1\n"

@@ -33,7 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_large_body_blocks_nobody(served: Served, name: str) -> None:
+def test_a_large_body_blocks_no_request(served: Served, name: str) -> None:
     body = LARGE[name]
     content = request(body.path, body.make(), "connection: close")
     process = psutil.Process(served.process.pid)

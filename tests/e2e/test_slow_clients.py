@@ -88,7 +88,7 @@ def test_100_mb_of_headers_are_refused_with_flat_memory(served: Served, name: st
     served.get("/health")
 
 
-async def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(log: Path) -> None:
+async def test_a_stream_of_128_choices_that_is_not_read_is_aborted(log: Path) -> None:
     with running(
         log, "--max-unsent-bytes", "8MiB", "--max-model-len", "100000", fake_step_ms=0
     ) as served:

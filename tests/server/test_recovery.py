@@ -103,7 +103,7 @@ async def test_a_hang_is_a_death_for_probes_switches_and_requests(start: StartGa
         assert (await gateway.client.get(path)).status_code == 503
 
 
-async def test_slow_steps_are_no_fault(start: StartGateway) -> None:
+async def test_slow_steps_are_not_a_fault(start: StartGateway) -> None:
     gateway = await start(
         engine_hang_timeout_s=0.02,
         engine_args={"fake_step_ms": 1, "fake_slow_step_every": 4, "fake_slow_step_ms": 60},

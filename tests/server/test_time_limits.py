@@ -12,7 +12,7 @@ def error() -> RequestTimeout:
     return RequestTimeout(1)
 
 
-async def test_zero_is_no_limit_and_the_earliest_is_taken() -> None:
+async def test_zero_sets_no_limit_and_the_earliest_is_taken() -> None:
     assert TimeLimit.after(0, error) is None
     assert TimeLimit.earliest(None, None) is None
     late, early = TimeLimit.after(9, error), TimeLimit.after(5, error)

@@ -1,5 +1,7 @@
 """Turns settings into vLLM's engine arguments and into the environment that vLLM reads."""
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +9,8 @@ from typing import Any
 from engine_adapter import lora_registry
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.checkpoint import Checkpoint
+from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import placement, ray_backend
 from engine_adapter.vllm_engine.wire import SpecgateConfig
@@ -29,9 +33,13 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 def prepare_environment(config: EngineConfig) -> None:
     """Sets the environment variables that vLLM reads; must run before vLLM is imported.
 
-    It keeps the user's values, except for the model runner: only the V1 runner has the hooks.
+    It keeps the user's values, with two exceptions: only the V1 model runner has the hooks, and the
+    memory of each start is measured.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    # vLLM would give the KV cache the memory of an earlier start with the same target, whatever
+    # this one's proposers take.
+    os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log_level)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # A forked process would keep the clients' connections open. vLLM's own server also spawns.
@@ -133,8 +141,22 @@ def _data_parallel(config: EngineConfig, given: Mapping[str, Any]) -> dict[str, 
 def _own_config(config: EngineConfig, progress_pipe: str | None) -> Any:
     """Specgate's part of vLLM's configuration; vLLM's annotation knows only dictionaries."""
     return SpecgateConfig(
-        tuple(config.proposers), progress_pipe, config.policies, config.primary
+        tuple(config.proposers),
+        progress_pipe,
+        config.policies,
+        config.primary,
+        {
+            spec.name: _layout(Checkpoint(spec.model))
+            for spec in config.proposers
+            if spec.model and get_method(spec.method).capabilities.is_paged_head
+        },
     ).to_additional_config()
+
+
+def _layout(checkpoint: Checkpoint) -> str:
+    """A hash of what a head's code depends on: its configuration, and tensors' names and shapes."""
+    told = json.dumps([checkpoint.config, checkpoint.shapes], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def engine_config(args: Any) -> Any:

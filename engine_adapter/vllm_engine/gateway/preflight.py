@@ -37,6 +37,13 @@ They are trained to read prompts so. In vLLM (`PrefillPrefixLMAttention`) they r
 and a token would depend on the drafts after it.
 """
 
+UNLOADABLE = {"dbrx"}
+"""Types of models whose weights vLLM cannot load.
+
+`DbrxModel.load_weights` looks for `experts.w13_weight`, whose name now is
+`experts.routed_experts.w13_weight`, and ends in a `KeyError`.
+"""
+
 SIGMOID_ROUTERS = {"laguna", "minimax_m2"}
 """Types of models that choose experts by a sigmoid, without groups of experts.
 
@@ -235,6 +242,12 @@ def _check_layers(model_config: Any, known: Set[str]) -> None:
             "model",
             f"{model_config.model_type} has attention that is not causal, so that a token would "
             "depend on the drafts after it: choose another model",
+        )
+    if model_config.model_type in UNLOADABLE:
+        raise EngineConfigError(
+            "model",
+            f"{model_config.model_type} has weights that vLLM {compat.SUPPORTED[-1]} cannot load: "
+            "choose another model",
         )
     if others := sorted(_kinds(model_config.get_text_config()) - known):
         raise EngineConfigError(

@@ -3,6 +3,7 @@
 PROVEN: frozenset[str] = frozenset(
     {
         "AfmoeForCausalLM",
+        "ApertusForCausalLM",
         "ArceeForCausalLM",
         "BloomForCausalLM",
         "Cohere2ForCausalLM",
@@ -15,12 +16,14 @@ PROVEN: frozenset[str] = frozenset(
         "ExaoneMoeForCausalLM",
         "FalconForCausalLM",
         "FalconH1ForCausalLM",
+        "FlexOlmoForCausalLM",
         "GPT2LMHeadModel",
         "GPTBigCodeForCausalLM",
         "GPTJForCausalLM",
         "GPTNeoXForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "Gemma3nForCausalLM",
         "Gemma4ForCausalLM",
         "GemmaForCausalLM",
         "Glm4ForCausalLM",
@@ -33,12 +36,15 @@ PROVEN: frozenset[str] = frozenset(
         "GraniteMoeSWAForCausalLM",
         "GraniteMoeSharedForCausalLM",
         "GraniteSWAForCausalLM",
+        "HYV3ForCausalLM",
         "HunYuanDenseV1ForCausalLM",
         "HunYuanMoEV1ForCausalLM",
         "HyperCLOVAXForCausalLM",
         "Jais2ForCausalLM",
+        "Llama4ForCausalLM",
         "LlamaForCausalLM",
         "MellumForCausalLM",
+        "MiMoV2FlashForCausalLM",
         "Ministral3ForCausalLM",
         "MinistralForCausalLM",
         "MistralForCausalLM",
@@ -62,6 +68,7 @@ PROVEN: frozenset[str] = frozenset(
         "StableLmForCausalLM",
         "Starcoder2ForCausalLM",
         "VaultGemmaForCausalLM",
+        "Zamba2ForCausalLM",
     }
 )
 """Their names in `config.json`. A test compares them with the results of the checks."""

@@ -1,4 +1,4 @@
-"""Ray as vLLM's executor: what it needs, and its workers, which are no children of the engine."""
+"""Ray as vLLM's executor: what it needs, and its workers, which are not the engine's children."""
 
 import os
 import socket
@@ -50,7 +50,7 @@ def executor(config: EngineConfig) -> str:
 async def tree_of(
     pid: int, config: EngineConfig, collective_rpc: Callable[[str], Awaitable[list[Any]]]
 ) -> ProcessTree:
-    """An engine process with its workers. Ray's are no children of it, and may be elsewhere.
+    """An engine process with its workers. Ray's are not its children, and may be elsewhere.
 
     Args:
         pid: of the engine process.

@@ -65,7 +65,7 @@ def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
 def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[None]:
     """The same for a quantized target whose weights vLLM cannot load on this machine.
 
-    Too little memory and files that cannot be read are no fault of the quantization.
+    The quantization is not blamed for too little memory, nor for files that cannot be read.
 
     Args:
         model_config: vLLM's; a target that is not quantized is never refused.

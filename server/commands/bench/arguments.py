@@ -98,10 +98,17 @@ def add_sides(parser: Parser) -> None:
 
 
 def add_servers(parser: Parser) -> None:
-    """Adds how the servers run: `--dtype`, `--kv-cache-memory-bytes` and `--graphs`."""
+    """Adds how the servers run: dtype, memory and graphs."""
     parser.add_argument("--dtype", metavar="NAME", help="of the models (default: float32)")
     parser.add_argument(
         "--kv-cache-memory-bytes", type=count, metavar="N", help="of each server (default: 512 MiB)"
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=number(0.01, 1),
+        metavar="SHARE",
+        help="of a GPU's memory, which must be free when a server starts (default: vLLM's); all "
+        "servers of a comparison run at the same time",
     )
     parser.add_argument(
         "--graphs", action="store_true", help="compile models and capture graphs, as GPUs need it"
@@ -121,7 +128,11 @@ def measured_sides(options: argparse.Namespace) -> tuple[Side, ...]:
 
 def launcher(options: argparse.Namespace) -> "SystemLauncher":
     """What starts the measured systems."""
-    replaced = {"dtype": options.dtype, "kv-cache-memory-bytes": options.kv_cache_memory_bytes}
+    replaced = {
+        "dtype": options.dtype,
+        "kv-cache-memory-bytes": options.kv_cache_memory_bytes,
+        "gpu-memory-utilization": options.gpu_memory_utilization,
+    }
     if getattr(options, "in_process", False):
         from benchmarks.engines import EngineLauncher
 

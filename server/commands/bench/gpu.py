@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from server.commands.bench.arguments import (
 from server.commands.bench.result_table import ResultTable
 
 if TYPE_CHECKING:
-    from benchmarks.gpu_check.plan import CheckPlan
+    from benchmarks.gpu_check.plan import CheckPlan, Stage
 
 COMPARED = 4
 """Methods whose speed is compared by default: each starts two servers, twice."""
@@ -115,9 +116,15 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     with ResultTable(
         plan.out, "gpu-check", info, HEAD, table_row, lambda results: page(info, results)
     ) as table:
-        run_stages(wanted, plan.out, len(device["devices"]), table.add)
+        run_stages(wanted, plan.out, len(device["devices"]), table.add, _announce)
     print_lines(f"Report: {plan.out / 'gpu-check.md'}")
     return 0 if passed(table.results) else FAILED
+
+
+def _announce(stage: "Stage") -> None:
+    """Tells a person that a stage runs, and for how long at most; apart from the table."""
+    limit = f"at most {stage.limit_s / 60:.0f} minutes"
+    print(f"{stage.name} runs, {limit}: {stage.purpose}", file=sys.stderr, flush=True)
 
 
 def _plan(options: argparse.Namespace) -> "CheckPlan":

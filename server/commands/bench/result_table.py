@@ -1,4 +1,4 @@
-"""The results of a measurement: a row on the terminal for each, and files at the end."""
+"""The results of a measurement: a row on the terminal for each, and files with those so far."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +12,9 @@ R = TypeVar("R")
 
 
 class ResultTable(AbstractContextManager["ResultTable[R]"], Generic[R]):
-    """Prints its head when it is entered. Writes its results at the end, also after a failure.
+    """Prints its head when it is entered. Each result is printed, and all so far are written.
+
+    So a measurement that is ended, with its machine or without, keeps what it has.
 
     Args:
         folder: of `<name>.json` and `<name>.md`.
@@ -48,21 +50,20 @@ class ResultTable(AbstractContextManager["ResultTable[R]"], Generic[R]):
         return self
 
     def add(self, result: R) -> None:
-        """Prints a result's row."""
+        """Prints a result's row, and writes the files."""
+        from benchmarks import report
+
         self.results.append(result)
         print_lines(self._row(result))
+        lines = self._markdown(self.results)
+        report.write(self._folder, self._name, self._info, self.results, lines)
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
-        if self.results:
-            from benchmarks import report
-
-            lines = self._markdown(self.results)
-            report.write(self._folder, self._name, self._info, self.results, lines)
+    ) -> None: ...
 
     def _lines(self, results: Sequence[R]) -> list[str]:
         return [*self._head, *map(self._row, results)]

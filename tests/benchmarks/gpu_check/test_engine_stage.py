@@ -127,7 +127,7 @@ async def test_a_text_that_is_not_the_likeliest_is_a_problem(check: EngineCheck)
     assert (row["same texts"], row["largest gap"]) == ("0 of 2", pytest.approx(0.3))
 
 
-async def test_a_tie_is_no_problem(check: EngineCheck) -> None:
+async def test_a_tie_is_not_a_problem(check: EngineCheck) -> None:
     engine(check).text, engine(check).gap = differs_for("ngram"), 0.2
     await check.run()
     assert check.problems == []

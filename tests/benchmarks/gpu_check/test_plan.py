@@ -35,7 +35,7 @@ def test_the_engines_differ_only_in_what_the_stage_is_about() -> None:
     assert parallel == graphs | {"enforce_eager": False, "tensor_parallel_size": 2}
     assert made["parallel"].devices == 2
     assert "kv_cache_memory_bytes" not in graphs, "a GPU's memory is profiled"
-    assert made["waits"].environment == {"VLLM_GPU_SYNC_CHECK": "warn"}
+    assert made["waits"].environment == made["graphs"].environment | {"VLLM_GPU_SYNC_CHECK": "warn"}
     assert made["waits"].rows_of_log is not None
 
 
@@ -64,7 +64,22 @@ def test_the_speed_on_a_gpu_is_with_graphs_and_against_stocks_defaults() -> None
 
 def test_ranks_on_a_cpu_need_no_numa_node_each() -> None:
     assert "VLLM_CPU_OMP_THREADS_BIND" in planned(Device.CPU)["parallel"].environment
-    assert planned(Device.CUDA)["parallel"].environment == {}
+    made = planned(Device.CUDA)
+    assert made["parallel"].environment == made["graphs"].environment
+
+
+def test_what_vllm_says_of_memory_and_graphs_is_in_the_logs() -> None:
+    for name, made in planned(Device.CUDA).items():
+        assert name == "speed" or made.environment["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+def test_both_servers_of_the_comparison_find_their_share_of_a_gpu_free() -> None:
+    # vLLM asks for its share of the whole memory when it starts, whatever its KV cache is to have.
+    words = planned(Device.CUDA)["speed"].command
+    share = float(words[words.index("--gpu-memory-utilization") + 1])
+    sides = words.count("--side")
+    assert sides * share < 1
+    assert "--gpu-memory-utilization" not in planned(Device.CPU)["speed"].command
 
 
 def test_the_arguments_of_the_comparison_are_those_of_its_command() -> None:

@@ -47,7 +47,8 @@ def test_the_page_has_the_environment_the_rows_and_the_end_of_a_failed_log() -> 
     info = {"devices": ["A card, 80 GiB, 9.0"], "versions": {"vllm": "0.32.0"}}
     lines = page(info, [failed, result(Outcome.PASSED)])
     text = "\n".join(lines)
-    assert "2 stages ran; not every one passed." in lines
+    assert "2 stages ran; not every one passed. 0 minutes on A card, 80 GiB, 9.0." in lines
+    assert "Begin with `graphs`: a stage is of little use before those above it pass." in lines
     assert "- draft: it never drafted" in lines
     assert "| method | tokens/s | drafted |" in lines
     assert "| none | 31.2 |  |" in lines
@@ -55,6 +56,25 @@ def test_the_page_has_the_environment_the_rows_and_the_end_of_a_failed_log() -> 
     assert "- devices: A card, 80 GiB, 9.0" in lines
     assert "- versions: vllm 0.32.0" in lines
     assert text.count("## graphs") == 1, "nothing to tell of the one that passed"
+
+
+def test_a_section_says_how_to_read_it_and_what_vllm_said() -> None:
+    made = result(
+        Outcome.PASSED,
+        reading="Less is better.",
+        rows=[{"method": "eagle3", "where": {"a.py:3": 1.0, "b.py:4": 0.25}}],
+        notes=["Graph capturing finished in 9 secs, took 0.50 GiB"],
+    )
+    text = "\n".join(page({"devices": ["A card"]}, [made]))
+    assert "## graphs\n\nLess is better.\n\n| method | where |" in text
+    assert "| eagle3 | a.py:3 1, b.py:4 0.25 |" in text
+    assert "vLLM said:\n- Graph capturing finished in 9 secs, took 0.50 GiB\n" in text
+
+
+def test_a_stage_that_is_left_out_did_not_run() -> None:
+    lines = page({"devices": ["A card"]}, [result(Outcome.PASSED), result(Outcome.SKIPPED)])
+    assert "1 stages ran; every one passed. 0 minutes on A card." in lines
+    assert "Left out: graphs." in lines
 
 
 def test_a_result_is_json() -> None:

@@ -45,7 +45,10 @@ def test_a_problem_fails_the_stage_and_is_its_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("raise RuntimeError('no kernel')", "exit status 1, without a result"),
+        (
+            "raise RuntimeError('no kernel')",
+            "exit status 1, without a result: RuntimeError: no kernel",
+        ),
         ("os.kill(os.getpid(), 11)", "signal 11, without a result"),
         ("pass", "exit status 0, without a result"),
         (f"write({RESULT!r}); sys.exit(4)", "exit status 4"),
@@ -56,6 +59,24 @@ def test_a_crash_is_a_line_with_its_log(tmp_path: Path, code: str, reason: str) 
     done = run_stage(stage(tmp_path, f"print('begun', flush=True)\n{code}"), tmp_path)
     assert (done.outcome, done.reason) == (Outcome.CRASHED, reason)
     assert done.log_end[0].startswith("begun")
+
+
+def test_the_reason_of_a_crash_is_the_error_of_vllms_process(tmp_path: Path) -> None:
+    lines = [
+        "(EngineCore pid=7) ERROR 11-23 02:38:18 [core.py:1510] Traceback",
+        "(EngineCore pid=7) ERROR 11-23 02:38:18 [core.py:1510] ValueError: Free memory is less",
+        "AssertionError: a failure at the end of a process, which is not the cause",
+        "engine_adapter.errors.EngineStartError: vLLM did not start: see root cause above",
+    ]
+    done = run_stage(stage(tmp_path, f"print({chr(10).join(lines)!r})\nsys.exit(1)"), tmp_path)
+    assert done.reason == "exit status 1, without a result: ValueError: Free memory is less"
+
+
+def test_what_vllm_says_of_memory_and_graphs_is_noted_once(tmp_path: Path) -> None:
+    line = "INFO 11-23 02:38:18 [gpu_worker.py:760] Available KV cache memory: 60.2 GiB"
+    code = f"print({line!r})\nprint({'(EngineCore pid=7) ' + line!r})\nwrite({RESULT!r})"
+    done = run_stage(stage(tmp_path, code), tmp_path)
+    assert done.notes == ["Available KV cache memory: 60.2 GiB"]
 
 
 def test_the_result_of_an_earlier_check_is_not_taken(tmp_path: Path) -> None:
@@ -119,6 +140,8 @@ def test_a_stage_that_needs_more_devices_is_skipped_and_the_next_one_runs(tmp_pa
     crash = stage(tmp_path, "sys.exit(1)")
     pair = stage(tmp_path, f"write({RESULT!r})", devices=2)
     good = stage(tmp_path, f"write({RESULT!r})")
-    run_stages([crash, pair, good], tmp_path, 1, seen.append)
+    begun: list[Stage] = []
+    run_stages([crash, pair, good], tmp_path, 1, seen.append, begun.append)
+    assert begun == [crash, good]
     assert [one.outcome for one in seen] == [Outcome.CRASHED, Outcome.SKIPPED, Outcome.PASSED]
     assert seen[1].reason == "needs 2 devices, there is 1"

@@ -27,7 +27,27 @@ def test_every_side_is_a_row_and_the_base_has_no_ratio(tmp_path: Path) -> None:
     assert other["tokens/s"] > 0
 
 
+def test_a_comparison_that_is_ended_leaves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        **dict.fromkeys(("tokens_per_s", "step_ms", "tokens_per_step"), 2.0),
+        **{"method": "none", "concurrency": 1, "side": "stock", "base": "stock"},
+    }
+
+    def ended(words: list[str]) -> int:
+        (tmp_path / "compare.json").write_text(json.dumps({"results": [found]}))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server.cli.main", ended)
+    result = tmp_path / "speed.json"
+    with pytest.raises(KeyboardInterrupt):
+        main(str(tmp_path), str(result))
+    assert [row["side"] for row in json.loads(result.read_text())["rows"]] == ["stock"]
+
+
 def test_a_comparison_that_is_refused_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text('{"results": []}')  # of an earlier check
     result = tmp_path / "speed.json"
     assert main(str(tmp_path), str(result), "--method", "unknown", "--engine", "fake") != 0
     assert not result.exists()

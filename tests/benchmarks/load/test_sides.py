@@ -137,7 +137,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("status", ODD)
-async def test_an_answer_that_is_no_stream_is_reported(status: str) -> None:
+async def test_an_answer_that_is_not_a_stream_is_reported(status: str) -> None:
     async def answer(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
 

@@ -37,7 +37,7 @@ def test_a_trace_is_read_as_it_was_written(trace: Trace, tmp_path: Path) -> None
     # The bytes would be the tests' names.
     ids=["empty", "no gzip", "a list", "no fields", "no text"],
 )
-def test_a_file_that_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.json.gz"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=r"bad\.json\.gz is not a trace"):
@@ -101,7 +101,7 @@ def test_the_recorded_trace_is_replayed() -> None:
     assert all(one.tokens_per_s > 0 for one in replay(plan))
 
 
-def test_leaving_the_main_proposer_for_one_step_is_no_switch() -> None:
+def test_leaving_the_main_proposer_for_one_step_is_not_a_switch() -> None:
     assert switches(list("aaabaaa")) == 0
     assert switches(list("aabbaa")) == 2
 

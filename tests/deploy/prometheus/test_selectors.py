@@ -28,7 +28,7 @@ def test_every_selector_of_a_query_is_found() -> None:
     ]
 
 
-def test_what_is_no_promql_is_refused() -> None:
+def test_a_text_that_is_not_promql_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\S"):
         selectors("sum by (le (rate(a[5m]))")
 

@@ -156,6 +156,6 @@ async def test_ended_requests_are_forgotten(start: StartEngine) -> None:
     assert harness.engine._planning._planner.evidence.requests._slots == {}
 
 
-def test_the_targets_own_mtp_layers_are_no_lookup() -> None:
+def test_the_targets_own_mtp_layers_are_not_a_lookup() -> None:
     traits = proposer_traits(parse_spec({"name": "mtp"}), ())
     assert (traits.lookup, traits.keeps_kv) == (False, True)

@@ -147,7 +147,7 @@ def test_a_draft_that_was_cut_says_nothing_of_what_was_not_verified() -> None:
     assert made._verified[0, GREEDY, 4].tolist()[2:] == [0.0, 0.0]
 
 
-def test_a_draft_that_found_nothing_is_no_rejection() -> None:
+def test_a_draft_that_found_nothing_is_not_a_rejection() -> None:
     made = model()
     observe(made, 0.9, 600, found=0.2)
     made.start_row(0)

@@ -109,7 +109,7 @@ def test_no_proposers_at_all_is_plain_decoding(policy: str) -> None:
     assert not drafted_names(traffic.steps(50))
 
 
-def test_an_unloaded_proposer_is_not_planned_and_the_policy_goes_on(policy: str) -> None:
+def test_an_unloaded_proposer_is_not_planned_and_the_policy_plans_without_it(policy: str) -> None:
     traffic = learned(policy)
     traffic.evidence.remove_proposer("draft")
     assert "draft" not in drafted_names(traffic.steps(100))

@@ -51,7 +51,7 @@ def by_position(survival: np.ndarray) -> np.ndarray:
     return at
 
 
-def test_a_position_that_was_not_drafted_is_no_rejection() -> None:
+def test_a_position_that_was_not_drafted_is_not_a_rejection() -> None:
     outlook = observed(GATED, gated=True)
     assert by_position(outlook.survival) == pytest.approx(np.full(K, ACCEPTED), abs=0.08)
 

@@ -81,7 +81,7 @@ def test_after_a_gain_the_back_off_begins_with_the_shortest_again() -> None:
     assert FIRST_BACKOFF <= steps.pauses()[0] <= FIRST_BACKOFF + 10
 
 
-def test_a_slower_machine_is_no_loss() -> None:
+def test_a_slower_machine_is_not_a_loss() -> None:
     steps = Steps()
     steps.run(500, 1.2)
     steps.run(500, 1.2, machine=3.0)

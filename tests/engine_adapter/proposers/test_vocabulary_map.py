@@ -1,4 +1,4 @@
-"""Vocabularies map by the bytes of their tokens' texts, whatever kinds of tokenizers they are."""
+"""Vocabularies map by the bytes of their tokens' texts, also between kinds of tokenizers."""
 
 from collections.abc import Callable
 from itertools import product

@@ -106,7 +106,7 @@ async def test_texts_with_a_seed_are_those_of_plain_decoding(
         assert [result.tokens for result in results] == [result.tokens for result in plain]
 
 
-async def test_a_cascade_goes_on_where_the_gate_lets_nothing_through(
+async def test_a_cascade_drafts_where_the_gate_lets_nothing_through(
     gated: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     sure = await run(gated, prompts[:8], "draft-sure")
@@ -122,7 +122,7 @@ def share_of_drafting_steps(results: Sequence[Result], name: str) -> float:
     return drafts / steps(results)
 
 
-async def test_drafts_of_the_target_itself_are_all_accepted_whatever_was_saved(
+async def test_drafts_of_the_target_itself_are_all_accepted_after_passes_were_saved(
     gated: Live, prompts: list[Prompt]
 ) -> None:
     """So no KV is taken for written that was not: rows leave the passes at different depths."""

@@ -130,7 +130,7 @@ async def test_rows_without_a_constraint_get_nothing_from_grammar(
     assert share([result], "grammar")[1] == 0
 
 
-async def test_contradictory_options_are_no_fault_of_a_proposer(
+async def test_a_proposer_is_not_blamed_for_contradictory_options(
     live: Live, prompts: list[Prompt]
 ) -> None:
     """Nothing is left to draft where the options allow no token of the constraint."""

@@ -1,4 +1,4 @@
-"""Targets with recurrent layers: exact texts, whatever part of a draft is accepted.
+"""Targets with recurrent layers: exact texts, however much of a draft is accepted.
 
 Small random models in float32. The reference is stock vLLM, or transformers where stock vLLM makes
 mistakes. vLLM's kernels of gated delta networks need bfloat16 on a CPU: the engine has PyTorch's.
@@ -29,11 +29,7 @@ from tests.engine_adapter.vllm_engine.support.committing import (
     commit_a_token_too_far,
     commit_what_was_accepted,
 )
-from tests.engine_adapter.vllm_engine.support.hybrid_models import (
-    HYBRIDS,
-    MISTAKEN,
-    random_hybrid,
-)
+from tests.engine_adapter.vllm_engine.support.hybrid_models import HYBRIDS, MISTAKEN, random_hybrid
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt, Stock, start_stock
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,6 +105,19 @@ def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+@contextmanager
+def address_space(live: Live, more: int) -> Iterator[None]:
+    """A scope in which each of the engine's processes can take only so many bytes more."""
+    before = {p: p.rlimit(psutil.RLIMIT_AS) for p in live.processes if alive(p)}
+    try:
+        for process, (_, hard) in before.items():
+            process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + more, hard))
+        yield
+    finally:
+        for process, limits in before.items():
+            process.rlimit(psutil.RLIMIT_AS, limits)
+
+
 async def cycle(live: Live, model: str, prompt: Prompt) -> None:
     """Loads the heads, drafts with them, and unloads them."""
     await live.engine.load_proposer({"name": "heads", "method": "medusa", "model": model})
@@ -182,6 +195,27 @@ async def test_heads_that_do_not_fit_are_refused_and_leave_nothing(
     with pytest.raises(EngineConfigError, match=r"config\.json: hidden_size must be 256"):
         await engine.engine.load_proposer({"name": "heads", "method": "medusa", "model": narrow})
     assert await engine.engine.proposers() == before
+
+
+async def test_heads_for_which_there_is_no_memory_are_refused_before_they_are_read(
+    engine: Live, medusa: str, tmp_path: Path, prompts: list[Prompt]
+) -> None:
+    large = heads.medusa(hidden=256, vocabulary=2048, num_heads=4, num_layers=248)
+    fields = {"name": "large", "method": "medusa", "model": large.write(tmp_path)}
+    before = await engine.engine.proposers()
+    async with under_load(engine, prompts) as load:
+        await generate(engine, prompts[2], greedy(30), pinned("ngram", 5))
+        resident = resident_mib(engine)
+        with address_space(engine, 128 * MIB):
+            with pytest.raises(ProposerRefused, match=r"needs 0\.25 GiB of memory") as caught:
+                await engine.engine.load_proposer(fields)
+            load.longest()
+            await generate(engine, prompts[2], greedy(30), pinned("ngram", 5))
+            assert load.longest() > 0, "the streams go on"
+        assert resident_mib(engine) - resident < 128
+    assert caught.value.code == "no_room"
+    assert await engine.engine.proposers() == before
+    await cycle(engine, medusa, prompts[4])
 
 
 async def test_weights_that_the_worker_refuses_leave_nothing(engine: Live, tmp_path: Path) -> None:

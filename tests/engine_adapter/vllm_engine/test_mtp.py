@@ -19,13 +19,16 @@ from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, mimo, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
+    more_than_fit,
+    never_switched,
+    same_drafts,
+)
 from tests.engine_adapter.vllm_engine.support.live import Prompt
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     RecordedRun,
-    never_switched,
-    same_drafts,
 )
 from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 
@@ -123,8 +126,7 @@ async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
 async def test_drafts_after_preemption_are_those_of_a_run_without(
     family: Family, prompts: list[Prompt]
 ) -> None:
-    # Each begins with one KV block and grows beyond it: more blocks than the cache has.
-    some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
+    some = more_than_fit(prompts)
     want = never_switched(family.engine, some, MTP, 40)
     got = family.run(some, 40, MTP)
     assert got.preemptions > 0

@@ -14,15 +14,15 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
-from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt
-from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
-from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
-from tests.engine_adapter.vllm_engine.support.recorded import (
-    RecordedEngine,
-    RecordedRequest,
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
+    more_than_fit,
     never_switched,
     same_drafts,
 )
+from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt
+from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
+from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
+from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
 from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 
 pytestmark = [
@@ -86,7 +86,7 @@ async def test_drafts_and_text_are_stock_vllms(case: Case, prompts: list[Prompt]
 async def test_texts_are_exact_under_switches_and_preemption(
     case: Case, prompts: list[Prompt]
 ) -> None:
-    some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
+    some = more_than_fit(prompts)
     want = never_switched(case.engine, some, MTP, 40)
     methods = [PLAIN, MTP, NGRAM, CASCADE]
     switches = {step: methods[step // 3 % 4] for step in range(0, 900, 3)}

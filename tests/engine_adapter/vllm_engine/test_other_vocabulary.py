@@ -16,14 +16,13 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import never_switched, same_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock
 from tests.engine_adapter.vllm_engine.support.other_vocabulary import with_other_ids
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     RecordedRun,
-    never_switched,
-    same_drafts,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]

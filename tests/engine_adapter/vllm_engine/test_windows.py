@@ -18,16 +18,13 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import CHOICES, COMMON, PROPOSERS, TARGET
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import check_fresh_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock, start_stock
-from tests.engine_adapter.vllm_engine.support.overlooking import (
-    overlook_a_block,
-    overlook_nothing,
-)
+from tests.engine_adapter.vllm_engine.support.overlooking import overlook_a_block, overlook_nothing
 from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     RecordedRun,
-    check_fresh_drafts,
 )
 from tests.engine_adapter.vllm_engine.support.window_models import (
     FULL,

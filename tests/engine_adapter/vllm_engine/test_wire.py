@@ -63,7 +63,7 @@ def test_policies_see_which_proposer_may_end_its_drafts() -> None:
     assert traits.ends_early
 
 
-def test_the_targets_own_mtp_layers_are_no_lookup() -> None:
+def test_the_targets_own_mtp_layers_are_not_a_lookup() -> None:
     (traits,) = SpecgateConfig(parse_specs([{"name": "mtp"}])).traits
     assert (traits.lookup, traits.keeps_kv, traits.selectable) == (False, True, True)
 

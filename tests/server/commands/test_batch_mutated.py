@@ -19,7 +19,7 @@ def line(number: int, url: str, content: bytes) -> bytes:
     return head[:-1].encode() + b', "body": ' + content.replace(b"\n", b" ") + b"}"
 
 
-def test_every_line_has_an_entry_whatever_its_body_is(
+def test_every_line_has_an_entry_with_any_body(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.commands.batch.configure_logs", lambda *_, **__: None)

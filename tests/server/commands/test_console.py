@@ -25,7 +25,9 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "http"])
-def test_a_number_that_is_no_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_that_is_not_a_port_is_refused(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         command.console([f"--port={port}"])
     assert caught.value.code == BAD_SETTING

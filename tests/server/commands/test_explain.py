@@ -87,7 +87,7 @@ def test_the_body_comes_from_an_argument_a_file_or_standard_input(
 
 
 @pytest.mark.parametrize("body", ["no-such-file", "{", "[1]", "", '{"prompt": }'])
-def test_a_body_that_is_no_json_object_is_refused(
+def test_a_body_that_is_not_a_json_object_is_refused(
     capsys: pytest.CaptureFixture[str], body: str
 ) -> None:
     assert explain([body], Server().transport) == 2

@@ -28,7 +28,7 @@ def servers(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> list[
     # A busy machine may take its time.
     patient = partial(switch_fleet, lease_s=300.0, call_s=300.0)
     monkeypatch.setattr("server.commands.fleet_switch.switch_fleet", patient)
-    monkeypatch.setattr("server.fleet.view.ANSWER_S", 300.0)
+    monkeypatch.setattr("server.fleet.view.VIEW_ANSWER_S", 300.0)
     return [start_server() for _ in range(2)]
 
 
@@ -94,7 +94,7 @@ def test_a_server_that_does_not_answer_is_named_and_nothing_changes(
     assert not kept.exists()
 
 
-def test_a_state_that_cannot_be_had_is_a_failure(
+def test_a_state_that_no_replica_gives_is_a_failure(
     servers: list[ThreadedServer],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

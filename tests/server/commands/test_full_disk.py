@@ -16,7 +16,9 @@ FULL = Path("/dev/full")
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full"),
+    pytest.mark.skipif(
+        not FULL.exists(), reason="only Linux has /dev/full, where every write finds a full disk"
+    ),
 ]
 
 

@@ -185,7 +185,7 @@ async def test_a_browser_that_leaves_ends_the_servers_stream(gateway: Gateway) -
 async def test_a_fleet_is_shown_replica_by_replica(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.fleet.view.ANSWER_S", 300.0)
+    monkeypatch.setattr("server.fleet.view.VIEW_ANSWER_S", 300.0)
     other = tmp_path / "state.json"
     other.write_bytes(state_json(ReplicaState(4, SpecMethodBody("ngram", 5))))
     servers = [start_server(), start_server(), start_server(fleet_state=str(other))]

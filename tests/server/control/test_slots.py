@@ -179,7 +179,7 @@ async def test_short_prompts_are_read_together() -> None:
     await crowd.leave("short")
 
 
-async def test_a_closed_queue_holds_new_requests_and_lets_started_ones_go_on() -> None:
+async def test_a_closed_queue_holds_new_requests_and_lets_started_ones_run() -> None:
     crowd = Crowd(total=4, of_request=2)
     await crowd.come("begun", 3)
     crowd.slots.close()

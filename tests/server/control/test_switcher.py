@@ -155,14 +155,14 @@ async def test_a_switch_on_a_dead_engine_fails_and_is_recorded(harness: Harness,
 async def test_cancelling_the_caller_does_not_stop_a_swap(harness: Harness) -> None:
     harness.engine.gate.clear()
     caller = asyncio.create_task(harness.switcher.switch(NGRAM))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: harness.engine.calls != [])
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert harness.switcher.active.name == "none"
     harness.engine.gate.set()
-    await asyncio.sleep(0.01)
-    assert harness.switcher.active.name == "ngram"
+    await eventually(lambda: harness.switcher.active.name == "ngram")
+    assert len(harness.engine.calls) == 1
 
 
 @pytest.mark.parametrize(

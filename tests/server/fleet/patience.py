@@ -10,8 +10,8 @@ LONG_S = 300.0
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas may take minutes to be reached and to answer, unless a test says otherwise."""
     monkeypatch.setattr("server.fleet.http_replica.CONNECT_TIMEOUT_S", LONG_S)
-    monkeypatch.setattr("server.fleet.peers.ANSWER_S", LONG_S)
-    monkeypatch.setattr("server.fleet.view.ANSWER_S", LONG_S)
+    monkeypatch.setattr("server.fleet.peers.PEER_ANSWER_S", LONG_S)
+    monkeypatch.setattr("server.fleet.view.VIEW_ANSWER_S", LONG_S)
     monkeypatch.setattr("server.ray_serve.fleet.CALL_S", LONG_S)
     defaults = switch_fleet.__kwdefaults__
     assert defaults is not None

@@ -1,6 +1,7 @@
 """A commit and a roll back that are cancelled, repeated or called at the same time."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -34,18 +35,28 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+async def begin(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Begins a call; returns when it waits."""
+    task = asyncio.create_task(call)
+    await turns()
+    return task
+
+
+async def leave(call: asyncio.Task[Any]) -> None:
+    """The caller of a call leaves."""
+    call.cancel()
+    await turns()
+
+
 @pytest.mark.parametrize("cancels", [1, 2])
 async def test_a_commit_that_is_cancelled_during_its_policy_change_leaves_the_policies(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, cancels: int
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
-    committing = asyncio.create_task(member(gateway).commit("a", 3))
-    await gate.reached.wait()
+    committing = await gate.commit(gateway, policies=LOAD)
     for _ in range(cancels):
-        committing.cancel()
-        await turns()
+        await leave(committing)
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await committing
@@ -60,11 +71,8 @@ async def test_a_roll_back_during_a_policy_change_restores_the_policies(
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
-    committing = asyncio.create_task(member(gateway).commit("a", 3))
-    await gate.reached.wait()
-    undoing = asyncio.create_task(member(gateway).rollback("a", 4))
-    await turns()
+    committing = await gate.commit(gateway, policies=LOAD)
+    undoing = await begin(member(gateway).rollback("a", 4))
     gate.open()
     assert await undoing == ReplicaState(4, BEFORE.active)
     assert load_policy(gateway) == before
@@ -78,13 +86,9 @@ async def test_a_commit_that_is_cancelled_twice_during_its_swap_is_undone_with_i
 ) -> None:
     before = load_policy(gateway)
     gate = Gate(gateway.engine, "switch", monkeypatch)
-    member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
-    committing = asyncio.create_task(member(gateway).commit("a", 3))
-    await gate.reached.wait()
-    committing.cancel()
-    await turns()
-    undoing = asyncio.create_task(member(gateway).rollback("a", 4))
-    await turns()
+    committing = await gate.commit(gateway, policies=LOAD)
+    await leave(committing)
+    undoing = await begin(member(gateway).rollback("a", 4))
     gate.open()
     state = await undoing
     assert (state.active, state.fleet_generation) == (BEFORE.active, 4)
@@ -97,13 +101,9 @@ async def test_a_repeated_commit_gets_the_answer_although_the_first_caller_leave
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
-    first = asyncio.create_task(member(gateway).commit("a", 3))
-    await gate.reached.wait()
-    again = asyncio.create_task(member(gateway).commit("a", 3))
-    await turns()
-    first.cancel()
-    await turns()
+    first = await gate.commit(gateway, policies=LOAD)
+    again = await begin(member(gateway).commit("a", 3))
+    await leave(first)
     gate.open()
     assert (await again).active.spec_method == "ngram"
     assert member(gateway).state().fleet_generation == 3
@@ -113,13 +113,9 @@ async def test_a_commit_that_comes_again_when_the_swap_has_begun_gets_the_answer
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "switch", monkeypatch)
-    member(gateway).prepare("a", Order("ngram"), LONG_S)
-    first = asyncio.create_task(member(gateway).commit("a", 3))
-    await gate.reached.wait()
-    first.cancel()
-    await turns()
-    again = asyncio.create_task(member(gateway).commit("a", 3))
-    await turns()
+    first = await gate.commit(gateway)
+    await leave(first)
+    again = await begin(member(gateway).commit("a", 3))
     gate.open()
     assert (await again).active.spec_method == "ngram"
 
@@ -128,13 +124,9 @@ async def test_a_commit_that_comes_again_after_it_was_abandoned_is_refused(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(gateway.engine, "set_policy", monkeypatch)
-    member(gateway).prepare("a", Order("ngram", policies=LOAD), LONG_S)
-    first = asyncio.create_task(member(gateway).commit("a", 3))
-    await gate.reached.wait()
-    first.cancel()
-    await turns()
-    again = asyncio.create_task(member(gateway).commit("a", 3))
-    await turns()
+    first = await gate.commit(gateway, policies=LOAD)
+    await leave(first)
+    again = await begin(member(gateway).commit("a", 3))
     gate.open()
     with pytest.raises(NotPrepared):
         await again
@@ -149,8 +141,7 @@ async def test_two_roll_backs_at_a_time_get_the_same_answer(
     gate = Gate(gateway.engine, "switch", monkeypatch)
     first = asyncio.create_task(member(gateway).rollback("a", 4))
     await gate.reached.wait()
-    second = asyncio.create_task(member(gateway).rollback("a", 4))
-    await turns()
+    second = await begin(member(gateway).rollback("a", 4))
     first.cancel()
     gate.open()
     assert await second == ReplicaState(4, BEFORE.active)

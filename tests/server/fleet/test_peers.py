@@ -1,4 +1,4 @@
-"""Where a server that starts finds the method in force, and what it does when nobody says."""
+"""Where a server that starts finds the method in force, and what it does when no peer answers."""
 
 import json
 from pathlib import Path
@@ -167,7 +167,7 @@ HUGE = json.dumps({"fleet_generation": 10**400, "active": NGRAM})
     "text",
     ["", "{}", "no", json.dumps({"fleet_generation": "x"}), pytest.param(HUGE, id="huge")],
 )
-async def test_a_file_that_is_no_state_is_named_and_changes_nothing(
+async def test_a_file_that_is_not_a_state_is_named_and_changes_nothing(
     start: StartGateway, tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "state.json"

@@ -42,7 +42,7 @@ async def test_slow_headers_get_a_408() -> None:
     assert bench.closed("slow_headers") == 1
 
 
-async def test_empty_lines_are_no_request_and_give_no_time() -> None:
+async def test_empty_lines_do_not_begin_a_request_and_give_no_time() -> None:
     bench = Bench(answer, idle_timeout_s=65)
     connection, wire = bench.connect()
     connection.data_received(b"\r\n")
@@ -50,7 +50,7 @@ async def test_empty_lines_are_no_request_and_give_no_time() -> None:
     assert wire.closing
 
 
-async def test_a_body_that_nobody_reads_any_more_has_a_deadline() -> None:
+async def test_a_body_that_is_not_read_any_more_has_a_deadline() -> None:
     bench = Bench(answer, body_timeout_s=10)
     connection, wire = bench.connect()
     connection.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nab")

@@ -53,7 +53,7 @@ async def test_headers_up_to_the_limits_are_accepted() -> None:
     assert wire.sent.count(b"200 OK") == 2
 
 
-async def test_many_small_chunks_of_a_body_are_no_large_headers() -> None:
+async def test_many_small_chunks_of_a_body_do_not_count_as_headers() -> None:
     read = bytearray()
 
     async def reads(scope: Any, receive: Any, send: Any) -> None:

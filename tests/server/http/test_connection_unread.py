@@ -42,7 +42,7 @@ async def test_a_whole_answer_may_be_larger_than_the_limit_of_streams() -> None:
     assert bench.closed("not_read") == 1
 
 
-async def test_a_client_that_reads_nothing_is_aborted_although_the_stream_goes_on() -> None:
+async def test_a_client_that_reads_nothing_is_aborted_although_the_stream_has_not_ended() -> None:
     app = Streaming()
     bench = Bench(app, write_timeout_s=10)
     connection, wire = await bench.ask()

@@ -179,7 +179,7 @@ async def test_what_a_key_does_not_open_stays_shut(kind: str) -> None:
     }
     shut = {path: raw for path, raw in reached.items() if kind not in OPENED_BY[path]}
     assert shut == {}, f"the {kind} key opens more than it should: route -> path as sent"
-    # The test would prove nothing if the key opened nothing, or the paths were no routes.
+    # The test would prove nothing if the key opened nothing, or no route had the paths.
     assert {path for path, kinds in OPENED_BY.items() if kind in kinds} <= set(reached)
 
 

@@ -51,7 +51,7 @@ def closed(server: ThreadedServer, reason: str) -> float:
     return server.registry.get_sample_value(CLOSED, {"reason": reason}) or 0
 
 
-def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(server: ThreadedServer) -> None:
+def test_a_stream_of_128_choices_that_is_not_read_is_aborted(server: ThreadedServer) -> None:
     body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 19_000, "stream": True}
     body["ignore_eos"] = True
     with capture_logs() as lines, ask(server, "/v1/completions", body):
@@ -64,7 +64,7 @@ def test_a_stream_of_128_choices_that_nobody_reads_is_aborted(server: ThreadedSe
     assert (line["reason"], line["path"]) == ("unsent", "/v1/completions")
 
 
-def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done() -> None:
+def test_a_stream_that_is_not_read_is_in_flight_until_the_engine_is_done() -> None:
     # A second in the engine, and not so large that it is aborted.
     server = ThreadedServer(engine_args={"fake_step_ms": 5, "fake_acceptance": 0}).start()
     try:
@@ -77,7 +77,7 @@ def test_a_stream_that_nobody_reads_is_in_flight_until_the_engine_is_done() -> N
         server.stop()
 
 
-def test_a_whole_answer_that_nobody_reads_has_a_deadline(server: ThreadedServer) -> None:
+def test_a_whole_answer_that_is_not_read_has_a_deadline(server: ThreadedServer) -> None:
     decode = server.runtime.renderer.decode
 
     async def texts() -> dict[int, str]:

@@ -31,7 +31,7 @@ def read(array: CallArray, *parts: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_calls_are_found_whatever_the_deltas_are(indent: int | None) -> None:
+def test_calls_are_found_in_any_deltas(indent: int | None) -> None:
     text, rng = text_of(indent=indent), random.Random(1)
     for size in (1, 2, 3, 7, 50, len(text)):
         parts = []

@@ -49,7 +49,7 @@ class Fleet:
         _get_global_client().deploy_apps(config)
 
     async def switch(self, method: str | None, **fields: Any) -> httpx.Response:
-        """A switch at whichever replica the proxy chooses."""
+        """A switch, at the replica that the proxy chooses."""
         body = {"speculative_model": method, **fields}
         return await self.client.post("/v1/switch_spec_method", json=body)
 
@@ -120,11 +120,14 @@ async def serving(args: dict[str, Any], replicas: int) -> AsyncIterator[Fleet]:
 
 async def switch_under_load(
     fleet: Fleet, mode: str, methods: Sequence[str], prompts: Sequence[str]
-) -> None:
+) -> tuple[Load, list[int]]:
     """Switches `SWITCHES` times while clients send requests.
 
-    After each, every replica must have the method and the number of the switch. No request may be
-    lost, and no text may differ from that of plain decoding.
+    After each, every replica must have the method and the number of the switch.
+
+    Returns:
+        The load, which has compared every text with that of plain decoding, and the numbers of the
+        switches.
     """
     await fleet.switched("none", mode="drain", timeout_s=60)
     expected = await texts_of(fleet.client, prompts)
@@ -136,9 +139,7 @@ async def switch_under_load(
             assert await fleet.states() == {(method, generations[-1])}
             # Requests run before every switch, and others begin after it.
             await fleet.until(lambda: _more(load, begun, before))  # noqa: B023
-    assert load.faults == []
-    assert load.done >= SWITCHES
-    assert generations == list(range(generations[0], generations[0] + SWITCHES))
+    return load, generations
 
 
 async def _more(load: Load, begun: int, done: int) -> bool:

@@ -9,7 +9,7 @@ from tests import ray_cluster
 
 pytest.importorskip("ray.serve", reason=ray_cluster.ABSENT)
 
-from tests.server.ray_serve.serving import Fleet, serving, switch_under_load
+from tests.server.ray_serve.serving import SWITCHES, Fleet, serving, switch_under_load
 
 pytestmark = [
     pytest.mark.prove,
@@ -37,4 +37,7 @@ async def demo() -> AsyncIterator[Fleet]:
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
 async def test_fifty_switches_under_load(demo: Fleet, mode: str) -> None:
-    await switch_under_load(demo, mode, METHODS, PROMPTS)
+    load, generations = await switch_under_load(demo, mode, METHODS, PROMPTS)
+    assert load.faults == []
+    assert load.done >= SWITCHES
+    assert generations == list(range(generations[0], generations[0] + SWITCHES))

@@ -22,7 +22,7 @@ from tests.server.ray_serve.load import Load, texts_of, under_load
 ray = pytest.importorskip("ray", reason=ray_cluster.ABSENT)
 serve = pytest.importorskip("ray.serve", reason=ray_cluster.ABSENT)
 
-from tests.server.ray_serve.serving import Fleet, serving, switch_under_load  # noqa: E402
+from tests.server.ray_serve.serving import SWITCHES, Fleet, serving, switch_under_load  # noqa: E402
 
 pytestmark = [
     pytest.mark.prove,
@@ -52,7 +52,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def four(fleet: Fleet) -> Fleet:
-    """The fleet with four replicas, whatever the test before has done to it."""
+    """The fleet with four replicas again, also if the test before has ended some."""
     await asyncio.to_thread(fleet.deploy, 4)
     await fleet.until(lambda: fleet.has(4))
     return fleet
@@ -60,7 +60,10 @@ async def four(fleet: Fleet) -> Fleet:
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
 async def test_fifty_switches_under_load(four: Fleet, mode: str) -> None:
-    await switch_under_load(four, mode, METHODS, PROMPTS)
+    load, generations = await switch_under_load(four, mode, METHODS, PROMPTS)
+    assert load.faults == []
+    assert load.done >= SWITCHES
+    assert generations == list(range(generations[0], generations[0] + SWITCHES))
 
 
 def _passed(load: Load, before: int) -> Callable[[], Any]:
@@ -196,7 +199,7 @@ async def test_user_config_switches_the_replicas_in_place(four: Fleet) -> None:
     await asyncio.to_thread(four.deploy, 4, user_config=same)
     await asyncio.to_thread(four.deploy, 4, user_config={"revision": 2, "spec_method": "suffix"})
     await four.until(lambda: _all_have(four, "suffix"))
-    # One that cannot work disturbs nobody.
+    # One that cannot work changes nothing.
     await asyncio.to_thread(four.deploy, 4, user_config={"revision": 3, "spec_method": "eagle"})
     await four.until(lambda: _has_revision(four, 3))
     await four.until(lambda: four.has(4))

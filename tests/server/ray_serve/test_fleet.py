@@ -203,6 +203,8 @@ async def test_a_rollback_that_fails_does_not_end_the_attendance(
     await eventually(lambda: failures > 0)
     house.new_fleet()
     await eventually(lambda: house.running.num_replicas == 4)
+    await house.running.switch(order("ngram"))
+    assert house.states() == dict.fromkeys(NAMES, ("ngram", 1))
 
 
 async def test_a_replica_joins_again_only_when_what_it_was_told_has_ended(
@@ -302,7 +304,7 @@ async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) 
 
 
 @pytest.mark.parametrize("keeps_method", [False, True])
-async def test_a_caller_that_leaves_after_the_switch_leaves_nobody_behind(
+async def test_a_caller_that_leaves_after_the_switch_leaves_no_replica_behind(
     house: House, start: StartGateway, keeps_method: bool
 ) -> None:
     """It is cancelled when all have switched and the fleet asks them what they have."""
@@ -457,7 +459,7 @@ async def test_a_replica_that_leaves_in_mid_switch_is_left_out(house: House) -> 
     assert {house.states()[name][0] for name in "abc"} == {"ngram"}
 
 
-async def test_an_answer_to_an_earlier_fleet_is_nobodys() -> None:
+async def test_an_answer_to_an_earlier_fleet_is_dropped() -> None:
     """A call that the fleet's last process began ends after the next one has called too."""
 
     async def is_alive() -> bool:

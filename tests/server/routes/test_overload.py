@@ -122,7 +122,7 @@ async def full(start: StartGateway, **settings: Any) -> Full:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_queue_is_429_with_retry_after_and_loses_nobody(
+async def test_a_full_queue_is_429_with_retry_after_and_loses_no_request(
     start: StartGateway, stream: bool
 ) -> None:
     server = await full(start, max_queued_requests=3)

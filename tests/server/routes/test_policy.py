@@ -54,7 +54,7 @@ async def test_the_policies_are_shown_with_parameters_and_what_they_chose(
     assert (status["name"], status["decisions"]) == ("goodput", goodput["decisions"])
 
 
-async def test_a_proposer_is_no_active_policy(gateway: Gateway) -> None:
+async def test_a_proposer_is_not_an_active_policy(gateway: Gateway) -> None:
     assert (await shown(gateway))["active"] is None
     assert (await gateway.client.get("/v1/spec_method")).json()["policy"] is None
 
@@ -241,7 +241,7 @@ async def test_the_overlap_of_a_chat_is_that_of_its_earlier_answers(start: Start
         assert response.headers[HEADER] == name
 
 
-async def test_an_unloaded_proposer_of_a_rule_and_a_policy_is_no_error(
+async def test_an_unloaded_proposer_of_a_rule_and_a_policy_is_not_an_error(
     start: StartGateway,
 ) -> None:
     gateway = await start(spec_method="load", routing_rules=[rule("a", "ngram", structured=False)])

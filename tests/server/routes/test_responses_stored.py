@@ -251,7 +251,7 @@ async def test_a_response_belongs_to_the_key_that_made_it(start: StartGateway) -
     assert (await gateway.client.delete(path, headers=bearer("one"))).status_code == 200
 
 
-async def test_without_keys_nobody_is_told_apart(gateway: Gateway) -> None:
+async def test_without_keys_callers_are_not_told_apart(gateway: Gateway) -> None:
     body = {**SHORT, "input": "Hello"}
     made = (await gateway.post(PATH, body, headers=bearer("none"))).json()
     assert (await gateway.client.get(f"{PATH}/{made['id']}")).json() == made

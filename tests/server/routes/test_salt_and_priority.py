@@ -43,7 +43,7 @@ async def test_a_salt_does_not_change_the_text(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 1025, "\ud800", 5])
-async def test_a_salt_that_is_no_text_of_that_length_is_refused(
+async def test_a_salt_that_is_not_a_text_of_that_length_is_refused(
     gateway: Gateway, salt: Any
 ) -> None:
     response = await gateway.complete(cache_salt=salt)

@@ -111,6 +111,6 @@ async def test_a_request_ends_in_the_queue_if_its_own_limit_comes_first(
     await is_idle(gateway)
 
 
-async def test_zero_is_no_limit(start: StartGateway) -> None:
+async def test_zero_sets_no_limit(start: StartGateway) -> None:
     gateway = await start(queue_timeout_s=0, first_token_timeout_s=0, request_timeout_s=0)
     assert (await gateway.complete([7], max_tokens=3)).status_code == 200

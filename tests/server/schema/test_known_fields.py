@@ -29,7 +29,7 @@ def test_the_fields_of_an_object_are_found_by_their_names_in_a_body(
 
 
 @pytest.mark.parametrize("path", [["nothing"], ["model"], ["tools", "x"], ["model", 0, "x"]])
-def test_what_is_no_object_has_no_fields(path: Sequence[str | int]) -> None:
+def test_only_an_object_has_fields(path: Sequence[str | int]) -> None:
     assert fields_at(ChatCompletionRequest, path) == {}
 
 

@@ -182,7 +182,7 @@ def test_an_error_in_the_file_names_the_file_and_the_setting(
         ("admin_key: s3cret\x07", ""),
     ],
 )
-def test_a_file_that_is_no_yaml_is_not_quoted(tmp_path: Path, text: str, place: str) -> None:
+def test_a_file_that_is_not_yaml_is_not_quoted(tmp_path: Path, text: str, place: str) -> None:
     error = error_of("--config", config(tmp_path, text))
     assert "is not valid YAML: " in error
     assert place in error

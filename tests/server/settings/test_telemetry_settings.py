@@ -36,7 +36,7 @@ def test_an_endpoint_without_its_parts_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://h:port/v1/traces", "http://h:99999/p", "http://[::1/p"])
-def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
+def test_an_endpoint_that_is_not_a_url_is_refused(url: str) -> None:
     assert "otlp_traces_endpoint" in refusal(otlp_traces_endpoint=url)
 
 

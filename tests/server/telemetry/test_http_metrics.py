@@ -62,7 +62,7 @@ def test_server_errors_of_generating_routes_are_counted_from_zero() -> None:
         assert registry.get_sample_value("http_requests_total", common) == 0
 
 
-def test_probes_are_no_api_requests() -> None:
+def test_probes_are_not_counted_as_api_requests() -> None:
     registry = CollectorRegistry()
     metrics = HttpMetrics(MetricMaker(registry))
     for probe in PROBES:

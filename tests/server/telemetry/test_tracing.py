@@ -198,7 +198,7 @@ async def test_a_dead_engine_is_an_error(traced: Gateway, receiver: OtlpReceiver
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failing_sequence_is_an_error_whatever_the_status_says(
+async def test_a_failing_sequence_is_an_error_with_any_status(
     receiver: OtlpReceiver, start: StartGateway, stream: bool
 ) -> None:
     gateway = await start(
@@ -215,7 +215,7 @@ async def test_a_failing_sequence_is_an_error_whatever_the_status_says(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_is_no_error_of_the_server(
+async def test_a_client_that_leaves_is_not_an_error_of_the_server(
     receiver: OtlpReceiver, start: StartGateway, stream: bool
 ) -> None:
     gateway = await start(otlp_traces_endpoint=receiver.url, engine_args={"fake_step_ms": 2})

@@ -14,7 +14,7 @@ The output keeps the target's distribution. Greedy drafts, and those of rows wit
 verified by exact match, which is exact for any drafts. For drafts sampled from q: whether position
 i is drafted is a function of the logits at the positions up to i, so of the committed text and of
 the drafts before i. It does not depend on the token that is drawn at i: where the gate closes, the
-token is dropped whatever it is. So given the drafts before i, either nothing is drafted at i, or a
+token is dropped unseen. So given the drafts before i, either nothing is drafted at i, or a
 token that has exactly the stated q. The token rule needs no more: if all drafts before i are
 accepted, the token at i is a sample of p, or the accepted or replaced draft, which has the
 distribution p too. The block rule (`rejection`) accepts the first i drafts with a chance whose

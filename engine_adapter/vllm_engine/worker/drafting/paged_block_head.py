@@ -1,9 +1,13 @@
-"""Runs DFlash heads inside vLLM: one pass drafts all tokens of a row (arXiv 2602.06036).
+"""Runs DFlash and DSpark heads inside vLLM: one pass for all drafts of a row.
+
+Sources: arXiv 2602.06036 (DFlash), github.com/deepseek-ai/DeepSpec (DSpark).
 
 The head's KV of a committed position is a projection of the target's hidden state there, which does
 not depend on later tokens: it is valid for every row that shares the position, and catch-up only
-projects stored states. A pass reads the newest token and k mask tokens, whose attention is not
-causal; the i-th mask gives the i-th draft. The KV that the pass writes is never reused.
+projects stored states. A pass reads a block: the newest token and mask tokens, whose attention is
+not causal. Each mask gives a draft; in a DSpark head the newest token gives the first one, and
+each draft is drawn with a bias that the draft before it decides. The KV that the pass writes is
+never reused.
 """
 
 from collections.abc import Mapping
@@ -24,13 +28,15 @@ from engine_adapter.vllm_engine.worker.drafting.weights import LoadedBlockHead
 
 
 class PagedBlockHead(PagedHead):
-    """A DFlash head over vLLM's paged KV."""
+    """A DFlash or DSpark head over vLLM's paged KV."""
 
     _loaded: LoadedBlockHead
 
     def _create_head(self, *args: Any) -> LoadedBlockHead:
-        self._masks: int = args[0].num_speculative_tokens
-        return LoadedBlockHead(*args)
+        loaded = LoadedBlockHead(*args)
+        self._first: int = loaded.first_draft
+        self._block: int = self._first + args[0].num_speculative_tokens  # tokens
+        return loaded
 
     def _new_groups(self, block_sizes: Mapping[int, int], num_blocks: int) -> DraftKVGroups[Any]:
         return DraftKVGroups(block_sizes, num_blocks, DraftKVLedger)
@@ -43,14 +49,14 @@ class PagedBlockHead(PagedHead):
 
     def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Computes the missing KV of each row's first `stop` positions, then drafts."""
-        batch = replace(batch, k=np.minimum(batch.k, self._masks))
+        batch = replace(batch, k=np.minimum(batch.k, self._block - self._first))
         missing = self._kv.first_missing(blocks, stop)
         self._project_states(batch, missing, stop)
         self._kv.mark_valid(blocks, stop)
         caught_up = int(np.maximum(np.minimum(batch.num_computed, stop) - missing, 0).sum())
         drafts = DraftCollector(len(batch.rows))
         drafting = np.flatnonzero(batch.k)
-        together = max(self._max_num_tokens // (1 + self._masks), 1)
+        together = max(self._max_num_tokens // self._block, 1)
         for at in range(0, len(drafting), together):
             rows = drafting[at : at + together]
             drafts.set(rows, self._draft_block(batch, rows, stop[rows]))
@@ -74,54 +80,64 @@ class PagedBlockHead(PagedHead):
     def _draft_block(self, batch: DraftBatch, rows: Ints, start: Ints) -> Drafts:
         """One pass over the blocks of some rows; the drafts of these rows.
 
-        Every row has all masks, whatever its k: a draft depends on how many there are. Only where
-        the context ends there are fewer.
+        Every row has all masks, also with a smaller k: a draft depends on how many there are. There
+        are fewer only where the context ends.
 
         Args:
             rows: [N], indices into the batch.
             start: int64 [N], the position of each row's newest token.
         """
         context = min(self._runner.max_model_len, self.max_model_len)
-        length = np.minimum(1 + self._masks, context - start)
+        length = np.minimum(self._block, context - start)
         inputs = self._input_builder().prefill(batch.rows[rows], start, length, batch.token_ids)
         tokens = torch.full_like(inputs.tokens, self._loaded.parallel_drafting_token_id)
-        newest = inputs.starts[:-1]
-        tokens[newest] = inputs.tokens[newest]
+        begin = inputs.starts[:-1]
+        newest = tokens[begin] = inputs.tokens[begin]
         causal = self._loaded.dflash_causal
         metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
         states, _ = self._forward(tokens, replace(inputs, metadata=metadata))
         k = batch.k[rows]
         stops = np.cumsum(k)
-        first = np.cumsum(length) - length + 1
-        masks = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
-        logits = self._logits(states[to_device(self._device, masks)[0]])
-        if batch.sampling is not None:
-            return self._draw(batch, rows, logits)
+        first = np.cumsum(length) - length + self._first
+        places = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
+        logits = self._logits(states[to_device(self._device, places)[0]])
+        if batch.sampling is not None or self._loaded.is_sequential:
+            return self._draw(batch, rows, logits, newest)
         best = logits.argmax(dim=-1).cpu().numpy()
         return Drafts([row.tolist() for row in np.split(best, stops[:-1])])
 
-    def _draw(self, batch: DraftBatch, rows: Ints, logits: torch.Tensor) -> Drafts:
-        """The drafts that the batch's sampler draws.
+    def _draw(
+        self, batch: DraftBatch, rows: Ints, logits: torch.Tensor, newest: torch.Tensor
+    ) -> Drafts:
+        """The drafts that the batch's sampler draws, or the most likely ones; depth by depth.
 
         Args:
             rows: [N], indices into the batch.
-            logits: [T, V], of the first k[i] masks of the i-th row, row by row.
+            logits: [T, V], of the first k[i] places of the i-th row that give drafts, row by row.
+            newest: int64 [N], the newest token of each row.
         """
-        assert batch.sampling is not None
-        k = batch.k[rows]
+        k, sampling = batch.k[rows], batch.sampling
         shape, first = (len(rows), int(k.max())), np.cumsum(k) - k
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
-        q = torch.empty(*shape, self._vocab_size, device=self._device)
-        drawn: torch.Tensor | None = None
+        q: torch.Tensor | None = None
+        if sampling is not None and sampling.samples:
+            q = torch.empty(*shape, self._vocab_size, device=self._device)
         every = [np.flatnonzero(k > depth) for depth in range(shape[1])]
-        masks_of = [first[drafting] + depth for depth, drafting in enumerate(every)]
-        there = to_device(self._device, *every, *masks_of)
+        places_of = [first[drafting] + depth for depth, drafting in enumerate(every)]
+        there = to_device(self._device, *every, *places_of)
         for depth, drafting in enumerate(every):
-            index, masks = there[depth], there[depth + shape[1]]
-            tokens[index, depth], drawn = batch.sampling.draw(logits[masks], rows[drafting], depth)
-            if drawn is not None:
+            index, places = there[depth], there[depth + shape[1]]
+            of_depth = logits[places]
+            if self._loaded.is_sequential:
+                before = tokens[index, depth - 1] if depth else newest[index]
+                of_depth = of_depth + self._loaded.bias_after(before)
+            if sampling is None:
+                tokens[index, depth] = of_depth.argmax(dim=-1)
+                continue
+            tokens[index, depth], drawn = sampling.draw(of_depth, rows[drafting], depth)
+            if q is not None:
                 q[index, depth] = drawn
-        return batch.select(rows).truncate(tokens.tolist(), None if drawn is None else list(q))
+        return batch.select(rows).truncate(tokens.tolist(), None if q is None else list(q))
 
     def _call_model(
         self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None

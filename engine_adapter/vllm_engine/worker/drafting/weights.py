@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine_adapter.proposers import dspark
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.eagle import FC_BIAS
@@ -257,13 +258,30 @@ class LoadedHead(_SharesEnds, _NamedDraft, compat.EagleProposer):
 
 
 class LoadedBlockHead(_SharesEnds, _NamedDraft, compat.DFlashProposer):
-    """vLLM's DFlash head, named after the proposer."""
+    """vLLM's DFlash or DSpark head, named after the proposer.
+
+    Attributes:
+        is_sequential: whether a draft's logits depend on the draft before it, as a DSpark head's.
+        first_draft: the place in a block that the first draft is read from. At 0 stands the newest
+            token, at 1 the first mask.
+    """
+
+    def __init__(self, spec: ProposerSpec, *args: Any) -> None:
+        super().__init__(spec, *args)
+        self.is_sequential = spec.method == dspark.METHOD.name
+        fields = vars(self.draft_model_config.hf_config)
+        self.first_draft = 0 if self.is_sequential and dspark.from_newest(fields) else 1
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """See `_NamedDraft.load_model`."""
         super().load_model(target_model)
         if self.device.type == "cpu":
             patch_context_norms(self.model.model)
+
+    def bias_after(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What a sequential head adds to the logits after each of [N] tokens, [N, V]."""
+        bias: torch.Tensor = self.model.markov_bias(self.model.markov_embed(tokens))
+        return bias
 
     def context_slots(self, slots: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slots of some positions in each of its layers; `slots` are by KV cache group."""

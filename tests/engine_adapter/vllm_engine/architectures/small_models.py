@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from demo import model_path
-from tests.engine_adapter.vllm_engine.architectures.catalog import BASE, Architecture
+from tests.engine_adapter.vllm_engine.architectures.architecture import BASE, Architecture
 
 LOUD = range(64, 128)
 """The tokens of prompts, and of nearly all of a model's text.

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.engine_adapter.vllm_engine.architectures import results
-from tests.engine_adapter.vllm_engine.architectures.catalog import REFUSED, SERVED, Architecture
+from tests.engine_adapter.vllm_engine.architectures.architecture import Architecture
+from tests.engine_adapter.vllm_engine.architectures.catalog import REFUSED, SERVED
 from tests.engine_adapter.vllm_engine.architectures.results import CHECKS, Result
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"

@@ -17,7 +17,8 @@ from engine_adapter.proposers.methods import parse_specs
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.heads import medusa
 from tests.engine_adapter.vllm_engine.architectures import results
-from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED, Architecture
+from tests.engine_adapter.vllm_engine.architectures.architecture import Architecture
+from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED
 from tests.engine_adapter.vllm_engine.architectures.checks import (
     ENGINE,
     LENGTH,
@@ -27,10 +28,7 @@ from tests.engine_adapter.vllm_engine.architectures.checks import (
     make_prompts,
 )
 from tests.engine_adapter.vllm_engine.architectures.small_models import head_config, write_model
-from tests.engine_adapter.vllm_engine.support.overlooking import (
-    overlook_a_block,
-    overlook_nothing,
-)
+from tests.engine_adapter.vllm_engine.support.overlooking import overlook_a_block, overlook_nothing
 from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine
 from tests.engine_adapter.vllm_engine.support.stock_texts import StockTexts
 

@@ -10,7 +10,8 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine.gateway import preflight
 from engine_adapter.vllm_engine.gateway.proven_models import PROVEN
 from tests.engine_adapter.vllm_engine.architectures import results
-from tests.engine_adapter.vllm_engine.architectures.catalog import REFUSED, SERVED, Architecture
+from tests.engine_adapter.vllm_engine.architectures.architecture import Architecture
+from tests.engine_adapter.vllm_engine.architectures.catalog import REFUSED, SERVED
 from tests.engine_adapter.vllm_engine.architectures.results import CHECKS, Result
 from tests.engine_adapter.vllm_engine.architectures.table import PAGE, PROPOSERS, render, written
 

@@ -331,8 +331,13 @@ def test_the_time_of_masks_is_not_that_of_drafts(
         assert grammar.failure is None
 
 
-def test_a_request_without_a_constraint_has_no_times_to_count() -> None:
+def test_a_request_without_a_constraint_has_no_times_to_count(backend: Any) -> None:
     from engine_adapter.vllm_engine.core.constrained import count_draft_times
 
+    grammar = compiled(backend, "CHOICE", CHOICE)
     plain = SimpleNamespace(request_id="p", structured_output_request=None)
-    count_draft_times({"p": plain, "c": constrained(object(), tokens=3)}, {"p": (1.0, 1)})
+    requests = {"p": plain, "c": constrained(grammar, tokens=3)}
+    count_draft_times(requests, {"p": (10.0, 1)})
+    assert grammar.guides_drafts, "the time was not its own"
+    count_draft_times(requests, {"p": (10.0, 1), "c": (10.0, 1)})
+    assert not grammar.guides_drafts

@@ -95,13 +95,20 @@ async def test_every_draft_of_the_target_for_itself_is_accepted(
 async def test_requests_of_different_proposers_share_steps_and_switch(
     on_ray: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    names = [*CHOICES, *SIZES]
-    running = [asyncio.create_task(generate(on_ray, prompt, greedy(96))) for prompt in prompts[:6]]
-    for epoch, name in enumerate(names, 1):
+    switched, answers = asyncio.Event(), []
+
+    async def ask(prompt: Prompt) -> None:
+        while not switched.is_set():
+            answers.append((prompt, await generate(on_ray, prompt, greedy(96))))
+
+    clients = [asyncio.create_task(ask(prompt)) for prompt in prompts[:6]]
+    for epoch, name in enumerate([*CHOICES, *SIZES], 1):
         k = CHOICES.get(name, 4)
         await on_ray.engine.switch(Switch(SpecMethod(name, k), epoch), running=True)
-        await asyncio.sleep(0.02)
-    for prompt, result in zip(prompts, await asyncio.gather(*running), strict=False):
+        await on_ray.recorder.more(1)
+    switched.set()
+    await asyncio.gather(*clients)
+    for prompt, result in answers:
         await stock.check(prompt, result.tokens)
 
 
@@ -111,7 +118,7 @@ async def test_a_rank_that_is_killed_is_replaced(
 ) -> None:
     before = await workers(on_ray)
     lost = asyncio.create_task(generate(on_ray, prompts[0], greedy(900)))
-    await asyncio.sleep(0.2)
+    await on_ray.recorder.more(3)
     os.kill(before[1], sent)
     with pytest.raises(EngineError, match="This request is lost"):
         await lost

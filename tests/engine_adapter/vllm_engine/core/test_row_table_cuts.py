@@ -24,7 +24,7 @@ def test_a_draft_that_is_kept_whole_was_asked_for_the_whole_k() -> None:
     assert used.seen() == [DraftFate("r", "ngram", 5, 2, 2, 2)]
 
 
-def test_a_dropped_draft_is_no_miss_and_the_fallback_owns_what_is_verified() -> None:
+def test_a_dropped_draft_is_not_a_miss_and_the_fallback_owns_what_is_verified() -> None:
     rows, used = scripted(CUT)
     rows.reported(DraftReport(dropped=["r"], fallbacks=["r"]), r=(0, 0))
     assert used.seen() == []
@@ -32,7 +32,7 @@ def test_a_dropped_draft_is_no_miss_and_the_fallback_owns_what_is_verified() -> 
     assert used.seen() == [DraftFate("r", "small", 4, 4, 4, 3)]
 
 
-def test_a_dropped_draft_without_a_fallback_is_no_miss_either() -> None:
+def test_a_dropped_draft_without_a_fallback_is_not_a_miss_either() -> None:
     rows, used = scripted(CUT)
     rows.reported(DraftReport(dropped=["r"]), r=(0, 0))
     rows.step(r=(0, 0))

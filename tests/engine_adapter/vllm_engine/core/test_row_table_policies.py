@@ -44,14 +44,14 @@ def test_a_miss_is_noted_once() -> None:
     assert used.seen() == []
 
 
-def test_a_row_that_was_only_read_is_no_miss() -> None:
+def test_a_row_that_was_only_read_is_not_a_miss() -> None:
     rows, used = scripted(StepPlan({"r": SpecMethod("small", 0)}))
     rows.step(r=(0, 0))
     rows.step(r=(0, 0))
     assert used.seen() == []
 
 
-def test_a_row_outside_the_step_is_no_miss_yet() -> None:
+def test_a_row_outside_the_step_is_not_a_miss_yet() -> None:
     rows, used = scripted(StepPlan({"r": NGRAM}))
     rows.admit("s", GOODPUT)
     rows.step(r=(0, 0))
@@ -61,7 +61,7 @@ def test_a_row_outside_the_step_is_no_miss_yet() -> None:
     assert used.seen() == [("r", "ngram", 5, 4, 4, 1)]
 
 
-def test_the_drafts_of_a_preempted_row_are_no_miss_and_its_kv_is_unread() -> None:
+def test_the_drafts_of_a_preempted_row_are_not_a_miss_and_its_kv_is_unread() -> None:
     rows, used = scripted(StepPlan({"r": DRAFT}))
     rows.step(r=(0, 0))
     used.evidence.mark_read([("r", DRAFT)])

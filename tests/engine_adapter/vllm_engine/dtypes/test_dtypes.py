@@ -39,7 +39,7 @@ LEAST_ACCEPTED = 0.5
 """Of the drafts of `ORIGINAL`: a checkpoint that is packed in another order writes other texts."""
 
 THREADS = os.environ.get("THREADS", "2")
-"""With one thread, vLLM's results on CPU do not depend on the batch, and there is no noise."""
+"""With one thread, vLLM's results on CPU do not depend on the batch, and have no noise."""
 
 ENGINE: dict[str, Any] = {
     "max_model_len": 1024,

@@ -1,13 +1,15 @@
-"""Settings become vLLM's engine arguments and environment."""
+"""Settings become vLLM's engine arguments."""
 
-import os
-from collections.abc import Sequence
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
+from safetensors.numpy import save_file
 
 from demo import model_path
 from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
@@ -17,19 +19,10 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import ray_backend
 from engine_adapter.vllm_engine.gateway.arguments import (
     CPU_KV_CACHE_BYTES,
-    WAITING,
     engine_args,
     engine_config,
-    prepare_environment,
     reason_of,
 )
-
-DEFAULTS = {
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
 
 
 def config(**arguments: Any) -> EngineConfig:
@@ -37,78 +30,10 @@ def config(**arguments: Any) -> EngineConfig:
     return EngineConfig(model, "served", parse_specs([{"name": "ngram"}]), None, arguments)
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Unsets the variables during the test."""
-    for name in (*DEFAULTS, *WAITING, "VLLM_USE_V2_MODEL_RUNNER"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    return monkeypatch
-
-
 def refusal(**arguments: Any) -> EngineConfigError:
     with pytest.raises(EngineConfigError) as caught:
         engine_args(config(**arguments), 5, None)
     return caught.value
-
-
-# -- environment -----------------------------------------------------------------------------
-
-
-def test_an_unset_variable_gets_a_default(environment: pytest.MonkeyPatch) -> None:
-    prepare_environment(config())
-    assert {name: os.environ[name] for name in DEFAULTS} == DEFAULTS
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("VLLM_LOGGING_LEVEL", "DEBUG"),
-        ("VLLM_NO_USAGE_STATS", "0"),
-        ("VLLM_ENABLE_V1_MULTIPROCESSING", "1"),
-    ],
-)
-def test_a_variable_that_the_user_has_set_is_kept(
-    environment: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    environment.setenv(name, value)
-    prepare_environment(config())
-    assert os.environ[name] == value
-
-
-@pytest.mark.parametrize("name", WAITING)
-def test_how_threads_wait_is_left_to_a_user_who_says_it(
-    environment: pytest.MonkeyPatch, name: str
-) -> None:
-    environment.setenv(name, "7")
-    prepare_environment(config())
-    assert {n: os.environ[n] for n in WAITING if n in os.environ} == {name: "7"}
-
-
-@pytest.mark.parametrize("value", [None, "0", "1"])
-def test_the_model_runner_is_always_the_v1_runner(
-    environment: pytest.MonkeyPatch, value: str | None
-) -> None:
-    if value is not None:
-        environment.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
-    prepare_environment(config())
-    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-
-
-def test_the_log_level_comes_from_the_settings(environment: pytest.MonkeyPatch) -> None:
-    prepare_environment(EngineConfig("m", "m", log_level="INFO"))
-    assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
-
-
-@pytest.mark.parametrize(("size", "value"), [(None, "0"), (1, "0"), (2, None)])
-def test_only_a_single_worker_shares_the_engine_process(
-    environment: pytest.MonkeyPatch, size: int | None, value: str | None
-) -> None:
-    prepare_environment(config(tensor_parallel_size=size))
-    assert os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == value
-
-
-# -- arguments -------------------------------------------------------------------------------
 
 
 @pytest.mark.needs_vllm
@@ -232,6 +157,24 @@ def test_compiled_code_is_found_again_although_the_pipe_is_another_one() -> None
 
 
 @pytest.mark.needs_vllm
+def test_code_of_a_head_that_was_replaced_at_its_path_is_not_found(tmp_path: Path) -> None:
+    head = {"name": "head", "method": "eagle3", "model": str(tmp_path)}
+
+    def key(layer: int, value: float = 0.0, bias: bool = False) -> str:
+        fields = {"eagle_aux_hidden_state_layer_ids": [layer]}
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        names = ["fc.weight", *["fc.bias"] * bias]
+        tensors = {name: np.full(2, value, np.float32) for name in names}
+        save_file(tensors, tmp_path / "model.safetensors")
+        made = EngineConfig(str(model_path("target")), "served", parse_specs([head]))
+        found: str = engine_args(made, 5, None).additional_config.compute_hash()
+        return found
+
+    assert key(1) == key(1, value=0.5), "weights are no part of code"
+    assert len({key(1), key(2), key(1, bias=True)}) == 3
+
+
+@pytest.mark.needs_vllm
 def test_the_classes_in_dotted_paths_exist() -> None:
     from importlib import import_module
 
@@ -302,80 +245,3 @@ def test_the_reasoning_parser_is_that_of_structured_output_too() -> None:
     error = refusal(structured_outputs_config={"reasoning_parser": "deepseek_r1"})
     assert error.setting == "structured_outputs_config"
     assert "--reasoning-parser" in str(error)
-
-
-# -- the prefix cache ------------------------------------------------------------------------
-
-
-class Arguments:
-    """vLLM's arguments for a target; its prefix cache is on unless it is set."""
-
-    def __init__(
-        self,
-        *,
-        recurrent: bool = False,
-        caching: bool | None = None,
-        kinds: Sequence[str] | None = None,
-        one_group: bool | None = None,
-    ) -> None:
-        text = SimpleNamespace(layer_types=kinds)
-        self._model = SimpleNamespace(is_hybrid=recurrent, hf_text_config=text)
-        self.enable_prefix_caching = caching
-        self.disable_hybrid_kv_cache_manager = one_group
-
-    def create_engine_config(self) -> Any:
-        if self.enable_prefix_caching is None:  # vLLM fills in its defaults
-            self.enable_prefix_caching = True
-        cache = SimpleNamespace(enable_prefix_caching=self.enable_prefix_caching)
-        one_group = self.disable_hybrid_kv_cache_manager
-        return SimpleNamespace(model_config=self._model, cache_config=cache, one_group=one_group)
-
-
-@pytest.fixture(params=[True, False], ids=["cpu", "gpu"])
-def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    on_cpu: bool = request.param
-    monkeypatch.setitem(
-        vars(compat), "current_platform", SimpleNamespace(is_cpu=lambda: request.param)
-    )
-    return on_cpu
-
-
-@pytest.mark.parametrize("recurrent", [True, False])
-def test_the_prefix_cache_is_off_for_recurrent_layers_on_a_cpu(
-    on_cpu: bool, recurrent: bool
-) -> None:
-    made = engine_config(Arguments(recurrent=recurrent, caching=None))
-    assert made.cache_config.enable_prefix_caching == (not (on_cpu and recurrent))
-
-
-@pytest.mark.parametrize("on_cpu", [True], indirect=True)
-def test_a_prefix_cache_that_vllm_cannot_fill_is_refused(on_cpu: bool) -> None:
-    with pytest.raises(EngineConfigError) as caught:
-        engine_config(Arguments(recurrent=True, caching=True))
-    assert caught.value.setting == "enable_prefix_caching"
-
-
-def test_a_prefix_cache_that_is_set_off_stays_off(on_cpu: bool) -> None:
-    made = engine_config(Arguments(recurrent=True, caching=False))
-    assert made.cache_config.enable_prefix_caching is False
-
-
-# -- KV cache groups -------------------------------------------------------------------------
-
-CHUNKS = ["chunked_attention", "full_attention"]
-
-
-@pytest.mark.parametrize("asked", [None, True])
-def test_a_target_with_chunks_has_one_group(on_cpu: bool, asked: bool | None) -> None:
-    assert engine_config(Arguments(kinds=CHUNKS, one_group=asked)).one_group is True
-
-
-def test_another_target_has_the_groups_that_it_asks_for(on_cpu: bool) -> None:
-    for asked in (None, True, False):
-        assert engine_config(Arguments(kinds=CHUNKS[1:], one_group=asked)).one_group is asked
-
-
-def test_several_groups_of_a_target_with_chunks_are_refused(on_cpu: bool) -> None:
-    with pytest.raises(EngineConfigError) as caught:
-        engine_config(Arguments(kinds=CHUNKS, one_group=False))
-    assert caught.value.setting == "disable_hybrid_kv_cache_manager"

@@ -123,7 +123,7 @@ def test_calls_within_any_text_are_held(text: str, accepted: bool, ends: bool) -
     assert fits(FREE, None, text) == (accepted, ends)
 
 
-def test_a_special_token_begins_a_call_and_is_no_text() -> None:
+def test_a_special_token_begins_a_call_and_is_not_text() -> None:
     assert fits(FREE, None, f"Well. {F} And {F}.", SPECIAL) == (True, True)
     assert fits(FREE, None, "Well. <tool_call>x", SPECIAL) == (False, False)
     assert "<[2048]>" in call_grammar(FREE, None, specials=SPECIALS, json_schema=compact)

@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_ends_the_process_unless_another_waits(
     await patient.check(regex("a"))
 
 
-async def test_one_that_comes_while_another_is_given_up_is_checked_anew(
+async def test_one_that_comes_while_another_is_given_up_is_checked_again(
     patient: ConstraintChecker,
 ) -> None:
     first = asyncio.create_task(patient.check(SLOW))

@@ -129,7 +129,7 @@ async def test_an_answer_during_a_look_is_an_answer() -> None:
     assert (asked, witness.looks) == (2, 10)
 
 
-async def test_zero_is_no_limit() -> None:
+async def test_zero_sets_no_limit() -> None:
     reason, looks = await hang(sleeping(), HangPolicy(idle_s=0, busy_s=20 * TICK_S))
     assert ("did not end a step" in reason, looks) == (True, 20)
     with pytest.raises(TimeoutError):

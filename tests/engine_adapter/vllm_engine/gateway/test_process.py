@@ -71,7 +71,7 @@ async def watch(process: EngineProcess, tree: Watched) -> None:
     await asyncio.wait_for(process._kill_when_hung(watched, 0.0), 20)
 
 
-async def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_that_fails_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     process = watched_by(
         monkeypatch, RuntimeError("a"), OSError(24, "b"), "did not answer", "hangs"
     )

@@ -69,7 +69,7 @@ def config(**arguments: Any) -> EngineConfig:
     return EngineConfig("m", "m", arguments=arguments)
 
 
-async def test_without_ray_the_workers_are_children_and_nobody_is_asked(
+async def test_without_ray_the_workers_are_children_and_no_worker_is_asked(
     sleepers: list[int],
 ) -> None:
     async def rpc(method: str) -> list[Any]:

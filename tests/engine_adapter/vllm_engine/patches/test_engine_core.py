@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs_vllm
 
 @pytest.fixture(autouse=True)
 def patched() -> None:
-    """Each test finds EngineCore patched, in whichever process and order it runs."""
+    """Each test finds EngineCore patched, in any process and any order."""
     patch_engine_core()
 
 

@@ -10,7 +10,7 @@ _RULE = VerifyLayout.accept_matching
 
 
 def accept_every_first_draft() -> None:
-    """From now on the first draft of a row is emitted, whatever the target says."""
+    """From now on the first draft of a row is emitted, also where the target says otherwise."""
 
     def accept_matching(self: Any, drafts: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
         spoiled, taken = samples.clone(), 0

@@ -9,11 +9,13 @@ K = 4
 
 PROPOSERS: dict[str, dict[str, Any]] = {
     "ngram": {"prompt_lookup_min": 1},
+    "suffix": {},
     "draft_model": {"model": "toy/1"},
     "eagle": {"model": "toy/5"},
     "eagle3": {"model": "toy/6/0,4"},
     "mtp": {},
     "dflash": {"model": "toy/8/1,3"},
+    "dspark": {"model": "toy/9/1,3"},
     "medusa": {},
     "mlp_speculator": {},
 }
@@ -28,26 +30,33 @@ GATED = "gated"
 UNKEPT = "unkept"
 """Greedy rows of a head for which the target's states are not kept."""
 
-HEADS = ("eagle", "eagle3", "mtp", "dflash")
+HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 """Methods with the option `keep_states`."""
 
-DRAWING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa", "mlp_speculator")
+DRAWING = (
+    *("draft_model", "eagle", "eagle3", "mtp"),
+    *("dflash", "dspark", "medusa", "mlp_speculator"),
+)
 """Methods that draw their drafts."""
 
+LOOKUPS = ("ngram", "suffix")
+"""Methods that draft on the CPU. Their drafts are verified by exact match."""
+
 _UPLOADS = {
-    "ngram": 1,
     "draft_model": 3,
     "eagle": 3,
     "eagle3": 3,
     "mtp": 3,
     "dflash": 4,
+    "dspark": 5,
     "medusa": 2,
     "mlp_speculator": 3,
 }
 """Method -> uploads of a greedy step.
 
 One is the layout of the verification. The others are the inputs of the first pass and of all later
-ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens too).
+ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens too;
+DSpark: the rows of each depth).
 """
 
 
@@ -60,8 +69,8 @@ def budget(method: str, asks: str) -> Mapping[str, int]:
     before, each draft is downloaded (`RowLimits.record`), and what the options read is uploaded.
     A gate is told once which rows draft, and says at the end how long the drafts are.
     """
-    if method == "ngram":
-        return {UPLOAD: 1}
+    if method in LOOKUPS:
+        return {UPLOAD: {GREEDY: 1, SAMPLED: 1, SEEDED: 1, LIMITED: 3}[asks]}
     more = {GREEDY: 0, UNKEPT: 0, GATED: 1, SEEDED: 1, SAMPLED: 2, LIMITED: 14}[asks]
     if method == "dflash" and asks not in (GREEDY, UNKEPT):
         more += 1  # the rows of each depth, which its one pass has together

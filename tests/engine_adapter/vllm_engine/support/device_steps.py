@@ -31,6 +31,7 @@ from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.heads import HIDDEN, VOCABULARY
 from tests.engine_adapter.vllm_engine.support.device_cases import (
+    DRAWING,
     GATED,
     LIMITED,
     PROPOSERS,
@@ -130,7 +131,7 @@ class Steps(RunnerHooks):
         if method in ("medusa", "mlp_speculator"):
             layout = {"token_map": 40} if method == "medusa" else {"n_predict": K}
             fields["model"] = getattr(heads, method)(**layout).write(folder)
-        if asks in (SAMPLED, SEEDED):
+        if asks in (SAMPLED, SEEDED) and method in DRAWING:
             fields["draft_sampling"] = "probabilistic"
         if asks == GATED:
             fields["min_confidence"] = 1e-6

@@ -48,7 +48,7 @@ MISTAKEN: Mapping[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 64,
     },
 }
-"""The same for models of which stock vLLM is no reference on a CPU.
+"""The same for models for which stock vLLM cannot be the reference on a CPU.
 
 Its rotary embedding of LFM 2 is wrong, and its kernels for Qwen3-Next need bfloat16.
 """

@@ -1,8 +1,8 @@
 """A small serving world around the dispatch: scheduler, block pool, prefix cache, toy models.
 
 All code of Specgate between the scheduler's output and the drafts is real. vLLM around it is
-simulated in `toy_scheduler` and `block_pool`, the forward passes in `toy_models`. `step_checks`
-checks each step.
+simulated in `toy_scheduler`, `block_pool` and `toy_batches`, the forward passes in `toy_models`.
+`step_checks` checks each step.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_modu
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import MappedVocabulary
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
-from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
+from tests.engine_adapter.vllm_engine.support.toy_batches import ToyBatches
 from tests.engine_adapter.vllm_engine.support.toy_block_head import ToyBlockHead
 from tests.engine_adapter.vllm_engine.support.toy_models import (
     VOCAB,
@@ -51,12 +51,15 @@ HEADS = (
     {"name": "stranger", "method": "eagle3", "model": "toy/6/0,4"},
     {"name": "third", "method": "eagle3", "model": "toy/7/2,4"},
     {"name": "block", "method": "dflash", "model": "toy/8/1,3", "num_speculative_tokens": 6},
+    {"name": "spark", "method": "dspark", "model": "toy/9/1,3", "num_speculative_tokens": 6},
     {"name": "ngram", "prompt_lookup_min": 1},
 )
 """Heads with the names of the draft models, so that they can replace them."""
 
 LEAN_HEADS = tuple(
-    {**fields, "keep_states": False} if fields["name"] in ("twin", "stranger", "block") else fields
+    {**fields, "keep_states": False}
+    if fields["name"] in ("twin", "stranger", "block", "spark")
+    else fields
     for fields in HEADS
 )
 """The same; for some, the target's states are not kept."""
@@ -110,11 +113,13 @@ class World:
         self.max_model_len, self.budget = max_model_len, budget
         self.draft_contexts, self.ranks = draft_contexts or {}, ranks
         self.vocabularies = vocabularies or {}
-        self.rng = np.random.default_rng(seed)
         pool = BlockPool(num_blocks, self.block_sizes)
         self.free = pool.free
         self.scheduler = ToyScheduler(pool, max_model_len, chunk, shares_at_once=shares_at_once)
         self.requests, self.waiting = self.scheduler.requests, self.scheduler.waiting
+        self.batches = ToyBatches(
+            num_blocks, self.block_sizes, self.kernel_sizes, max_model_len, seed
+        )
         self.batch: Any = None
         self.dispatch = self._start_dispatch(proposers)
         toys = {name: self.toy(name) for name in self.dispatch.host.draft_models}
@@ -233,7 +238,7 @@ class World:
         plan = self.scheduler.plan(scheduled)
         self._store_states(scheduled)
         sampled = {name: self._run_target(name, count) for name, count in scheduled.items()}
-        self._fill_batch(before)
+        self.batch = self.runner.input_batch = self.batches.make(self.requests, before)
         drafts, report = self._draft(plan, scheduled, sampled)
         result = StepResult(
             drafts=drafts,
@@ -304,45 +309,6 @@ class World:
         request.computed = len(request.tokens) + len(emitted) - 1
         request.tokens.extend(emitted)
         return emitted
-
-    def _fill_batch(self, before: Mapping[str, int]) -> None:
-        """The runner's batch after the step: rows in any order, junk where reading is an error."""
-        names = list(before)
-        self.rng.shuffle(names)
-        tokens = self.rng.integers(0, VOCAB, (len(names), self.max_model_len)).astype(np.int32)
-        for i, name in enumerate(names):
-            request = self.requests[name]
-            tokens[i, : len(request.tokens)] = request.tokens
-        every = [self.requests[name] for name in names]
-        self.batch = self.runner.input_batch = SimpleNamespace(
-            sampling_metadata=idle_metadata(),
-            generators={},
-            top_k_cpu=np.full(len(names), VOCAB, np.int32),
-            top_p_cpu=np.ones(len(names), np.float32),
-            req_ids=names,
-            req_id_to_index={name: i for i, name in enumerate(names)},
-            num_tokens_no_spec=np.array([len(r.tokens) for r in every], np.int32),
-            num_prompt_tokens=np.array([r.prompt for r in every], np.int32),
-            num_computed_tokens_cpu=np.array([before[name] for name in names], np.int32),
-            token_ids_cpu=tokens,
-            block_table=[self._block_table(gid, names) for gid in range(len(self.block_sizes))],
-        )
-
-    def _block_table(self, gid: int, names: Sequence[str]) -> Any:
-        """vLLM's table of a KV cache group, of kernel blocks."""
-        size, kernel_size = self.block_sizes[gid], self.kernel_sizes[gid]
-        ratio, width = size // kernel_size, -(-self.max_model_len // size)
-        table = self.rng.integers(0, self.num_blocks, (len(names), width)).astype(np.int32)
-        for i, name in enumerate(names):
-            blocks = self.requests[name].group_blocks[gid]
-            table[i, : len(blocks)] = blocks
-        kernel = (table[:, :, None] * ratio + np.arange(ratio)).reshape(len(names), width * ratio)
-        kernel = kernel.astype(np.int32)
-        return SimpleNamespace(
-            block_size=kernel_size,
-            get_numpy_array=lambda: kernel,
-            get_device_tensor=lambda num_reqs: torch.from_numpy(kernel)[:num_reqs],
-        )
 
 
 def states_of(head: AnyToyHead) -> Any:

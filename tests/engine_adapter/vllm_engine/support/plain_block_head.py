@@ -1,6 +1,6 @@
-"""A DFlash head in plain PyTorch, from its paper and published code: no KV cache, no batch.
+"""A DFlash or DSpark head in plain PyTorch, from published code: no KV cache, no batch.
 
-Sources: arXiv 2602.06036, github.com/z-lab/dflash.
+Sources: arXiv 2602.06036, github.com/z-lab/dflash, github.com/deepseek-ai/DeepSpec.
 """
 
 import json
@@ -15,29 +15,34 @@ from transformers import AutoModelForCausalLM
 
 
 class PlainBlockHead:
-    """A DFlash head on a Llama target; every block is computed from the first token on.
+    """A DFlash or DSpark head on a Llama target; every block is computed from the first token on.
 
     Args:
         target: the folder of the target.
         head: the folder of the head.
-        k: mask tokens in a block.
+        k: drafts in a block.
+        markov: whether the Markov head of a DSpark head is used.
     """
 
-    def __init__(self, target: Path, head: Path, k: int) -> None:
+    def __init__(self, target: Path, head: Path, k: int, *, markov: bool = True) -> None:
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         self._config: dict[str, Any] = json.loads((head / "config.json").read_text())
         tensors = load_file(head / "model.safetensors")
         self._w = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items()}
         self._k = k
+        is_dspark = self._config["architectures"] == ["Qwen3DSparkModel"]
+        from_newest = is_dspark and self._config.get("sample_from_anchor", True)
+        self._is_sequential = is_dspark and markov
+        self._masks = k - 1 if from_newest else k
 
     @torch.inference_mode()
     def drafts(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """The k tokens that follow `tokens`, greedily."""
-        ids, fields = torch.tensor(tokens), self._config["dflash_config"]
+        ids, fields = torch.tensor(tokens), self._config.get("dflash_config", self._config)
         outputs = self._target.model(ids[None, :-1], output_hidden_states=True)
         read = [outputs.hidden_states[i + 1][0] for i in sorted(fields["target_layer_ids"])]
         context = self._norm(torch.cat(read, dim=-1) @ self._w["fc"].T, "hidden_norm")
-        masks = torch.full((self._k,), fields["mask_token_id"])
+        masks = torch.full((self._masks,), fields["mask_token_id"])
         x = self._target.model.embed_tokens(torch.cat([ids[-1:], masks]))
         for i in range(self._config["num_hidden_layers"]):
             prefix = f"layers.{i}."
@@ -45,8 +50,14 @@ class PlainBlockHead:
             normed = self._norm(x, f"{prefix}post_attention_layernorm")
             gate, up = (self._linear(normed, f"{prefix}mlp.{part}_proj") for part in ("gate", "up"))
             x = x + self._linear(silu(gate) * up, f"{prefix}mlp.down_proj")
-        logits = self._target.lm_head(self._norm(x[1:], "norm"))
-        return tuple(logits.argmax(-1).tolist())
+        logits = self._target.lm_head(self._norm(x[-self._k :], "norm"))
+        if not self._is_sequential:
+            return tuple(logits.argmax(-1).tolist())
+        drafts: list[int] = []
+        for row in logits:
+            before = self._w["markov_head.markov_w1"][[*tokens, *drafts][-1]]
+            drafts.append(int((row + self._w["markov_head.markov_w2"] @ before).argmax()))
+        return tuple(drafts)
 
     def _attention(self, prefix: str, context: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         size, before = self._config["head_dim"], len(context)

@@ -241,7 +241,7 @@ def pretend_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendDevice]:
 
 
 class _Generator(torch.Generator):
-    """The CPU's generator, whatever the device: to seed one waits for nothing on a GPU either."""
+    """The CPU's generator, for every device: to seed one waits for nothing on a GPU either."""
 
     def __new__(cls, device: Any = None) -> "_Generator":
         return super().__new__(cls)

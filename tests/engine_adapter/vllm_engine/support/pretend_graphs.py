@@ -1,9 +1,9 @@
 """Pretend CUDA graphs on the CPU: operators are recorded once and run again on the same tensors.
 
-As on a GPU, a replay reads and writes the tensors of the capture, whatever the caller passes. An
-input that is not in a buffer which keeps its address is therefore not seen. All graphs share one
-pool of memory: what a model's graphs wrote is valid until another model's run, or another size's.
-It is overwritten with NaN then.
+As on a GPU, a replay reads and writes the tensors of the capture, not those that the caller
+passes. An input that is not in a buffer which keeps its address is therefore not seen. All graphs
+share one pool of memory: what a model's graphs wrote is valid until another model's run, or another
+size's. It is overwritten with NaN then.
 """
 
 from collections.abc import Iterator, Sequence

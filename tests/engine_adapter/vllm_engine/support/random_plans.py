@@ -102,7 +102,7 @@ class RandomPlanner(Planner):
         others = [row for row in view.rows if row.spec_method.proposer != RANDOM]
         planned = super().plan(replace(view, rows=others))
         drawn = self._random.plan(StepView(mine))
-        self.evidence.requests.note_lengths(mine)
+        self.evidence.note_lengths(mine)
         self.evidence.mark_read(drawn.drafts.items())
         return StepPlan(
             {**planned.drafts, **drawn.drafts},

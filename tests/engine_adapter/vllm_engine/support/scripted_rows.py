@@ -27,7 +27,7 @@ class ScriptedPlanner(Planner):
 
     def plan(self, view: StepView) -> StepPlan:
         self.views.append(view)
-        self.evidence.requests.note_lengths(view.rows)
+        self.evidence.note_lengths(view.rows)
         return self.plans.pop(0) if self.plans else StepPlan()
 
     def observe(self, outcome: StepOutcome) -> Any:

@@ -1,4 +1,4 @@
-"""A toy DFlash head: the real paged code, without weights and forward pass; see `toy_models`."""
+"""A toy DFlash or DSpark head: the real paged code without a forward pass; see `toy_models`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +12,7 @@ from tests.engine_adapter.vllm_engine.support.toy_models import (
     MASK_TOKEN,
     VOCAB,
     ToyForward,
+    after,
     next_state,
     target_states,
 )
@@ -20,22 +21,26 @@ _CONTEXT, _BLOCK = -2, -3
 """Whether the KV of a slot comes from a state of the target or from a block."""
 
 
-def block_outputs(known: Sequence[tuple[float, float]], masks: int, layers: Sequence[int]) -> Any:
-    """A head's token at each of its masks, which are the last entries of `known`.
+def block_outputs(
+    known: Sequence[tuple[float, float]], block: int, drafts: int, layers: Sequence[int]
+) -> Any:
+    """A head's token at each of the last places of its block.
 
     They are mostly the twin's. Each depends on all entries, on their number, and on its place.
 
     Args:
         known: (state, _CONTEXT) for each committed position, then (token, _BLOCK) for each token.
+        block: the tokens of the block.
+        drafts: how many places.
     """
     folded = 1
     for value, kind in known:
         folded = next_state(folded, int(value) % 1009 + int(kind))
-    committed = len(known) - masks - 1
+    committed = len(known) - block
     newest = int(known[committed][0])
     state = (int(known[committed - 1][0]) - sum(layers)) // len(layers) if committed else 1
     out = []
-    for i in range(masks):
+    for i in range(drafts):
         state = next_state(state, newest)
         hashed = next_state(folded, i) >> 8
         newest = (state >> 8 if hashed % 5 else hashed) % VOCAB
@@ -44,7 +49,7 @@ def block_outputs(known: Sequence[tuple[float, float]], masks: int, layers: Sequ
 
 
 class ToyBlockHead(ToyForward, PagedBlockHead):
-    """A toy DFlash head: its KV holds the combined states, or the tokens of a block."""
+    """A toy DFlash or DSpark head: its KV holds the combined states, or the tokens of a block."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -52,12 +57,16 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
 
     def continuation(self, tokens: Sequence[int], k: int) -> list[int]:
         context = min(self.world.max_model_len, self.max_model_len)
-        masks = max(min(self._masks, context - len(tokens)), 0)
-        block = [tokens[-1], *[MASK_TOKEN] * masks]
+        length = max(min(self._block, context - len(tokens) + 1), 1)
+        block = [tokens[-1], *[MASK_TOKEN] * (length - 1)]
         known = [tuple(entry) for entry in self._committed(tokens).tolist()]
         known += [(token, _BLOCK) for token in block]
-        outputs: list[int] = block_outputs(known, masks, self.layers)
-        return outputs[:k]
+        outputs = block_outputs(known, length, length - self._first, self.layers)
+        drafts: list[int] = []
+        for output in outputs[:k]:
+            forced = after([*tokens, *drafts][-1]) if self._loaded.is_sequential else None
+            drafts.append(output if forced is None else forced)
+        return drafts
 
     def _project_states(self, batch: Any, start: np.ndarray, stop: np.ndarray) -> None:
         super()._project_states(batch, start, stop)
@@ -101,12 +110,14 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
                 known = self._read(gid, table, seq_len)
                 assert np.array_equal(known, want), f"{request.request_id} reads stale KV"
             entries = [tuple(entry) for entry in want.tolist()]
-            outputs[begin + 1 : end, 0] = block_outputs(entries, end - begin - 1, self.layers)
+            first, length = begin + self._first, end - begin
+            drafts = length - self._first
+            outputs[first:end, 0] = block_outputs(entries, length, drafts, self.layers)
         result = torch.from_numpy(outputs)
         return result, result
 
     def _read_in(self, inputs: ForwardInputs, recurrent: torch.Tensor | None) -> np.ndarray:
-        raise NotImplementedError
+        raise AssertionError("`_forward` reads and drafts whole blocks")
 
     def _outputs(self, known: np.ndarray) -> list[tuple[int, float]]:
-        raise NotImplementedError
+        raise AssertionError("`_forward` reads and drafts whole blocks")

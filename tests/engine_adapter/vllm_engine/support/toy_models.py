@@ -30,7 +30,7 @@ UNSURE = 4
 """A toy model is sure of every token but the multiples of this."""
 
 MASK_TOKEN = 3
-"""The token of a mask in a block of a toy DFlash head."""
+"""The token of a mask in a block."""
 
 _MODULUS = 1 << 31
 
@@ -52,6 +52,11 @@ def states(tokens: Sequence[int], seed: int) -> list[int]:
 def predictions(tokens: Sequence[int], seed: int) -> list[int]:
     """The token after each prefix of `tokens`."""
     return [(state >> 8) % VOCAB for state in states(tokens, seed)]
+
+
+def after(token: int) -> int | None:
+    """The token that a toy DSpark head drafts after this one whatever its block says, if any."""
+    return None if token % 3 else (7 * token + 2) % VOCAB
 
 
 def target_next(tokens: Sequence[int]) -> int:
@@ -252,6 +257,9 @@ class ToyLoaded:
         self.max_model_len = world.max_model_len  # the target's, as vLLM's drafter has it
         self.weights_bytes = 0
         self.prefix = f"draft:{spec.name}"
+        self._vocabulary = vllm_config.model_config.get_vocab_size()
+        self.is_sequential = spec.method == "dspark"
+        self.first_draft = 0 if self.is_sequential else 1
         layers = (spec.model or "").split("/")[2:]
         self.eagle3_use_aux_hidden_state = bool(layers)
         self.draft_model_config = SimpleNamespace(
@@ -280,6 +288,11 @@ class ToyLoaded:
     def context_slots(self, slots: Any) -> list[torch.Tensor]:
         """It has one layer in each group."""
         return [slots[gid] for gid in self.kv_cache_gids]
+
+    def bias_after(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Enough for the token of `after`; nothing where there is none."""
+        following = torch.nn.functional.one_hot((7 * tokens.long() + 2) % VOCAB, self._vocabulary)
+        return following * torch.where(tokens % 3 == 0, 100.0, 0.0)[:, None]
 
     def tp_scope(self) -> AbstractContextManager[None]:
         """There is one rank."""

@@ -16,6 +16,7 @@ from tests.engine_adapter.vllm_engine.support.device_cases import (
     GREEDY,
     HEADS,
     LIMITED,
+    LOOKUPS,
     PROPOSERS,
     SAMPLED,
     SEEDED,
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.needs_vllm
 
 CASES = [
     *((method, GREEDY) for method in PROPOSERS),
+    *((method, asks) for method in LOOKUPS for asks in (SAMPLED, SEEDED, LIMITED)),
     *((method, asks) for method in DRAWING for asks in (SAMPLED, SEEDED, LIMITED, GATED)),
     *((method, UNKEPT) for method in HEADS),
 ]

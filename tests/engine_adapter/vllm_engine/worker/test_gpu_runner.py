@@ -19,6 +19,7 @@ from engine_adapter.types import NONE, SpecMethod
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support import pretend_gpu
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import same_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt
 from tests.engine_adapter.vllm_engine.support.pretend_gpu import (
     CAPTURING,
@@ -33,7 +34,6 @@ from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     RecordedRun,
-    same_drafts,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]

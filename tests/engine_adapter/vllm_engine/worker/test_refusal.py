@@ -102,7 +102,7 @@ def test_a_failure_of_a_target_that_is_not_quantized_is_raised() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_memory_and_files_are_no_fault_of_the_quantization(error: Exception) -> None:
+def test_the_quantization_is_not_blamed_for_memory_and_files(error: Exception) -> None:
     progress: Any = Progress()
     quantized = SimpleNamespace(model="/models/big", quantization="auto_gptq")
     with pytest.raises(type(error)) as caught:

@@ -208,7 +208,7 @@ def test_a_row_whose_constraint_took_too_long_is_drafted_for_without_it() -> Non
 
 
 @pytest.mark.parametrize(("ranks", "known"), [(1, False), (2, True)])
-def test_several_ranks_know_the_same_whatever_time_each_takes(
+def test_several_ranks_know_the_same_also_if_one_is_slower(
     monkeypatch: pytest.MonkeyPatch, ranks: int, known: bool
 ) -> None:
     from engine_adapter.vllm_engine.worker import constraints as module

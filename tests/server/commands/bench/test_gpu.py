@@ -60,7 +60,11 @@ def test_a_stage_that_fails_does_not_hold_up_the_others_and_gives_the_status(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main([*CPU, "--out", str(tmp_path)]) == FAILED
-    printed = capsys.readouterr().out
+    captured = capsys.readouterr()
+    printed = captured.out
+    assert captured.err == (
+        "good runs, at most 1 minutes: a test\nbad runs, at most 1 minutes: a test\n"
+    )
     assert "| good | a test | passed |" in printed
     assert "| bad | a test | failed: draft: it never drafted |" in printed
     report = json.loads((tmp_path / "gpu-check.json").read_text())

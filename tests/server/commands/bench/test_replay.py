@@ -142,7 +142,7 @@ def test_wrong_arguments_are_refused_before_the_first_step(
     assert message in complaint(["replay", *given], capsys)
 
 
-def test_a_file_that_is_no_trace_fails_with_its_name(
+def test_a_file_that_is_not_a_trace_fails_with_its_name(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = json.loads(gzip.decompress(trace.read_bytes()))

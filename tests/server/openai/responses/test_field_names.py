@@ -36,7 +36,7 @@ def test_a_field_has_the_responses_name(chats: str | None, ours: str | None) -> 
         assert response_field(chats) == ours
 
 
-def test_words_of_a_message_that_are_no_fields_stay() -> None:
+def test_words_of_a_message_that_are_not_fields_stay() -> None:
     error = InvalidField("messages", "The chat template rejects these messages: no messages.")
     assert "rejects these messages" in response_error(error, []).message
 

@@ -58,7 +58,7 @@ def test_a_limit_of_zero_stores_nothing(limits: tuple[int, int]) -> None:
     assert len(store) == 0
 
 
-def test_nobody_finds_the_response_of_another_owner() -> None:
+def test_no_owner_finds_the_response_of_another() -> None:
     store = ResponseStore(10, 10**6)
     store.add(stored("a"))
     assert store.find("a", "another") is None

@@ -178,7 +178,7 @@ def test_a_row_that_has_ended_takes_part_in_no_further_pass(make: Any) -> None:
 
 
 @pytest.mark.needs_vllm
-def test_other_ranks_make_the_same_passes_whatever_their_numbers_are(make: Any) -> None:
+def test_other_ranks_make_the_same_passes_with_any_numbers(make: Any) -> None:
     world = make(DRAFTS, ranks=2)
     for i in range(3):
         world.add(f"r{i}", prompt(10, i), TWIN)

@@ -1,8 +1,11 @@
-"""DFlash heads over paged KV: their drafts are those of a run without switches, in every case.
+"""DFlash and DSpark heads over paged KV: they draft as in a run without switches, in every case.
 
-The world is that of `test_paged_head`; its head `block` always reads six masks, the draft capacity.
+The world is that of `test_paged_head`. Its head `block` reads six masks, the draft capacity;
+`spark` reads five, and its drafts depend on the drafts before them.
 """
 
+from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from tests.engine_adapter.vllm_engine.support.paged_cases import (
 pytestmark = pytest.mark.needs_vllm
 
 BLOCK, TWIN, NGRAM = SpecMethod("block", 5), SpecMethod("twin", 4), SpecMethod("ngram", 4)
+HEADS = pytest.mark.parametrize("name", ["block", "spark"])
 
 
 @pytest.fixture
@@ -26,22 +30,23 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     return world_of_heads(monkeypatch)
 
 
-@pytest.mark.parametrize(("how", "pressure"), kinds_of_worlds({"block": 50}))
+@pytest.mark.parametrize(("how", "pressure"), kinds_of_worlds({"block": 50, "spark": 50}))
 @pytest.mark.parametrize("seed", range(3))
 def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:
-    methods = [BLOCK, BLOCK, TWIN, NGRAM, PLAIN]
+    methods = [BLOCK, SpecMethod("spark", 6), BLOCK, TWIN, NGRAM, PLAIN]
     check_random_run(make(**how, seed=seed), methods, seed + 300, pressure=pressure)
 
 
-def test_one_pass_drafts_for_all_rows(make: Any) -> None:
+@HEADS
+def test_one_pass_drafts_for_all_rows(make: Any, name: str) -> None:
     world = make()
     for i in range(3):
-        world.add(f"r{i}", prompt(10 + i, i), SpecMethod("block", 2 + i))
-    before = world.toy("block").passes
+        world.add(f"r{i}", prompt(10 + i, i), SpecMethod(name, 2 + i))
+    before = world.toy(name).passes
     result = world.step()
-    assert world.toy("block").passes == before + 1
+    assert world.toy(name).passes == before + 1
     assert {name: len(drafts) for name, drafts in result.drafts.items()} == {
         "r0": 2,
         "r1": 3,
@@ -78,9 +83,10 @@ def test_rows_that_diverge_after_a_shared_block_share_its_kv(make: Any) -> None:
     assert result.fed["block"]["b"] == [8, 9, 10]
 
 
-def test_near_the_end_of_the_context_a_block_has_fewer_masks(make: Any) -> None:
+@HEADS
+def test_near_the_end_of_the_context_a_block_has_fewer_masks(make: Any, name: str) -> None:
     world = make(max_model_len=24)
-    request = world.add("r", prompt(20), BLOCK)
+    request = world.add("r", prompt(20), SpecMethod(name, 5))
     drafted = {}
     while "r" in world.requests and len(request.tokens) < 24:
         length = len(request.tokens)
@@ -88,9 +94,10 @@ def test_near_the_end_of_the_context_a_block_has_fewer_masks(make: Any) -> None:
     assert drafted[20] < 5
 
 
-def test_sampled_drafts_have_their_distributions(make: Any) -> None:
+@HEADS
+def test_sampled_drafts_have_their_distributions(make: Any, name: str) -> None:
     world = make()
-    head = world.toy("block")
+    head = world.toy(name)
     draws: list[tuple[list[int], int]] = []
 
     class Least:
@@ -115,8 +122,8 @@ def test_sampled_drafts_have_their_distributions(make: Any) -> None:
         return propose(batch)
 
     head.propose = sampling
-    world.add("a", prompt(9), SpecMethod("block", 3))
-    world.add("b", prompt(7, 1), SpecMethod("block", 1))
+    world.add("a", prompt(9), SpecMethod(name, 3))
+    world.add("b", prompt(7, 1), SpecMethod(name, 1))
     world.step()
     assert sorted(map(len, world.seen.tokens)) == [1, 3]
     assert [depth for _, depth in draws] == [0, 1, 2]
@@ -127,12 +134,28 @@ def _fields(batch: Any) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in batch.__slots__}
 
 
-def test_the_kv_of_a_block_is_never_taken_for_that_of_a_position(make: Any) -> None:
+def test_a_draft_of_a_sequential_head_depends_on_the_one_before(make: Any) -> None:
+    """The bias after a token is enough for its successor, whatever the block gives there."""
+    after = import_module("tests.engine_adapter.vllm_engine.support.toy_models").after
+    world, followed = make(), 0
+    request = world.add("r", prompt(9), SpecMethod("spark", 6))
+    for _ in range(12):
+        drafts = world.step().drafts["r"]
+        newest = request.tokens[-1]
+        for before, token in pairwise([newest, *drafts]):
+            if (following := after(before)) is not None:
+                assert token == following
+                followed += 1
+    assert followed > 5
+
+
+@HEADS
+def test_the_kv_of_a_block_is_never_taken_for_that_of_a_position(make: Any, name: str) -> None:
     world = make()
-    request = world.add("r", prompt(6), BLOCK)
+    request = world.add("r", prompt(6), SpecMethod(name, 5))
     world.step()
     for _ in range(15):
         before = len(request.tokens)
         result = world.step()
-        assert result.fed["block"]["r"] == list(np.arange(before - 1, len(request.tokens) - 1))
+        assert result.fed[name]["r"] == list(np.arange(before - 1, len(request.tokens) - 1))
         assert result.report.catchup == {}

@@ -19,8 +19,8 @@ from tests.engine_adapter.vllm_engine.support.paged_cases import (
 pytestmark = pytest.mark.needs_vllm
 
 TWIN, STRANGER, THIRD = SpecMethod("twin", 4), SpecMethod("stranger", 3), SpecMethod("third", 5)
-BLOCK, NGRAM = SpecMethod("block", 5), SpecMethod("ngram", 4)
-LEAN = pytest.mark.parametrize("method", [TWIN, STRANGER, BLOCK], ids=lambda m: m.proposer)
+BLOCK, SPARK, NGRAM = SpecMethod("block", 5), SpecMethod("spark", 5), SpecMethod("ngram", 4)
+LEAN = pytest.mark.parametrize("method", [TWIN, STRANGER, BLOCK, SPARK], ids=lambda m: m.proposer)
 
 
 @pytest.fixture
