@@ -15,14 +15,10 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import never_switched, same_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt
 from tests.engine_adapter.vllm_engine.support.plain_block_head import PlainBlockHead
-from tests.engine_adapter.vllm_engine.support.recorded import (
-    RecordedEngine,
-    RecordedRequest,
-    never_switched,
-    same_drafts,
-)
+from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
