@@ -84,16 +84,16 @@ class Load:
         await asyncio.to_thread(wait_until, condition, seconds, what)
 
     async def follow(
-        self, client: httpx.AsyncClient, body: dict[str, Any], text: Plain, begun: asyncio.Event
+        self, client: httpx.AsyncClient, body: dict[str, Any], text: Plain, writes: asyncio.Event
     ) -> None:
-        """One more stream beside the clients' own. `begun` is set when its first text comes."""
+        """One more stream beside the clients' own. `writes` is set when its first text comes."""
         lines = []
         async with client.stream("POST", CHATS, json=body) as response:
             assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
                 lines.append(line)
-                if not begun.is_set() and _text_of(_events(lines)):
-                    begun.set()
+                if not writes.is_set() and _text_of(_events(lines)):
+                    writes.set()
         self._check_stream("\n".join(lines), text)
 
     async def _repeat(self, client: httpx.AsyncClient, i: int) -> None:

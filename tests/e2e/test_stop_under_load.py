@@ -54,9 +54,9 @@ async def stop_under_load(
     ):
         await load.until(lambda: load.whole >= whole, 120, "responses come")
         if long is not None:
-            begun = asyncio.Event()
-            group.create_task(load.follow(client, LONG, long, begun))
-            await begun.wait()
+            writes = asyncio.Event()
+            group.create_task(load.follow(client, LONG, long, writes))
+            await writes.wait()
         load.closed_at = begun = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(served.process.wait, STOP_S) == 0, served.tail()

@@ -35,8 +35,10 @@ def test_the_engines_differ_only_in_what_the_stage_is_about() -> None:
     assert parallel == graphs | {"enforce_eager": False, "tensor_parallel_size": 2}
     assert made["parallel"].devices == 2
     assert "kv_cache_memory_bytes" not in graphs, "a GPU's memory is profiled"
-    with_check = {**made["graphs"].environment, "VLLM_GPU_SYNC_CHECK": "warn"}
-    assert made["waits"].environment == with_check
+    assert made["waits"].environment == {
+        **made["graphs"].environment,
+        "VLLM_GPU_SYNC_CHECK": "warn",
+    }
     assert made["waits"].rows_of_log is not None
 
 
