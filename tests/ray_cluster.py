@@ -21,8 +21,8 @@ OBJECT_STORE_BYTES = 100 << 20
 NUM_WORKER_PORTS = 90
 ABSENT = "ray is not installed; make prove installs it"
 
-# Ray gives a program 20 tries to reach its cluster, one a second: too few on a busy machine. It reads
-# this when it is imported.
+# Ray gives a program 20 tries to reach its cluster, one a second: too few on a busy machine. It
+# reads this when it is imported.
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_S))
 os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(START_S))
 
