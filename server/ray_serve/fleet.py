@@ -65,6 +65,7 @@ class Fleet:
         self._is_alive = is_alive
         self._replicas: dict[str, RemoteReplica] = {}
         self._in_force: ReplicaState | None = None
+        self._has_begun = asyncio.Event()
         self._revision = 0
         # Held while the method changes, so that no replica joins in the middle of it.
         self._changing = asyncio.Lock()
@@ -95,6 +96,7 @@ class Fleet:
         """
         async with self._changing:
             await self._settle()
+            self._has_begun.set()
             self._replicas[name] = RemoteReplica(name, lambda: self._is_alive(actor))
             self._revision = max(self._revision, revision)
             known = self._in_force
@@ -152,10 +154,12 @@ class Fleet:
     async def declare(self, revision: int, order: Order) -> FleetReport | None:
         """Makes the switch of a `user_config`, once for all replicas that bring it.
 
-        Returns `None` if this revision, or a later one, has been here before.
+        Waits for the first replica. Returns `None` if this revision, or a later one, has been here
+        before.
         """
         if revision <= self._revision:
             return None
+        await self._has_begun.wait()
         async with self._turn():
             if revision <= self._revision:
                 return None

@@ -203,8 +203,11 @@ async def test_a_rollback_that_fails_does_not_end_the_attendance(
     await eventually(lambda: failures > 0)
     house.new_fleet()
     await eventually(lambda: house.running.num_replicas == 4)
-    await house.running.switch(order("ngram"))
-    assert house.states() == dict.fromkeys(NAMES, ("ngram", 1))
+    report = await house.running.switch(order("ngram"))
+    assert report is not None
+    # It answers, and stays reserved until its lease ends.
+    outcomes = {replica.replica: replica.outcome for replica in report.replicas}
+    assert [name for name in NAMES if outcomes[name] is ReplicaOutcome.REFUSED] == ["a"]
 
 
 async def test_a_replica_joins_again_only_when_what_it_was_told_has_ended(
@@ -358,6 +361,7 @@ async def test_a_revision_whose_caller_is_gone_is_applied_by_the_next_one(house:
 
 
 async def test_a_revision_waits_for_a_fleet_that_answers(house: House) -> None:
+    """And for the first replica in it, as the replica that brings it may be faster than any."""
     house.lose_fleet()
     declaring = asyncio.create_task(house.attendances["b"].declare(1, order("ngram")))
     await eventually(lambda: house.noticed == set(NAMES))
