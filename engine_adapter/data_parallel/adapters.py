@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import count
 
 from engine_adapter.data_parallel.changes import make
-from engine_adapter.data_parallel.member import Change, Member
+from engine_adapter.data_parallel.rank import Change, DataParallelRank
 from engine_adapter.errors import InvalidRequest, LoraRefused
 from engine_adapter.types import GenerationRequest, LoraAdapter
 
@@ -51,28 +51,30 @@ class Adapters:
         finally:
             self._num_users[adapter.name] -= 1
 
-    def holders(self, adapter: LoraAdapter | None, members: Sequence[Member]) -> list[Member]:
+    def holders(
+        self, adapter: LoraAdapter | None, ranks: Sequence[DataParallelRank]
+    ) -> list[DataParallelRank]:
         """The engines that have an adapter; every one has the model itself, `None`."""
-        return [m for m in members if adapter is None or _at(m, adapter) is not None]
+        return [rank for rank in ranks if adapter is None or _at(rank, adapter) is not None]
 
-    def check_held(self, adapter: LoraAdapter | None, holders: Sequence[Member]) -> None:
+    def check_held(self, adapter: LoraAdapter | None, holders: Sequence[DataParallelRank]) -> None:
         """Raises `InvalidRequest` if no engine has an adapter: its files are gone."""
         if adapter is not None and not holders:
             raise _unloaded(adapter)
 
-    def for_member(self, request: GenerationRequest, member: Member) -> GenerationRequest:
+    def for_rank(self, request: GenerationRequest, rank: DataParallelRank) -> GenerationRequest:
         """A request with its adapter as an engine knows it."""
         adapter = request.lora_adapter
-        return request if adapter is None else replace(request, lora_adapter=_at(member, adapter))
+        return request if adapter is None else replace(request, lora_adapter=_at(rank, adapter))
 
-    def held(self, members: Sequence[Member]) -> tuple[LoraAdapter, ...]:
+    def held(self, ranks: Sequence[DataParallelRank]) -> tuple[LoraAdapter, ...]:
         """Those that one of the engines has."""
-        names = {adapter.name for member in members for adapter in member.engine.lora_adapters}
+        names = {adapter.name for rank in ranks for adapter in rank.engine.lora_adapters}
         return tuple(adapter for adapter in self._shown.values() if adapter.name in names)
 
     # -- changes -----------------------------------------------------------------------------
 
-    async def load(self, name: str, path: str, members: Sequence[Member]) -> LoraAdapter:
+    async def load(self, name: str, path: str, ranks: Sequence[DataParallelRank]) -> LoraAdapter:
         """See `Engine.load_lora_adapter`."""
         async with self._changing:
             change = Change(
@@ -81,9 +83,9 @@ class Adapters:
                 lambda engine: engine.unload_lora_adapter(name),
                 needs_all=True,
             )
-            return self._show((await make(change, members))[0])
+            return self._show((await make(change, ranks))[0])
 
-    async def unload(self, name: str, members: Sequence[Member]) -> None:
+    async def unload(self, name: str, ranks: Sequence[DataParallelRank]) -> None:
         """See `Engine.unload_lora_adapter`."""
         async with self._changing:
             if users := self._num_users[name]:
@@ -97,15 +99,15 @@ class Adapters:
                 lambda engine: engine.load_lora_adapter(name, path),
             )
             try:
-                await make(change, members)
+                await make(change, ranks)
             except Exception:
                 if adapter is not None:
                     self._shown[name] = adapter
                 raise
 
 
-def _at(member: Member, adapter: LoraAdapter) -> LoraAdapter | None:
-    own = member.engine.lora_adapters
+def _at(rank: DataParallelRank, adapter: LoraAdapter) -> LoraAdapter | None:
+    own = rank.engine.lora_adapters
     return next((known for known in own if known.name == adapter.name), None)
 
 

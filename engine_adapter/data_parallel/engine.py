@@ -17,9 +17,9 @@ from engine_adapter.counts import StepReport
 from engine_adapter.data_parallel.adapters import Adapters
 from engine_adapter.data_parallel.balance import Balancer
 from engine_adapter.data_parallel.changes import make
-from engine_adapter.data_parallel.member import Change, Member, failure_of
 from engine_adapter.data_parallel.merging import MergedProposers, of_every_engine
 from engine_adapter.data_parallel.proposer_changes import ProposerChanges
+from engine_adapter.data_parallel.rank import Change, DataParallelRank, failure_of
 from engine_adapter.data_parallel.switching import Switching
 from engine_adapter.errors import EngineDead
 from engine_adapter.interface import Engine, EngineObserver
@@ -37,7 +37,7 @@ from engine_adapter.types import (
 )
 
 
-class _MemberObserver:
+class _RankObserver:
     """The observer of one engine."""
 
     def __init__(self, engine: "DataParallelEngine", index: int) -> None:
@@ -74,7 +74,7 @@ class DataParallelEngine:
         observer: EngineObserver,
     ) -> None:
         self._observer = observer
-        self._members = [Member(i, create(i, _MemberObserver(self, i))) for i in range(size)]
+        self._ranks = [DataParallelRank(i, create(i, _RankObserver(self, i))) for i in range(size)]
         self._balancer = Balancer(size)
         self._merged = MergedProposers()
         self._switching = Switching()
@@ -88,29 +88,29 @@ class DataParallelEngine:
     @property
     def info(self) -> EngineInfo:
         """See `Engine.info`. The sequences of one step are those of all engines."""
-        infos = [member.engine.info for member in self._members]
+        infos = [rank.engine.info for rank in self._ranks]
         return replace(
             infos[0],
             max_model_len=min(info.max_model_len for info in infos),
             max_num_seqs=sum(info.max_num_seqs for info in infos),
             proposers=self._merged.of(
-                tuple(member.engine.info.proposers for member in self._serving_or_all())
+                tuple(rank.engine.info.proposers for rank in self._serving_or_all())
             ),
         )
 
     @property
     def failure(self) -> EngineDead | None:
-        """See `Engine.failure`: dead is the engine when none of its members serves."""
-        return failure_of(self._members)
+        """See `Engine.failure`: dead is the engine when none of its ranks serves."""
+        return failure_of(self._ranks)
 
     @property
     def failures(self) -> tuple[EngineDead | None, ...]:
         """See `Engine.failures`."""
-        return tuple(member.failure for member in self._members)
+        return tuple(rank.failure for rank in self._ranks)
 
     @property
-    def _serving(self) -> list[Member]:
-        return [member for member in self._members if member.failure is None]
+    def _serving(self) -> list[DataParallelRank]:
+        return [rank for rank in self._ranks if rank.failure is None]
 
     @property
     def _first_serving(self) -> Engine:
@@ -119,30 +119,30 @@ class DataParallelEngine:
             raise failure
         return self._serving[0].engine
 
-    def _serving_or_all(self) -> list[Member]:
-        return self._serving or self._members
+    def _serving_or_all(self) -> list[DataParallelRank]:
+        return self._serving or self._ranks
 
     # -- lifetime ----------------------------------------------------------------------------
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """See `Engine.start`. The first engine shows whether the settings can work."""
 
-        async def begin(member: Member) -> None:
+        async def begin(rank: DataParallelRank) -> None:
             # The tasks that it starts inherit this, so that its lines in the log name it.
-            structlog.contextvars.bind_contextvars(engine=member.index)
-            await member.engine.start(lambda line: on_progress(f"engine {member.index}: {line}"))
+            structlog.contextvars.bind_contextvars(engine=rank.index)
+            await rank.engine.start(lambda line: on_progress(f"engine {rank.index}: {line}"))
 
         try:
-            for members in (self._members[:1], self._members[1:]):
-                await _together([begin(member) for member in members])
+            for ranks in (self._ranks[:1], self._ranks[1:]):
+                await _together([begin(rank) for rank in ranks])
         except BaseException:
             await self.stop()
             raise
-        self._adapters.begin(self._members[0].engine.lora_adapters)
+        self._adapters.begin(self._ranks[0].engine.lora_adapters)
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        await asyncio.gather(*(member.stop() for member in self._members))
+        await asyncio.gather(*(rank.stop() for rank in self._ranks))
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -153,26 +153,26 @@ class DataParallelEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
         with self._adapters.used(request.lora_adapter):
-            members = self._adapters.holders(request.lora_adapter, self._serving)
-            if not members and (failure := self.failure) is not None:
+            ranks = self._adapters.holders(request.lora_adapter, self._serving)
+            if not ranks and (failure := self.failure) is not None:
                 raise failure
-            self._adapters.check_held(request.lora_adapter, members)
+            self._adapters.check_held(request.lora_adapter, ranks)
             self._switching.saw(request.spec_decode)
-            engines = [member.index for member in members]
+            engines = [rank.index for rank in ranks]
             with self._balancer.placed(engines, request.prompt_token_ids) as place:
-                member = self._members[place.engine]
-                own = self._adapters.for_member(request, member)
+                rank = self._ranks[place.engine]
+                own = self._adapters.for_rank(request, rank)
                 try:
-                    async with aclosing(member.engine.generate(own)) as deltas:
+                    async with aclosing(rank.engine.generate(own)) as deltas:
                         async for delta in deltas:
                             self._balancer.begin(place)
                             yield delta
                 except EngineDead as error:
-                    if member.engine.failure is None:  # it was stopped
+                    if rank.engine.failure is None:  # it was stopped
                         raise
                     # Another engine can serve the next attempt at once.
                     retry_s = 0.0 if self.failure is None else error.retry_after_s
-                    message = f"Engine {member.index} of {len(self._members)}: {error}"
+                    message = f"Engine {rank.index} of {len(self._ranks)}: {error}"
                     raise EngineDead(message, retry_s) from error
 
     def parsing(self, request: ParsingRequest) -> Parsing | None:
@@ -183,39 +183,39 @@ class DataParallelEngine:
 
     async def switch(self, switch: Switch, *, running: bool) -> None:
         """See `Engine.switch`."""
-        await self._switching.switch(switch, running, self._members)
+        await self._switching.switch(switch, running, self._ranks)
 
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """See `Engine.proposers`."""
-        members = self._serving_or_all()
-        shown = await asyncio.gather(*(member.engine.proposers() for member in members))
+        ranks = self._serving_or_all()
+        shown = await asyncio.gather(*(rank.engine.proposers() for rank in ranks))
         return MergedProposers().of(tuple(shown))
 
     async def load_proposer(self, fields: Mapping[str, Any]) -> ProposerInfo:
         """See `Engine.load_proposer`."""
-        return await self._proposer_changes.load(fields, self._members)
+        return await self._proposer_changes.load(fields, self._ranks)
 
     async def unload_proposer(self, name: str) -> None:
         """See `Engine.unload_proposer`. An engine that is dead unloads it when it is back."""
-        await self._proposer_changes.unload(name, self._members)
+        await self._proposer_changes.unload(name, self._ranks)
 
     @property
     def policies(self) -> tuple[PolicyInfo, ...]:
         """See `Engine.policies`. The state has that of each engine."""
-        members = self._serving_or_all()
-        states = {m.index: {p.name: p.state for p in m.engine.policies} for m in members}
+        ranks = self._serving_or_all()
+        states = {rank.index: {p.name: p.state for p in rank.engine.policies} for rank in ranks}
         return tuple(
             replace(
                 info,
                 state=of_every_engine({i: own[info.name] for i, own in states.items()}),
             )
-            for info in members[0].engine.policies
+            for info in ranks[0].engine.policies
         )
 
     @property
     def evidence(self) -> Mapping[str, Any]:
         """See `Engine.evidence`: that of each engine."""
-        return of_every_engine({m.index: m.engine.evidence for m in self._members})
+        return of_every_engine({rank.index: rank.engine.evidence for rank in self._ranks})
 
     async def set_policy(self, name: str, parameters: Mapping[str, Any]) -> PolicyInfo:
         """See `Engine.set_policy`."""
@@ -227,7 +227,7 @@ class DataParallelEngine:
             lambda engine: engine.set_policy(name, old[name]),
             topic=f"policy {name}",
         )
-        return (await make(change, self._members))[0]
+        return (await make(change, self._ranks))[0]
 
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
@@ -236,11 +236,11 @@ class DataParallelEngine:
 
     async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
         """See `Engine.load_lora_adapter`."""
-        return await self._adapters.load(name, path, self._members)
+        return await self._adapters.load(name, path, self._ranks)
 
     async def unload_lora_adapter(self, name: str) -> None:
         """See `Engine.unload_lora_adapter`. An engine that is dead unloads it when it is back."""
-        await self._adapters.unload(name, self._members)
+        await self._adapters.unload(name, self._ranks)
 
     # -- reports -----------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class DataParallelEngine:
         """Passes the attempt to replace one engine on; one that is back gets what it missed."""
         if succeeded:
             self._suspended[index] = {}
-            self._members[index].catch_up()
+            self._ranks[index].catch_up()
         self._observer.on_restart(succeeded)
 
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine_adapter.data_parallel.changes import make
-from engine_adapter.data_parallel.member import Change, Member
 from engine_adapter.data_parallel.merging import merged
+from engine_adapter.data_parallel.rank import Change, DataParallelRank
 from engine_adapter.errors import ProposerRefused
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import read_name
@@ -24,7 +24,9 @@ class ProposerChanges:
         self._fields: dict[str, Mapping[str, Any]] = {spec.name: fields_of(spec) for spec in specs}
         self._changing = ""
 
-    async def load(self, fields: Mapping[str, Any], members: Sequence[Member]) -> ProposerInfo:
+    async def load(
+        self, fields: Mapping[str, Any], ranks: Sequence[DataParallelRank]
+    ) -> ProposerInfo:
         """See `Engine.load_proposer`."""
         name = read_name(fields)
         with self._alone(name):
@@ -34,11 +36,11 @@ class ProposerChanges:
                 lambda engine: engine.unload_proposer(name),
                 needs_all=True,
             )
-            answers = await make(change, members)
+            answers = await make(change, ranks)
             self._fields[name] = fields
             return merged(answers)
 
-    async def unload(self, name: str, members: Sequence[Member]) -> None:
+    async def unload(self, name: str, ranks: Sequence[DataParallelRank]) -> None:
         """See `Engine.unload_proposer`."""
         with self._alone(name):
             fields = self._fields.get(name, {})
@@ -47,7 +49,7 @@ class ProposerChanges:
                 lambda engine: engine.unload_proposer(name),
                 lambda engine: engine.load_proposer(fields),
             )
-            await make(change, members)
+            await make(change, ranks)
             self._fields.pop(name, None)
 
     @contextmanager

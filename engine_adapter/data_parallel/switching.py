@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from engine_adapter.data_parallel.changes import make
-from engine_adapter.data_parallel.member import Change, Member
+from engine_adapter.data_parallel.rank import Change, DataParallelRank
 from engine_adapter.interface import Engine
 from engine_adapter.types import NO_SWITCH, SpecDecodeParams, Switch
 
@@ -24,7 +24,9 @@ class Switching:
         if not params.pinned and params.switch_epoch >= self._last.epoch:
             self._last = Switch(params.spec_method, params.switch_epoch)
 
-    async def switch(self, switch: Switch, running: bool, members: Sequence[Member]) -> None:
+    async def switch(
+        self, switch: Switch, running: bool, ranks: Sequence[DataParallelRank]
+    ) -> None:
         """See `Engine.switch`. If one refuses, running requests of all have the method before."""
         old = Switch(self._last.spec_method, switch.epoch)
         change = Change(
@@ -34,7 +36,7 @@ class Switching:
             # New requests carry their method: only switches of running ones are kept by an engine.
             topic="switch" if running else None,
         )
-        await make(change, members)
+        await make(change, ranks)
         self._last = switch
 
 

@@ -148,7 +148,7 @@ class Member:
         return await asyncio.shield(held.undoing)
 
     async def end_switch(self) -> None:
-        """Ends what a coordinator that is gone has begun and not finished, in whatever phase.
+        """Ends what a coordinator that is gone has begun and not finished, in any phase.
 
         A reservation is released, a commit that has not ended is rolled back, and a roll back that
         runs is waited for. A commit that has ended stays. Raises what `rollback` raises.

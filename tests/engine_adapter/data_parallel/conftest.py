@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.data_parallel import member
+from engine_adapter.data_parallel import rank
 from tests.engine_adapter.data_parallel.fleet import Fleet, build
 
 StartFleet = Callable[..., Awaitable[Fleet]]
@@ -14,7 +14,7 @@ StartFleet = Callable[..., Awaitable[Fleet]]
 @pytest.fixture
 async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartFleet]:
     """Starts fleets with the given arguments; stops them at the end."""
-    monkeypatch.setattr(member, "RETRY_S", 0.01)
+    monkeypatch.setattr(rank, "RETRY_S", 0.01)
     started: list[Fleet] = []
 
     async def _start(size: int = 2, **arguments: Any) -> Fleet:

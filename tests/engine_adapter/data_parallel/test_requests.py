@@ -7,11 +7,9 @@ import pytest
 from engine_adapter.errors import EngineDead, EngineNotReady, EngineStartError
 from engine_adapter.types import ConstraintKind, SpecMethod, StructuredOutput
 from tests.engine_adapter.data_parallel.conftest import StartFleet
-from tests.engine_adapter.data_parallel.fleet import ENDLESS, build
+from tests.engine_adapter.data_parallel.fleet import ENDLESS, SLOW, build
 from tests.engine_adapter.fake.harness import make_request, text
 from tests.server.gateway import eventually
-
-SLOW = {"fake_step_ms": 5, "fake_length": 4000}
 
 
 def prompt(i: int) -> tuple[int, ...]:
@@ -57,7 +55,7 @@ async def test_only_the_requests_of_a_dead_engine_fail(start: StartFleet) -> Non
     tasks = [fleet.begin(request) for request in requests]
     await eventually(lambda: fleet.running == [3, 3])
     lost = {sequence.request.request_id for sequence in fleet.sequences(1)}
-    fleet.members[1].die("killed", 5.0)
+    fleet.ranks[1].die("killed", 5.0)
     assert fleet.engine.failure is None
     assert [failure is None for failure in fleet.engine.failures] == [True, False]
     for request, task in zip(requests, tasks, strict=True):
@@ -73,7 +71,7 @@ async def test_only_the_requests_of_a_dead_engine_fail(start: StartFleet) -> Non
 
 async def test_an_engine_that_is_back_serves_again(start: StartFleet) -> None:
     fleet = await start(fake_restart_s=0.02, **SLOW)
-    fleet.members[0].die()
+    fleet.ranks[0].die()
     await eventually(lambda: fleet.reports.restarts == [True])
     assert fleet.engine.failures == (None, None)
     tasks = [
@@ -87,8 +85,8 @@ async def test_an_engine_that_is_back_serves_again(start: StartFleet) -> None:
 
 async def test_the_engine_is_dead_when_all_are(start: StartFleet) -> None:
     fleet = await start()
-    fleet.members[0].die("first", None)
-    fleet.members[1].die("second", 7.0)
+    fleet.ranks[0].die("first", None)
+    fleet.ranks[1].die("second", 7.0)
     failure = fleet.engine.failure
     assert failure is not None
     assert "None of the 2 engines serves. Engine 1: The engine died: second." in str(failure)
@@ -97,14 +95,14 @@ async def test_the_engine_is_dead_when_all_are(start: StartFleet) -> None:
         await fleet.run(make_request())
     with pytest.raises(EngineDead, match="None of the 2 engines"):
         await fleet.engine.check_constraint(StructuredOutput(ConstraintKind.JSON_OBJECT))
-    fleet.members[1].die("again", None)
+    fleet.ranks[1].die("again", None)
     assert [info.name for info in fleet.engine.info.proposers] == ["ngram", "suffix", "prediction"]
 
 
 async def test_engines_without_a_replacement_are_dead_for_good(start: StartFleet) -> None:
     fleet = await start()
-    for member in fleet.members:
-        member.die()
+    for rank in fleet.ranks:
+        rank.die()
     assert fleet.engine.failure is not None
     assert fleet.engine.failure.retry_after_s is None
 
@@ -147,4 +145,4 @@ async def test_a_start_that_fails_leaves_no_engine(index: int) -> None:
     with pytest.raises(EngineStartError, match="no memory"):
         await fleet.engine.start(lambda line: None)
     assert [task for task in asyncio.all_tasks() if task.get_name() == "fake-engine"] == []
-    assert all(member._lifetime.stopped for member in fleet.members)
+    assert all(rank._lifetime.stopped for rank in fleet.ranks)

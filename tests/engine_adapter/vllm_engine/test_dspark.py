@@ -15,14 +15,14 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
-from tests.engine_adapter.vllm_engine.support.live import Prompt
-from tests.engine_adapter.vllm_engine.support.plain_block_head import PlainBlockHead
-from tests.engine_adapter.vllm_engine.support.recorded import (
-    RecordedEngine,
-    RecordedRequest,
+from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
+    more_than_fit,
     never_switched,
     same_drafts,
 )
+from tests.engine_adapter.vllm_engine.support.live import Prompt
+from tests.engine_adapter.vllm_engine.support.plain_block_head import PlainBlockHead
+from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
@@ -119,8 +119,7 @@ def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
 def test_drafts_after_preemption_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt]
 ) -> None:
-    # Each begins with one KV block and grows beyond it: more blocks than the cache has.
-    some = [prompts[16 + i // 3][20 * (i % 3) :][:120] for i in range(14)]
+    some = more_than_fit(prompts)
     want = never_switched(engine, some, DSPARK, 40)
     got = engine.run([RecordedRequest(prompt, 40, DSPARK) for prompt in some])
     assert got.preemptions > 0

@@ -9,6 +9,8 @@ from server.ray_serve.fleet import Fleet
 from server.ray_serve.remote_replica import Answer, Call
 from tests.server.gateway import Gateway
 
+NAMES = ("a", "b", "c", "d")
+
 
 class House:
     """A fleet that can die, and replicas that can.

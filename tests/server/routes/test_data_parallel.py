@@ -20,9 +20,9 @@ async def two(start: StartGateway) -> Gateway:
     return await start(data_parallel_size=2)
 
 
-def members(gateway: Gateway) -> list[FakeEngine]:
+def ranks(gateway: Gateway) -> list[FakeEngine]:
     engine = cast(DataParallelEngine, gateway.engine)
-    return [cast(FakeEngine, member.engine) for member in engine._members]
+    return [cast(FakeEngine, rank.engine) for rank in engine._ranks]
 
 
 async def get(gateway: Gateway, path: str) -> Any:
@@ -35,9 +35,9 @@ async def test_probes_say_which_engines_serve(two: Gateway) -> None:
     both = ["serving", "serving"]
     assert await get(two, "/health") == {"status": "ok", "engines": both}
     assert await get(two, "/ready") == {"status": "ready", "engines": both}
-    members(two)[0].die("killed by signal 9", 60.0)
+    ranks(two)[0].die("killed by signal 9", 60.0)
     assert await get(two, "/ready") == {"status": "ready", "engines": ["restarting", "serving"]}
-    members(two)[1].die("killed by signal 9", 3.1)
+    ranks(two)[1].die("killed by signal 9", 3.1)
     for path in ("/health", "/ready"):
         response = await two.client.get(path)
         assert (response.status_code, response.headers["retry-after"]) == (503, "4")
@@ -48,7 +48,7 @@ async def test_probes_say_which_engines_serve(two: Gateway) -> None:
 async def test_the_spec_method_has_the_state_of_each_engine(two: Gateway) -> None:
     serving = {"state": "serving", "reason": None, "retry_after_s": None}
     assert (await get(two, "/v1/spec_method"))["engines"] == [serving, serving]
-    members(two)[1].die("killed", 3.0)
+    ranks(two)[1].die("killed", 3.0)
     shown = await get(two, "/v1/spec_method")
     assert shown["engine"] == serving
     assert shown["engines"] == [
@@ -65,8 +65,8 @@ async def test_one_engine_is_a_list_of_one(gateway: Gateway) -> None:
 async def test_a_lost_request_can_be_sent_again_at_once(start: StartGateway) -> None:
     two = await start(data_parallel_size=2, engine_args={"fake_step_ms": 5})
     waiting = asyncio.create_task(two.complete(max_tokens=500, ignore_eos=True))
-    await eventually(lambda: any(member.num_running for member in members(two)))
-    (busy,) = [member for member in members(two) if member.num_running]
+    await eventually(lambda: any(rank.num_running for rank in ranks(two)))
+    (busy,) = [rank for rank in ranks(two) if rank.num_running]
     busy.die("killed", 60.0)
     lost = await waiting
     assert (lost.status_code, lost.headers["retry-after"]) == (503, "1")
@@ -83,7 +83,7 @@ async def test_slots_are_those_of_all_engines(start: StartGateway) -> None:
 
 async def test_a_switch_that_one_engine_refuses_leaves_the_method(two: Gateway) -> None:
     before = await get(two, "/v1/spec_method")
-    fails_once(members(two)[1], "switch", EngineError("broken"))
+    fails_once(ranks(two)[1], "switch", EngineError("broken"))
     response = await two.post("/v1/switch_spec_method", {"speculative_model": "ngram"})
     assert response.status_code == 500
     after = await get(two, "/v1/spec_method")
@@ -100,19 +100,19 @@ async def test_a_server_with_an_engine_that_is_given_up_says_so(two: Gateway) ->
         return tuple(two.sample(f"specgate_engine_{name}") for name in ("up", "given_up"))
 
     assert await gauges() == (1, 0)
-    members(two)[0].die()
+    ranks(two)[0].die()
     assert await gauges() == (1, 1)
-    members(two)[1].die()
+    ranks(two)[1].die()
     assert await gauges() == (0, 1)
 
 
 async def test_a_server_is_given_up_with_its_last_engine(two: Gateway) -> None:
     """Its orchestrator would otherwise replace a server that serves."""
     assert two.state.why_given_up is None
-    members(two)[0].die()
+    ranks(two)[0].die()
     assert two.state.engine_given_up
     assert two.state.why_given_up is None
-    members(two)[1].die()
+    ranks(two)[1].die()
     reason = two.state.why_given_up
     assert reason is not None
     assert reason.startswith("None of the 2 engines serves. Engine 0: ")
@@ -143,12 +143,12 @@ async def test_a_proposer_that_is_quarantined_at_one_engine_is_shown_and_not_swi
     two: Gateway,
 ) -> None:
     fault = StepReport(StepKind.DECODE, 0.01, {}, {}, {}, {}, {"suffix": "why"}, ("suffix",))
-    members(two)[1]._proposer_registry.record_step(fault)
+    ranks(two)[1]._proposer_registry.record_step(fault)
     await two.client.get("/metrics")
     assert two.sample("specgate_proposer_quarantined", proposer="suffix") == 1
     response = await two.post("/v1/switch_spec_method", {"speculative_model": "suffix"})
     assert response.status_code == 409
     # The restart of the other engine does not end it.
-    members(two)[0]._lifetime._on_restart(True)
+    ranks(two)[0]._lifetime._on_restart(True)
     await two.client.get("/metrics")
     assert two.sample("specgate_proposer_quarantined", proposer="suffix") == 1

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from engine_adapter.config import EngineConfig
@@ -16,6 +17,7 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import ray_backend
 from engine_adapter.vllm_engine.gateway.ray_backend import BACKEND, executor, tree_of
+from tests.server.gateway import eventually
 
 OURS = "engine_adapter.vllm_engine.core.ray_executor.CPURayExecutor"
 
@@ -69,6 +71,12 @@ def config(**arguments: Any) -> EngineConfig:
     return EngineConfig("m", "m", arguments=arguments)
 
 
+async def stop(pid: int) -> None:
+    """Stops a process; returns when it has stopped, which is not at once."""
+    os.kill(pid, signal.SIGSTOP)
+    await eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
 async def test_without_ray_the_workers_are_children_and_no_worker_is_asked(
     sleepers: list[int],
 ) -> None:
@@ -76,7 +84,7 @@ async def test_without_ray_the_workers_are_children_and_no_worker_is_asked(
         raise AssertionError(method)
 
     tree = await tree_of(sleepers[0], config(), rpc)
-    os.kill(sleepers[1], signal.SIGSTOP)
+    await stop(sleepers[1])
     sight = tree.look()
     assert sight is not None
     assert not sight.stopped
@@ -88,7 +96,7 @@ async def test_the_actors_of_this_machine_are_watched_and_killed(sleepers: list[
         return [[socket.gethostname(), sleepers[1]]]
 
     tree = await tree_of(sleepers[0], config(**{BACKEND: "ray"}), rpc)
-    os.kill(sleepers[1], signal.SIGSTOP)
+    await stop(sleepers[1])
     sight = tree.look()
     assert sight is not None
     assert sight.stopped

@@ -47,10 +47,17 @@ MISTAKEN: Mapping[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
     },
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
 }
 """The same for models for which stock vLLM cannot be the reference on a CPU.
 
-Its rotary embedding of LFM 2 is wrong, and its kernels for Qwen3-Next need bfloat16.
+Its rotary embedding of LFM 2 is wrong, and its kernels for Qwen3-Next and 3.5 need bfloat16.
 """
 
 

@@ -42,8 +42,8 @@ class Change(Generic[T]):
 
 
 @dataclass(eq=False, slots=True)
-class Member:
-    """One engine among several. Lives on the event loop.
+class DataParallelRank:
+    """One engine among several: a rank of data parallelism, as vLLM says. Lives on the event loop.
 
     Attributes:
         missed: changes that it has to take, in order, before it serves.
@@ -119,17 +119,17 @@ def _has_it(error: Exception) -> bool:
     return isinstance(error, ProposerRefused | LoraRefused) and error.code in _HAS_IT
 
 
-def failure_of(members: Sequence[Member]) -> EngineDead | None:
+def failure_of(ranks: Sequence[DataParallelRank]) -> EngineDead | None:
     """Why no engine serves, and when the first one should; `None` while one serves."""
-    soonest: tuple[float, Member, EngineDead] | None = None
-    for member in members:
-        failure = member.failure
+    soonest: tuple[float, DataParallelRank, EngineDead] | None = None
+    for rank in ranks:
+        failure = rank.failure
         if failure is None:
             return None
         wait_s = float("inf") if failure.retry_after_s is None else failure.retry_after_s
         if soonest is None or wait_s < soonest[0]:
-            soonest = wait_s, member, failure
+            soonest = wait_s, rank, failure
     assert soonest is not None
-    _, member, failure = soonest
-    message = f"None of the {len(members)} engines serves. Engine {member.index}: {failure}"
+    _, rank, failure = soonest
+    message = f"None of the {len(ranks)} engines serves. Engine {rank.index}: {failure}"
     return EngineDead(message, failure.retry_after_s)
