@@ -151,19 +151,6 @@ async def test_all_proposers_and_adapters_share_one_batch(
     agree(found, [texts[name][i] for i, name, _ in jobs])
 
 
-async def test_routers_see_which_adapters_run(lora: Live, prompts: list[Prompt]) -> None:
-    """The gauge that pickers of replicas read; its value is the time of the last step."""
-    await text(lora, prompts[0], "a", "ngram")
-    shown = [
-        sample.labels
-        for family in lora.registry.collect()
-        if family.name == "vllm:lora_requests_info"
-        for sample in family.samples
-    ]
-    assert {labels["max_lora"] for labels in shown} == {"2"}
-    assert any("a" in labels["running_lora_adapters"].split(",") for labels in shown)
-
-
 async def test_drafts_are_the_base_models(lora: Live, prompts: list[Prompt]) -> None:
     def accepted(results: Sequence[Any]) -> float:
         counts = [result.counts("self") for result in results]
