@@ -14,7 +14,7 @@ def accept_every_first_draft() -> None:
 
     def accept_matching(self: Any, drafts: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
         spoiled, taken = samples.clone(), 0
-        for first, count in zip(self.first, self.num_draft_tokens, strict=True):
+        for first, count in zip(self.starts_on_cpu, self.num_draft_tokens, strict=True):
             if count:
                 spoiled[first] = drafts[taken]
             taken += count
