@@ -248,6 +248,8 @@ class Member:
     async def _settled(self, held: Held) -> SwitchResult | None:
         """The result of a swap that has begun; otherwise sets the policies as they were."""
         result = await self._switcher.settled()
+        if result is not None and result.fleet_generation != held.generation:
+            result = None  # of another switch, which has begun since
         if result is None:
             await self._take_back(held, held.caller)
         return result
@@ -259,21 +261,29 @@ class Member:
         Requests keep their method unless the switch had changed theirs. Returns the policies that
         stay.
         """
-        kept = await self._take_back(held, caller)
+        # First, so that no other switch begins while the policies are set.
+        attempt = self._way_back(held, caller)
+        try:
+            kept = await self._take_back(held, caller)
+        except BaseException:
+            if attempt is not None:
+                self._switcher.abandon(attempt, GivenUp())
+            raise
         if held.changed is not None:
-            own = {n: p for n, p in held.changed.before.items() if n in self._policies}
-            self._policies |= own
+            self._policies |= {n: p for n, p in held.changed.before.items() if n in self._policies}
+        if attempt is not None:
+            await self._switcher.commit(attempt, max(generation or 0, held.generation + 1))
+        return kept
+
+    def _way_back(self, held: Held, caller: Caller) -> Attempt | None:
+        """Prepares the switch to the method of before; `None` if there is nothing to undo."""
         order, method, active = held.attempt, held.prepared.active, self._switcher.active
         # A failed commit has left its number unused.
-        has_switched = active.fleet_generation == held.generation
-        if not has_switched or active.spec_method != order.method:
-            return kept
-        immediate = order.mode == SwitchMode.IMMEDIATE
-        mode = SwitchMode.IMMEDIATE if immediate else SwitchMode.NEW_REQUESTS
+        if (active.fleet_generation, active.spec_method) != (held.generation, order.method):
+            return None
+        mode = order.mode if order.mode == SwitchMode.IMMEDIATE else SwitchMode.NEW_REQUESTS
         request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
-        attempt = self._switcher.prepare(request, mode, order.reason, caller=caller)
-        await self._switcher.commit(attempt, max(generation or 0, held.generation + 1))
-        return kept
+        return self._switcher.prepare(request, mode, order.reason, caller=caller)
 
     def _begin_lease(self, held: Held, lease_s: float) -> None:
         held.stop_lease()
