@@ -27,7 +27,7 @@ ASKED_AT_START = 16
 """How many peers a server asks before it is ready: their number costs the fleet, not the answer."""
 
 PEER_ANSWER_S = 5.0
-"""How long a server that starts waits for the state of a peer, in seconds."""
+"""How long a server waits for the state of a peer, in seconds."""
 
 _STATE = TypeAdapter(ReplicaState)
 

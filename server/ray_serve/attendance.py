@@ -119,7 +119,8 @@ class Attendance:
                 log.warning("user_config_waits", revision=revision, reason=str(error))
                 await asyncio.sleep(RETRY_S)
             else:
-                self.revision = revision
+                # A later one may have been applied while this one waited.
+                self.revision = max(self.revision, revision)
                 return report
         return None
 
@@ -137,7 +138,8 @@ class Attendance:
             return False
         self._retry_at = time.monotonic() + TAKE_S
         taken = await self._member.adopt(owed)
-        self._owed = None
+        if self._owed is owed:
+            self._owed = None
         return taken
 
     async def _attend(self) -> None:

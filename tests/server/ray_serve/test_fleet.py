@@ -7,6 +7,7 @@ import pytest
 
 from server.control.errors import ProposerQuarantined
 from server.control.method_names import SelectionError
+from server.control.records import SpecMethodBody
 from server.fleet.replica import (
     FleetOutcome,
     Prepared,
@@ -15,6 +16,7 @@ from server.fleet.replica import (
     ReplicaUnreachable,
 )
 from tests.server.conftest import StartGateway
+from tests.server.fleet.gate import Gate
 from tests.server.fleet.in_flight import begun
 from tests.server.gateway import eventually
 from tests.server.ray_serve.house import NAMES, House, order
@@ -149,6 +151,22 @@ async def test_a_method_that_is_not_possible_for_a_time_is_taken_later(
     is_possible = True
     await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
     scraping.cancel()
+
+
+async def test_a_state_that_comes_while_an_older_one_is_taken_is_taken_next(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attendance = house.attendances["a"]
+    gate = Gate(house.gateways["a"].engine, "switch", monkeypatch)
+    older = ReplicaState(1, SpecMethodBody("ngram", 5))
+    taking = asyncio.create_task(attendance._take(older))
+    await gate.reached.wait()
+    assert not await attendance._take(replace(older, fleet_generation=2))
+    gate.open()
+    assert await taking
+    # A call, so that the replica looks into its mailbox.
+    await house.running.metrics()
+    await eventually(lambda: house.states()["a"] == ("ngram", 2))
 
 
 async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from server.fleet.replica import FleetReport, Order
 from tests.server.conftest import StartGateway
 from tests.server.fleet.in_flight import begun
 from tests.server.gateway import eventually
@@ -45,6 +48,27 @@ async def test_a_revision_waits_for_a_fleet_that_answers(house: House) -> None:
     assert house.attendances["b"].revision == 1
     await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
     assert await house.attendances["b"].declare(1, order("none")) is None
+
+
+async def test_a_revision_that_is_answered_late_does_not_lower_the_last_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attendance, going_on = house.attendances["b"], asyncio.Event()
+    declare = house.running.declare
+
+    async def late(revision: int, wanted: Order) -> FleetReport | None:
+        report = await declare(revision, wanted)
+        if revision == 2:
+            await going_on.wait()
+        return report
+
+    monkeypatch.setattr(house.running, "declare", late)
+    declaring = asyncio.create_task(attendance.declare(2, order("ngram")))
+    await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
+    await attendance.declare(3, order("none"))
+    going_on.set()
+    await declaring
+    assert attendance.revision == 3
 
 
 async def test_a_new_fleet_knows_the_last_revision(house: House) -> None:
