@@ -5,7 +5,8 @@ import { swatch } from "./charts.js";
 import { byId, filled, methodText, number, onSubmit, percent, readJson, row, say, setOptions } from "./page.js";
 
 const METHODS = [
-  "ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp", "dflash", "cascade", "grammar",
+  "ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp", "dflash", "dspark", "cascade",
+  "grammar",
 ];
 const LOAD_TIMEOUT_MS = 600000;
 

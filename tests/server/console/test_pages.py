@@ -7,6 +7,7 @@ import pytest
 from starlette.routing import Route
 
 import server.console.pages as pages
+from engine_adapter.proposers.methods import METHODS
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 
@@ -28,6 +29,15 @@ async def test_the_page_and_every_file_that_it_names_are_served(gateway: Gateway
         assert answer.status_code == 200, name
         kind = "text/css" if name.endswith("css") else "text/javascript"
         assert answer.headers["content-type"].startswith(kind), name
+
+
+def test_every_method_can_be_chosen_for_a_load() -> None:
+    """But `prediction`, which every engine has without a load."""
+    (offered,) = re.findall(
+        r"const METHODS = \[(.+?)\];", (STATIC / "proposers.js").read_text(), re.DOTALL
+    )
+    loaded = [method.name for method in METHODS if not method.capabilities.prediction]
+    assert re.findall(r'"(\w+)"', offered) == loaded
 
 
 async def test_a_file_that_the_browser_has_is_not_sent_again(gateway: Gateway) -> None:
