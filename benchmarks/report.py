@@ -38,7 +38,7 @@ def environment_info(argv: Sequence[str], target: str | None = None) -> dict[str
 def write(
     folder: Path, name: str, info: Mapping[str, Any], results: Sequence[Any], rows: Iterable[str]
 ) -> None:
-    """Writes `<name>.json` and `<name>.md`.
+    """Writes `<name>.json` and `<name>.md`, each at once: a kill leaves the file of before.
 
     Args:
         folder: created if it does not exist.
@@ -49,8 +49,17 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     whole = {**info, "ended_load_average": os.getloadavg(), "results": results}
     text = json.dumps(whole, indent=1, default=_plain)
-    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    _replace(folder / f"{name}.json", text + "\n")
+    _replace(folder / f"{name}.md", "\n".join(rows) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _plain(value: object) -> Any:
