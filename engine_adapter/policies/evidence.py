@@ -65,7 +65,7 @@ class Evidence:
         self.keep_all = tuple(range(max_k + 1))
         self._traits: list[ProposerTraits | None] = []
         self._index: dict[str, int] = {}
-        self._readers: dict[str, int] = {}  # those with KV, which are never unloaded
+        self._readers: dict[str, int] = {}  # those with KV
         self.acceptance = AcceptanceModel(0, max_k)
         self.step_time = StepTimeModel()
         self.draft_times: list[DraftTimeModel] = []
@@ -97,6 +97,7 @@ class Evidence:
 
     def remove_proposer(self, name: str) -> None:
         """A proposer was unloaded: it is not chosen, and its counts are dropped."""
+        self._readers.pop(name, None)
         if (index := self._index.get(name)) is not None:
             self._traits[index] = None
             self._proven.discard(index)

@@ -88,9 +88,7 @@ def switch_all(options: argparse.Namespace, urls: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print_error(str(error))
         return FAILED
-    _print(report, as_json=options.json)
-    has_switched = any(r.outcome == ReplicaOutcome.SWITCHED for r in report.replicas)
-    wanted = options.write_state if has_switched else None
+    wanted = options.write_state if _has_switched(report) else None
     if wanted is not None and (failure := _write(wanted, state)) is not None:
         print_error(f"--write-state: {wanted}: {failure}")
         return FAILED
@@ -100,7 +98,10 @@ def switch_all(options: argparse.Namespace, urls: Sequence[str]) -> int:
 async def _switch(
     options: argparse.Namespace, urls: Sequence[str]
 ) -> tuple[FleetReport, ReplicaState | None]:
-    """The report, and what a replica that has switched has, if it is to be written."""
+    """The report, and what a replica that has switched has, if it is to be written.
+
+    Prints the report, before a replica is asked for its state: that may take a while.
+    """
     order = Order(
         options.method,
         options.k,
@@ -122,9 +123,18 @@ async def _switch(
             skip_unreachable=options.skip_unreachable,
             on_interrupt=lambda report: _print(report, as_json=options.json),
         )
-        if options.write_state is None:
+        _print(report, as_json=options.json)
+        if options.write_state is None or not _has_switched(report):
             return report, None
-        return report, await _state(replicas, report)
+        try:
+            return report, await _state(replicas, report)
+        except asyncio.CancelledError:
+            print_error(f"--write-state: {options.write_state}: not written: interrupted")
+            raise
+
+
+def _has_switched(report: FleetReport) -> bool:
+    return any(one.outcome == ReplicaOutcome.SWITCHED for one in report.replicas)
 
 
 async def _state(replicas: Sequence[HttpReplica], report: FleetReport) -> ReplicaState | None:

@@ -182,7 +182,8 @@ class _FleetSwitch:
     async def _restore(self, one: Participant, generation: int | None) -> None:
         try:
             one.after = await one.call(one.replica.rollback(self._id, generation), self._call_s)
-            one.is_lost = generation is not None and one.keeps_its_own()
+            switched = self._generation
+            one.is_lost = switched is not None and one.keeps_its_own(switched)
         except (ReplicaRefused, ReplicaUnreachable) as error:
             one.failure = one.failure or error
             one.is_lost = True

@@ -59,8 +59,12 @@ class Participant:
         finally:
             self.took_s += time.perf_counter() - begun
 
-    def keeps_its_own(self) -> bool:
-        """Whether it kept a method or policies at a roll back; `failure` then says which."""
+    def keeps_its_own(self, generation: int) -> bool:
+        """Whether it kept a method or policies at a roll back; `failure` then says which.
+
+        Args:
+            generation: of the switch that was rolled back; a replica that has undone it has more.
+        """
         prepared, after = self.prepared, self.after
         if prepared is None or after is None:
             return False
@@ -70,6 +74,10 @@ class Participant:
         if after.kept_policies:
             names = ", ".join(after.kept_policies)
             kept.append(f"got other parameters of {names} meanwhile, and keeps them")
+        if after.fleet_generation == generation:
+            kept.append(
+                f"keeps what it got with generation {generation}: another switch has begun there"
+            )
         if kept:
             self.failure = ReplicaRefused("; ".join(kept))
         return bool(kept)

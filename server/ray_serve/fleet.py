@@ -238,7 +238,7 @@ class Fleet:
 def _rivals(state: ReplicaState, known: ReplicaState) -> bool:
     """Whether a replica would not take what is in force, although it has something else."""
     if state.fleet_generation == known.fleet_generation:
-        return state.active != known.active
+        return (state.active, state.policies) != (known.active, known.policies)
     return state.fleet_generation > known.fleet_generation
 
 

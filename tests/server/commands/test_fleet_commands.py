@@ -157,6 +157,31 @@ def test_sigterm_rolls_a_switch_back(
     assert "; interrupted" in out
 
 
+def test_sigterm_after_the_switch_leaves_the_report(
+    servers: list[ThreadedServer],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The signal comes when all have switched and are asked what they have."""
+
+    async def interrupted(_: HttpReplica) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(HttpReplica, "state", interrupted)
+    monkeypatch.setattr("server.commands.fleet_switch.STATE_S", 300.0)
+    kept = tmp_path / "state.json"
+    kept.write_text("as before")
+    words = ["switch", "ngram", "--all", *urls(*servers), "--write-state", str(kept)]
+    assert main(words) == INTERRUPTED
+    assert [has(server) for server in servers] == [("ngram", 1)] * 2
+    captured = capsys.readouterr()
+    assert captured.out.count("switched: 2 of 2 replicas switched") == 1
+    assert f"--write-state: {kept}: not written: interrupted" in captured.err
+    assert kept.read_text() == "as before"
+
+
 def test_an_interrupted_switch_names_the_server_that_is_not_known_to_be_back(
     servers: list[ThreadedServer],
     monkeypatch: pytest.MonkeyPatch,

@@ -119,12 +119,13 @@ async def test_a_replica_that_cannot_have_the_fleets_method_does_not_start(
 async def test_a_method_that_is_not_possible_for_a_time_is_taken_later(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.ray_serve.fleet.COLLECT_S", 0.02)
-    house.lose_fleet()
+    """Its mailbox is never empty for long: the metrics are asked for all the while."""
+    monkeypatch.setattr("server.ray_serve.attendance.TAKE_S", 0.02)
     for name in "bcd":
         member = house.gateways[name].runtime.fleet
         member.prepare("half", order("ngram"), 300.0)
         await member.commit("half", 1)
+    house.lose_fleet()
     member = house.gateways["a"].runtime.fleet
     adopt, refusals, is_possible = member.adopt, 0, False
 
@@ -135,12 +136,19 @@ async def test_a_method_that_is_not_possible_for_a_time_is_taken_later(
             raise ProposerQuarantined("ngram")
         return await adopt(state)
 
+    async def scrape() -> None:
+        while True:
+            await house.running.metrics()
+            await asyncio.sleep(0.005)
+
     monkeypatch.setattr(member, "adopt", adopt_later)
     house.new_fleet()
+    scraping = asyncio.create_task(scrape())
     await eventually(lambda: refusals > 2)
     assert house.states()["a"] == ("draft", 0)
     is_possible = True
     await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
+    scraping.cancel()
 
 
 async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) -> None:

@@ -139,6 +139,22 @@ async def test_a_replica_that_missed_a_switch_does_not_undo_it(
     assert report.fleet_generation == generation + 2
 
 
+async def test_a_replica_that_missed_a_change_of_policies_takes_it(
+    house: House, start: StartGateway
+) -> None:
+    """It has the method and the number of the others, with the policies of an earlier process."""
+    gateway = await start()
+    member = gateway.runtime.fleet
+    earlier = order("ngram", policies={"load": {"disable_by_batch_size": 3}})
+    member.prepare("earlier", earlier, 300.0)
+    await member.commit("earlier", 1)
+    policies = {"load": {"disable_by_batch_size": 12}}
+    await house.running.switch(order("ngram", policies=policies))
+    await house.add("late", gateway)
+    assert house.states() == dict.fromkeys((*NAMES, "late"), ("ngram", 2))
+    assert member.state().policies == policies
+
+
 async def test_an_answer_to_an_earlier_fleet_is_dropped() -> None:
     """A call that the fleet's last process began ends after the next one has called too."""
 
