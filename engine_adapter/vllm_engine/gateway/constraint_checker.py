@@ -85,7 +85,7 @@ class ConstraintChecker:
         self._turns = FairTurns(MAX_PROCESSES, MAX_PROCESSES_OF_ONE)
         self._idle: list[ConstraintProcess] = []
         self._jobs: dict[bytes, _Job] = {}
-        # Those of jobs that nobody waits for any more too, until they have ended their process.
+        # Also those of jobs whose clients have all left, until they have ended their process.
         self._tasks: set[asyncio.Task[Verdict]] = set()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 
@@ -152,7 +152,7 @@ class ConstraintChecker:
             if not job.owners[owner]:
                 del job.owners[owner]
             if not job.owners:
-                # Nobody may join it from here on.
+                # It ends now, so no other request may join it.
                 self._jobs.pop(key, None)
                 job.task.cancel()
 
