@@ -188,7 +188,9 @@ class ConstraintChecker:
         elif status == -signal.SIGABRT:
             much = f"{self._limits.memory_bytes >> 20} MiB of memory"
         elif status == -signal.SIGSEGV:
-            much = f"{STACK_BYTES >> 20} MiB of stack"
+            # The limit of memory holds for the stack too, and a failed allocation can end so.
+            stack, memory = STACK_BYTES >> 20, self._limits.memory_bytes >> 20
+            much = f"{stack} MiB of stack or {memory} MiB of memory"
         else:
             log.error("constraint_process_died", status=status)
             raise EngineError(f"the process that checked a constraint ended with status {status}")
