@@ -14,6 +14,8 @@ CHECK = "VLLM_GPU_SYNC_CHECK"
 RUN, STEPS = "gpu-check: run of ", "gpu-check: steps "
 """The lines that a stage prints before a run, with its name, and after it, with its steps."""
 
+# Two processes write the log: the line's end may come from the other one.
+_STEPS = re.compile(re.escape(STEPS) + r"(\d+)")
 _WARNING = re.compile(r"^(?:\(.*?\) )?(?P<file>/\S+?):(?P<line>\d+): UserWarning: (?P<text>.*)$")
 _WAIT = "called a synchronizing CUDA operation"
 _COPY = "that may be silently synchronous"
@@ -71,8 +73,8 @@ def waits_in(lines: Iterable[str]) -> list[dict[str, Any]]:
     for line in lines:
         if line.startswith(RUN):
             run, found = line.removeprefix(RUN), Counter()
-        elif line.startswith(STEPS) and run is not None:
-            rows.append(_row(run, int(line.removeprefix(STEPS)), found))
+        elif run is not None and (steps := _STEPS.match(line)):
+            rows.append(_row(run, int(steps[1]), found))
             run = None
         elif run is not None and (place := _place(line)):
             found[place] += 1

@@ -2,8 +2,8 @@
 
 Source: DSpark, github.com/deepseek-ai/DeepSpec. One pass gives logits for every draft of a block. A
 Markov head, two matrices of a low rank, adds to the logits of each draft what follows from the
-token before it. A block begins with the newest token, which already gives a draft, so it has one
-mask less than drafts. Checkpoints: those of `deepseek-ai/dspark_*`.
+token before it. If the place of the newest token, with which a block begins, gives a draft too, the
+block has one mask less than drafts. Checkpoints: those of `deepseek-ai/dspark_*`.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ from engine_adapter.proposers.contract import (
 ARCHITECTURE = "Qwen3DSparkModel"
 
 _FROM_NEWEST, _KIND, _FEWER = "sample_from_anchor", "markov_head_type", "draft_vocab_size"
+_OTHERS = "dflash_config"
 _MARKOV, _CONFIDENCE = "markov_head.markov_", "confidence_head.proj."
 
 
@@ -41,6 +42,10 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     combined = dflash.check_inputs(checkpoint, target)
     if type(config.get(_FROM_NEWEST, True)) is not bool:
         raise checkpoint.field_error(_FROM_NEWEST, "must be true or false")
+    if config.get(_OTHERS):
+        raise checkpoint.field_error(
+            _OTHERS, "must not be there: a DSpark head has these fields itself"
+        )
     if config.get(_KIND, "vanilla") != "vanilla":
         raise checkpoint.field_error(_KIND, 'must be "vanilla"')
     if config.get(_FEWER) is not None:

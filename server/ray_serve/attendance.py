@@ -1,6 +1,7 @@
 """One replica's part in the fleet: it joins, runs the calls that it gets, and answers them."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -13,6 +14,9 @@ from server.ray_serve.remote_replica import CANCEL, Answer, Call
 
 RETRY_S = 0.5
 """Seconds until a replica tries again to reach a fleet that does not answer."""
+
+TAKE_S = 30.0
+"""Seconds until a replica tries again to take what it could not."""
 
 _CHANGES = ("prepare", "commit", "rollback", "adopt")
 """The calls that change what a replica has."""
@@ -75,6 +79,7 @@ class Attendance:
         self._running: dict[str, asyncio.Task[None]] = {}
         # What the fleet has told it to take, as long as it could not.
         self._owed: ReplicaState | None = None
+        self._retry_at = 0.0
         self._attending: asyncio.Task[None] | None = None
         self.revision = 0
 
@@ -119,14 +124,18 @@ class Attendance:
         return None
 
     async def _join(self) -> None:
-        self._owed = await self._fleet.join(self._member.state(), self.revision)
-        await self._take_owed()
+        await self._take(await self._fleet.join(self._member.state(), self.revision))
+
+    async def _take(self, told: ReplicaState) -> bool:
+        self._owed, self._retry_at = told, 0.0
+        return await self._take_owed()
 
     async def _take_owed(self) -> bool:
         """Takes what the fleet has told it, unless it has something later; see `Member.adopt`."""
         owed = self._owed
         if owed is None or self._member.state().is_switching:
             return False
+        self._retry_at = time.monotonic() + TAKE_S
         taken = await self._member.adopt(owed)
         self._owed = None
         return taken
@@ -141,7 +150,8 @@ class Attendance:
                     continue
                 for call in calls:
                     self._begin_call(call)
-                if not calls:
+                # Not only when no call came: a scrape of the metrics is a call too.
+                if time.monotonic() >= self._retry_at:
                     await self._take_owed()
             except FleetLost:
                 log.warning("fleet_lost", then="joins its next process")
@@ -186,8 +196,7 @@ class Attendance:
             case "state":
                 return await self._replica.state()
             case "adopt":
-                (self._owed,) = arguments
-                return await self._take_owed()
+                return await self._take(*arguments)
             case "metrics":
                 return await self._metrics()
             case _:

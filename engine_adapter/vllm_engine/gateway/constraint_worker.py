@@ -21,7 +21,8 @@ STACK_BYTES = 1 << 20
 """The most stack that compiling one constraint takes, in bytes.
 
 llguidance compiles definitions that refer to each other within each other, and an overflow ends the
-process. The engine's threads have 2 MiB or more, so what fits here fits there.
+process. A thread of the engine has as much as `ulimit -s` says, 8 MiB as a rule. Here it is half of
+that at most, so what fits here fits there.
 """
 
 _NICENESS = 5
@@ -44,8 +45,9 @@ def main() -> None:
     base = _address_space()
     limit = base + setup["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    stack = _stack_bytes(resource.getrlimit(resource.RLIMIT_STACK)[0])
     # For the main thread, which compiles, this limit holds at once.
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, stack))
     write_frame(answers, {"error": None})
     while (request := read_frame(requests)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
@@ -54,6 +56,11 @@ def main() -> None:
         # Memory that is not given back would count for the next constraint.
         retires = _address_space() - base > setup["memory_bytes"] // 2
         write_frame(answers, {"reason": reason, "retires": retires})
+
+
+def _stack_bytes(soft: int) -> int:
+    """The stack for compiling, where a thread has `soft` bytes."""
+    return STACK_BYTES if soft == resource.RLIM_INFINITY else min(STACK_BYTES, soft // 2)
 
 
 def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:

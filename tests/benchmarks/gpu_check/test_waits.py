@@ -56,6 +56,10 @@ def test_a_run_without_steps_is_a_row_and_a_log_without_runs_has_none() -> None:
     assert waits_in([f"{RUN}ngram", "INFO ready", ""]) == []
 
 
+def test_another_process_may_write_into_the_line_with_the_steps() -> None:
+    assert waits_in([f"{RUN}ngram", f"{STEPS}40(EngineCore pid=7) INFO ready"])[0]["steps"] == 40
+
+
 @pytest.fixture
 def shown() -> Iterator[list[warnings.WarningMessage]]:
     """The warnings that are shown."""

@@ -98,3 +98,13 @@ def test_what_was_learned_of_early_ends_survives_a_restart() -> None:
     reach = after.outlook([view], [0]).reach[0, 0]
     assert reach == pytest.approx(before.outlook([view], [0]).reach[0, 0], abs=1e-3)
     assert reach[2] < 0.1
+
+
+def test_a_lookup_in_the_place_of_a_cascade_with_a_model_has_no_catch_up() -> None:
+    known = Evidence((ProposerTraits("mix", K, keeps_kv=True),), K)
+    known.remove_proposer("mix")
+    known.add_proposer(ProposerTraits("mix", K, lookup=True))
+    known.admit("r", RequestClass.GREEDY)
+    known.requests.note_lengths([RowView("r", SpecMethod("mix", K), 100, 1000)])
+    known.mark_read([("r", SpecMethod("mix", K))])
+    assert known._planned_lag.tolist() == [0]

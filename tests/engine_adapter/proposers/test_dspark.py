@@ -59,6 +59,7 @@ def test_the_head_that_estimates_acceptance_may_be_missing(tmp_path: Path) -> No
         ("layer_types", ["sliding_attention"] * 2, "must have full attention in all layers"),
         ("sample_from_anchor", "no", "must be true or false"),
         ("markov_head_type", "gated", 'must be "vanilla"'),
+        ("dflash_config", {"mask_token_id": 3}, "must not be there"),
         ("markov_rank", 0, "must be an integer of at least 1"),
         ("block_size", 1, "must be an integer of at least 2"),
     ],

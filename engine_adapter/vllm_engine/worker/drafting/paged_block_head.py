@@ -114,7 +114,7 @@ class PagedBlockHead(PagedHead):
         Args:
             rows: [N], indices into the batch.
             logits: [T, V], of the first k[i] places of the i-th row that give drafts, row by row.
-            newest: int64 [N], the newest token of each row.
+            newest: int32 [N], the newest token of each row.
         """
         k, sampling = batch.k[rows], batch.sampling
         shape, first = (len(rows), int(k.max())), np.cumsum(k) - k
