@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.fleet.addresses import Address
 from server.fleet.coordinator import switch_fleet
 from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.pools import PoolPerReplica
 from server.fleet.replica import FleetOutcome, Order
 
 METHODS = ("ngram", "suffix")
@@ -111,7 +112,7 @@ async def measure(
 
 async def _measure(urls: Sequence[str], rounds: int, processes: int, memory_mb: float) -> FleetCost:
     prepare, commit, took, cpu = [], [], [], []
-    async with fleet_client(None) as client:
+    async with fleet_client(None, PoolPerReplica()) as client:
         fleet = http_replicas(client, [Address(url) for url in urls])
         for i in range(rounds + 1):
             begun = time.process_time()

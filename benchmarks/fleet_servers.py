@@ -7,7 +7,6 @@ that a machine holds many: what a switch costs the coordinator is as with one pr
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import Sequence
 
@@ -17,12 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.factory import create_engine
 from server.app import create_app
+from server.commands.serve import bind
 from server.http.descriptors import raise_limit
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
-
-BACKLOG = 128
 
 
 def make_app() -> FastAPI:
@@ -34,12 +32,8 @@ def make_app() -> FastAPI:
     return create_app(settings, engine, metrics, registry)
 
 
-def _listen() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-
-
 async def _serve(number: int) -> None:
-    listeners = [_listen() for _ in range(number)]
+    listeners = [bind("127.0.0.1", 0) for _ in range(number)]
     apps = [make_app() for _ in listeners]
     servers = [
         uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)) for app in apps

@@ -99,7 +99,7 @@ def relax(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def num_items(schema: dict[str, Any]) -> float:
-    """What all `minItems` and `maxItems` add up to, in whatever place a `$ref` may lead to."""
+    """What all `minItems` and `maxItems` add up to, in every place that a `$ref` may lead to."""
     items = 0.0
     nodes: list[Any] = [schema]
     while nodes:

@@ -1,4 +1,4 @@
-"""Tools that are no dependency of the tests: each gets an environment of its own, made once.
+"""Tools that the tests do not depend on: each gets an environment of its own, made once.
 
 Their versions are fixed here. They would change versions of what is installed beside the server.
 """

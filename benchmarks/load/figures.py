@@ -54,7 +54,7 @@ class SideFigures:
     """One side under one condition, over all its passes.
 
     Attributes:
-        requests: sent, and ended in whatever way.
+        requests: sent and ended, also with an error.
         errors: error -> number of requests.
         first_error: the first of them, in words; `None` without errors.
         seconds: sum over the passes.

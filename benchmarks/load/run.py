@@ -36,7 +36,7 @@ class LoadPlan:
         temperatures: none leaves them to the workloads.
         repetitions: passes of each side under each condition.
         requests: requests of a pass; `None` is as many as fit into `seconds`.
-        seconds: after this time a pass sends no more requests; `None` is no limit.
+        seconds: after this time a pass sends no more requests; `None` sets no limit.
         max_tokens: length limit of an answer.
         ignore_eos: every answer has `max_tokens`, if the server can do that.
         split: the prompts that are used; a record for the results, the workloads have it already.

@@ -41,7 +41,7 @@ class FakeOptions:
         fake_fail_start: if not empty, the start fails with this message.
         fake_load_s: seconds of loading a proposer.
         fake_fail_load: if not empty, a proposer's weights are refused with this message.
-        fake_slow_step_every: every step of which this is a divisor is slow; 0 is none.
+        fake_slow_step_every: every step whose number it divides is slow; with 0 none is.
         fake_slow_step_ms: milliseconds added to a slow step.
         fake_die_after_steps: the engine dies after this many steps of each life; 0 is never.
         fake_die_at_call: the engine dies in each call of this name, one of `CALLS`.

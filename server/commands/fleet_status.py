@@ -14,6 +14,7 @@ from server.commands import DIFFERING, FAILED, print_error
 from server.commands.admin_client import printable, shown
 from server.fleet.addresses import resolve
 from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.pools import PoolPerReplica
 from server.fleet.view import ReplicaView, common, view
 from server.http.descriptors import raise_limit
 
@@ -49,7 +50,7 @@ def status_all(
 
 
 async def _fetch(urls: Sequence[str], admin_key: str | None) -> list[ReplicaView]:
-    async with fleet_client(admin_key) as client:
+    async with fleet_client(admin_key, PoolPerReplica()) as client:
         return await view(http_replicas(client, await resolve(urls)))
 
 

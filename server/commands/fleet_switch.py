@@ -21,6 +21,7 @@ from server.fleet.addresses import resolve
 from server.fleet.coordinator import switch_fleet
 from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
 from server.fleet.peers import state_json
+from server.fleet.pools import PoolPerReplica
 from server.fleet.replica import (
     FleetOutcome,
     FleetReport,
@@ -115,7 +116,7 @@ async def _switch(
     assert switching is not None
     # Otherwise the process would end between the phases; so the switch is rolled back.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, switching.cancel)
-    async with fleet_client(options.admin_key) as client:
+    async with fleet_client(options.admin_key, PoolPerReplica()) as client:
         replicas = http_replicas(client, await resolve(urls))
         report = await switch_fleet(
             replicas,

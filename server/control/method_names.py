@@ -92,7 +92,7 @@ class LoadedProposers:
 def find_proposer(request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo | None:
     """The named proposer; `None` is plain decoding. Raises `SelectionError`.
 
-    The name of a policy is no proposer's: see `policy_name`.
+    It does not read names of policies: see `policy_name`.
     """
     name = request.proposer
     if name is None or name.lower() in PLAIN_SPELLINGS:

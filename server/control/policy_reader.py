@@ -29,7 +29,7 @@ def read_policies(
         name = policy_name(written)
         if name is None:
             there_are = ", ".join((AUTO, *POLICY_NAMES))
-            raise PolicyError(cut(written, 64), f"is no policy; there are {there_are}")
+            raise PolicyError(cut(written, 64), f"is not a policy; the policies are {there_are}")
         if name in read:
             raise PolicyError(written, f"is {name}, which is given too")
         if not isinstance(parameters, Mapping):

@@ -20,7 +20,7 @@ MAX_VALUE_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `None` is no limit."""
+    """Numbers from `low` to `high`, both included; `None` sets no limit."""
 
     low: float | None = None
     high: float | None = None
@@ -62,7 +62,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The conditions of a rule; `None`, or no header, is no condition.
+    """The conditions of a rule; `None`, or no header, means that there is none.
 
     Attributes:
         headers: pairs of a name in lower case and a pattern of `fnmatch`.

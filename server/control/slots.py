@@ -204,7 +204,7 @@ class Slots:
         self._keys: defaultdict[str | None, _KeyQueue] = defaultdict(_KeyQueue)
         self._arrivals = 0
         self._waiting = 0
-        # Somebody waits for more slots than are free; nobody may overtake it for ever.
+        # The next request needs more slots than are free; the others may not overtake it for ever.
         self._is_blocked = False
 
     @property

@@ -3,7 +3,7 @@
 uvicorn reads a head of any size, waits without end, and lets an answer wait for its reader. Here
 a head has limits, each wait for the client has a deadline, and a stream does not wait for its
 reader: what the client leaves unread is buffered up to a limit, above which the stream is aborted.
-So the engine's output is never held up, and a stream that nobody reads ends with its generation.
+So the engine's output is never held up, and a stream without a reader ends with its generation.
 """
 
 import asyncio

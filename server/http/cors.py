@@ -83,7 +83,7 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 def _admin_refusal() -> Response:
-    return _refusal("Admin paths answer no page of another origin, whatever is allowed elsewhere.")
+    return _refusal("Admin paths do not answer pages of another origin, even of an allowed one.")
 
 
 def _refusal(message: str) -> Response:

@@ -65,7 +65,7 @@ class ChoiceShape(ABC):
         operation: what the model does, as OpenTelemetry names it.
         object_type, chunk_object_type: the `object` of a whole response and of a chunk.
         echoes_prompt: every choice begins with its prompt.
-        is_plain: the text of a delta is the text of its chunk, whatever came before.
+        is_plain: the text of a delta is the text of its chunk; earlier deltas do not matter.
         has_prompts: a choice shows its prompt's token ids; otherwise the response does, once.
     """
 

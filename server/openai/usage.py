@@ -14,7 +14,7 @@ from server.openai.request import AdmittedRequest
 
 
 def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
-    """OpenAI's `usage`. Each prompt counts once, whatever its number of choices.
+    """OpenAI's `usage`. Each prompt counts once, also with several choices.
 
     With a prediction, it includes how many of the drafted tokens were accepted; with a reasoning
     parser, how many tokens are reasoning.

@@ -221,7 +221,7 @@ class ResponsesRequest(GenerationBody):
     def check_stream_options(self) -> None:
         """Raises `InvalidField` if `stream_options` is set and cannot be honoured.
 
-        The last event of a stream always has the usage, whatever `include_usage` is.
+        The last event of a stream always has the usage, so `include_usage` changes nothing.
         """
         super().check_stream_options()
         if self.continuous_usage:

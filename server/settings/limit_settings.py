@@ -60,7 +60,7 @@ class LimitSettings(BaseModel):
         300.0, description="seconds that a request may wait in the queue; 0 sets no limit"
     )
     first_token_timeout_s: Seconds = Field(
-        600.0, description="seconds from its begin to a request's first token; 0 sets no limit"
+        600.0, description="seconds from the start of a request to its first token; 0 sets no limit"
     )
     request_timeout_s: Seconds = Field(
         3600.0, description="seconds that a request may take in all; 0 sets no limit"

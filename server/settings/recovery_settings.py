@@ -16,8 +16,8 @@ class RecoverySettings(BaseModel):
     )
     engine_step_timeout_s: Seconds = Field(
         1800.0,
-        description="seconds that a step of a busy engine may take before it is replaced; 0 is no "
-        "limit",
+        description="seconds that a step of a busy engine may take before it is replaced; 0 sets "
+        "no limit",
     )
     engine_restart_delay_s: PositiveSeconds = Field(
         1.0, description="seconds before a dead engine is replaced; doubles with each time"
@@ -26,7 +26,9 @@ class RecoverySettings(BaseModel):
         60.0, description="most seconds that this delay grows to"
     )
     engine_restart_limit: int = Field(
-        5, ge=0, description="replacements within the window, after which it stays dead; 0 is none"
+        5,
+        ge=0,
+        description="replacements within the window, after which it stays dead; 0 allows none",
     )
     engine_restart_window_s: PositiveSeconds = Field(
         600.0, description="seconds for which a replacement counts"

@@ -24,7 +24,7 @@ class CloseReason(StrEnum):
     Attributes:
         IDLE: no request came.
         SLOW_HEADERS: a request's headers came too slowly.
-        SLOW_BODY: the rest of a body that nobody reads any more came too slowly.
+        SLOW_BODY: the rest of a body that the server no longer needs came too slowly.
         BAD_REQUEST: what came is not HTTP.
         TOO_LARGE: a URL or headers above a limit.
         UNSENT: a stream whose client is behind by more than `--max-unsent-bytes`.

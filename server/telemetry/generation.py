@@ -17,7 +17,7 @@ class Timings:
     Attributes:
         prepared_s: the body was read, checked and rendered.
         admitted_s: it got its method, and went to the engine.
-        first_token_s: its first token arrived, of whichever choice.
+        first_token_s: the first token of any of its choices arrived.
         total_s: the last byte was sent, or it ended otherwise.
     """
 
@@ -65,7 +65,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generating request that has ended, in whatever way.
+    """A generating request that has ended: completed, failed or refused.
 
     Attributes:
         operation: `chat` or `text_completion`.

@@ -2,8 +2,8 @@
 
 vLLM's server counts its requests with prometheus-fastapi-instrumentator, so vLLM's dashboards ask
 for that library's metrics. They are made here with its names, labels and buckets. The library
-itself would cost a second middleware and a second search for the route, and its label `method` is
-whatever a client sends.
+itself would cost a second middleware and a second search for the route, and its label `method` has
+any text that a client sends.
 
 Share of HTTP requests that failed, by route:
     sum by (route) (rate(specgate_http_requests_total{status=~"5.."}[5m]))

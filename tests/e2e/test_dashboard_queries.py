@@ -1,4 +1,4 @@
-"""Whatever vLLM's dashboards and our own rules ask for, a real server's `/metrics` page has."""
+"""A real server's `/metrics` page has all that vLLM's dashboards and our own rules ask for."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -134,7 +134,7 @@ class RowTable:
         """
         for request_id in resumed:
             row = self._rows[request_id]
-            row.asked, row.found = 0, None  # its drafts were dropped, whatever they were
+            row.asked, row.found = 0, None  # all its drafts were dropped
             self.planner.evidence.requests.forget_reads(request_id)
         self._end_drafts(scheduled, verified)
         self._planned = self.num_drafting > 0

@@ -37,8 +37,8 @@ def prepare_environment(config: EngineConfig) -> None:
     memory of each start is measured.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    # vLLM would give the KV cache the memory of an earlier start with the same target, whatever
-    # this one's proposers take.
+    # vLLM would give the KV cache the memory that it had at an earlier start with the same target.
+    # The proposers of this start may take more.
     os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log_level)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -85,7 +85,7 @@ class ConstraintChecker:
         self._turns = FairTurns(MAX_PROCESSES, MAX_PROCESSES_OF_ONE)
         self._idle: list[ConstraintProcess] = []
         self._jobs: dict[bytes, _Job] = {}
-        # Those of jobs that nobody waits for any more too, until they have ended their process.
+        # Also those of jobs whose clients have all left, until they have ended their process.
         self._tasks: set[asyncio.Task[Verdict]] = set()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 
@@ -152,7 +152,7 @@ class ConstraintChecker:
             if not job.owners[owner]:
                 del job.owners[owner]
             if not job.owners:
-                # Nobody may join it from here on.
+                # It ends now, so no other request may join it.
                 self._jobs.pop(key, None)
                 job.task.cancel()
 
@@ -188,7 +188,9 @@ class ConstraintChecker:
         elif status == -signal.SIGABRT:
             much = f"{self._limits.memory_bytes >> 20} MiB of memory"
         elif status == -signal.SIGSEGV:
-            much = f"{STACK_BYTES >> 20} MiB of stack"
+            # The limit of memory holds for the stack too, and a failed allocation can end so.
+            stack, memory = STACK_BYTES >> 20, self._limits.memory_bytes >> 20
+            much = f"{stack} MiB of stack or {memory} MiB of memory"
         else:
             log.error("constraint_process_died", status=status)
             raise EngineError(f"the process that checked a constraint ended with status {status}")

@@ -22,7 +22,8 @@ from server.openai.usage import choice_statistics, response_metrics
 class ResponsesBuilder:
     """Shapes the deltas of one response; see `server.openai.respond.Builder`.
 
-    A response that has ended, in whatever way, is stored before its last event or its body is sent.
+    Every response that has ended, also with an error, is stored before its last event or its body
+    is sent.
     """
 
     def __init__(

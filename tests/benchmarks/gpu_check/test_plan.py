@@ -77,7 +77,7 @@ def test_what_vllm_says_of_memory_and_graphs_is_in_the_logs() -> None:
 
 
 def test_both_servers_of_the_comparison_find_their_share_of_a_gpu_free() -> None:
-    # vLLM asks for its share of the whole memory when it starts, whatever its KV cache is to have.
+    # At its start vLLM asks for its share of the whole memory, even with a smaller KV cache.
     words = planned(Device.CUDA)["speed"].command
     share = float(words[words.index("--gpu-memory-utilization") + 1])
     sides = words.count("--side")

@@ -1,4 +1,4 @@
-"""The fake engine's parsers, whatever the deltas are."""
+"""The fake engine's parsers, with deltas of every size."""
 
 import pytest
 

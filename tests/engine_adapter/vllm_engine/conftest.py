@@ -41,8 +41,8 @@ PROPOSERS: list[dict[str, Any]] = [
     },
     {"name": "eagle", "model": str(model_path("eagle")), "num_speculative_tokens": 4},
     {"name": "eagle3", "model": str(model_path("eagle3")), "num_speculative_tokens": 4},
-    # The target as its own draft: whatever it drafts can be accepted, so a rejected token is a
-    # mistake in its KV.
+    # The target as its own draft: every token that it drafts can be accepted, so a rejected one is
+    # a mistake in its KV.
     {"name": "self", "method": "draft_model", "model": TARGET, "num_speculative_tokens": 5},
     {"name": "cascade", "members": ["ngram", "mlp", "self"], "num_speculative_tokens": 5},
     {"name": "grammar", "num_speculative_tokens": 5},

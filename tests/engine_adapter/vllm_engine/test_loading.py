@@ -244,7 +244,7 @@ async def test_heads_for_which_there_is_no_memory_are_refused_before_they_are_re
                 await engine.engine.load_proposer(fields)
             load.longest()
             await generate(engine, prompts[2], greedy(30), pinned("ngram", 5))
-            assert load.longest() > 0, "the streams go on"
+            assert load.longest() > 0, "the streams continue"
         assert resident_mib(engine) - resident < 128
     assert caught.value.code == "no_room"
     assert [info.name for info in await engine.engine.proposers()] == names

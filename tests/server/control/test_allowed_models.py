@@ -1,4 +1,4 @@
-"""Admin requests load from allowed folders and hub ids only, whatever a path is written like."""
+"""Admin requests load from allowed folders and hub ids only, however a path is written."""
 
 import os
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 A body is one that succeeds, with some fields that the OpenAPI document has for its operation, and
 then with faults: values of another type, huge numbers, lone surrogates, deep nesting, fields that
-are missing, long or twice there. A few are no JSON at all.
+are missing, long or twice there. A few are not JSON at all.
 """
 
 import copy

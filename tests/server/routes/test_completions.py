@@ -227,7 +227,7 @@ async def test_logprobs_have_the_sampled_token_and_offsets(gateway: Gateway) -> 
         assert top[token] == logprob <= 0
         assert 2 <= len(top) <= 3
     assert shaped["text_offset"][0] == 0
-    # The last token may be a part of a character, which is no text yet.
+    # The last token may be a part of a character, which is not text yet.
     whole = "".join(shaped["tokens"])
     assert whole.removesuffix("\ufffd") == choice["text"]
     for token, offset in zip(shaped["tokens"], shaped["text_offset"], strict=True):

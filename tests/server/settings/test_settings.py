@@ -203,7 +203,7 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"spec_method": "nobody"}, "there is no proposer 'nobody'"),
         ({"spec_method": "AUTO"}, "there is no proposer 'AUTO'"),
         ({"proposer": [{"name": "goodput", "method": "ngram"}]}, "'goodput' is reserved"),
-        ({"spec_policy": {"fast": {}}}, "fast: is no policy; there are auto, goodput"),
+        ({"spec_policy": {"fast": {}}}, "fast: is not a policy; the policies are auto, goodput"),
         ({"spec_policy": {"load": {"light": {"max_running": 0.5}}}}, "load.light.max_running: "),
         ({"spec_policy": {"auto": {}, "goodput": {}}}, "goodput: is goodput, which is given too"),
         ({"spec_policy": {"auto": 5}}, "auto: must be an object of parameters"),

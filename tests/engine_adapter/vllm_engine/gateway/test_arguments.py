@@ -170,7 +170,7 @@ def test_code_of_a_head_that_was_replaced_at_its_path_is_not_found(tmp_path: Pat
         found: str = engine_args(made, 5, None).additional_config.compute_hash()
         return found
 
-    assert key(1) == key(1, value=0.5), "weights are no part of code"
+    assert key(1) == key(1, value=0.5), "the values of weights do not change the code"
     assert len({key(1), key(2), key(1, bias=True)}) == 3
 
 

@@ -1,4 +1,4 @@
-"""Turns at a few places: nobody keeps the others from theirs."""
+"""Turns at a few places: no owner keeps the others from theirs."""
 
 import asyncio
 

@@ -55,7 +55,7 @@ def predictions(tokens: Sequence[int], seed: int) -> list[int]:
 
 
 def after(token: int) -> int | None:
-    """The token that a toy DSpark head drafts after this one whatever its block says, if any."""
+    """What a toy DSpark head always drafts after this token; `None` if its block decides."""
     return None if token % 3 else (7 * token + 2) % VOCAB
 
 

@@ -135,7 +135,7 @@ def _fields(batch: Any) -> dict[str, Any]:
 
 
 def test_a_draft_of_a_sequential_head_depends_on_the_one_before(make: Any) -> None:
-    """The bias after a token is enough for its successor, whatever the block gives there."""
+    """The bias after a token decides its successor, even against the block's own token there."""
     after = import_module("tests.engine_adapter.vllm_engine.support.toy_models").after
     world, followed = make(), 0
     request = world.add("r", prompt(9), SpecMethod("spark", 6))
