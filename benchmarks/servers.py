@@ -26,6 +26,7 @@ import psutil
 from benchmarks.client import HttpSystem
 from benchmarks.system import System
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_options import HEAD_OPTIONS
 
 NAME = "measured"
 START_S, STOP_S = 600, 60
@@ -62,7 +63,7 @@ def vllm_arguments() -> dict[str, Any]:
     return {name: int(value) if value.isdigit() else value for name, value in named.items()}
 
 
-OWN_OPTIONS = frozenset({"draft_sampling", "verification", "min_confidence", "members"})
+OWN_OPTIONS = frozenset({*HEAD_OPTIONS, "members"})
 """Proposer options that vLLM does not have."""
 
 

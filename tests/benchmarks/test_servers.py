@@ -1,5 +1,6 @@
 """Server commands: every side has the same model, arguments and proposer."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
@@ -10,8 +11,9 @@ import pytest
 
 from benchmarks import servers
 from benchmarks.servers import ServerLauncher, proposer_fields, speculative_config
+from benchmarks.sides import STOCK_METHODS
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.methods import parse_spec
+from engine_adapter.proposers.methods import get_method, parse_spec
 from tests.benchmarks.fake_systems import HEADS, NGRAM
 
 
@@ -84,6 +86,16 @@ def test_vllm_gets_a_proposer_without_specgates_own_options() -> None:
         "use_heterogeneous_vocab": False,  # vLLM has this option too
     }
     assert speculative_config(NGRAM)["prompt_lookup_max"] == 5
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize("method", sorted(STOCK_METHODS))
+def test_vllm_knows_each_field_of_a_method_that_it_has(method: str) -> None:
+    from vllm.config import SpeculativeConfig
+
+    spec = ProposerSpec("p", method, 4, "m", get_method(method).options)
+    known = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+    assert set(speculative_config(spec)) <= known
 
 
 @pytest.mark.parametrize("spec", [NGRAM, HEADS])
