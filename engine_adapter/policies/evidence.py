@@ -161,7 +161,7 @@ class Evidence:
         if pairs := [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]:
             proposers = np.array([proposer for _, proposer in pairs], np.intp)
             lag = self.requests.mark_read([r for r, _ in pairs], proposers)
-            np.add.at(self._planned_lag, proposers, lag)
+            self._planned_lag += np.bincount(proposers, lag, len(self._planned_lag))
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
         """The tokens of each row that the proposer has not read, [R]."""

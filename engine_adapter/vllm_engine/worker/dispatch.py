@@ -214,6 +214,8 @@ class ProposerDispatch:
 
     def _compare_shadows(self) -> None:
         """Compares the shadow drafts that wait with the rows' tokens."""
+        if not self._shadows:
+            return
         known = self._runner.input_batch
         lengths = zip(known.req_ids, known.num_tokens_no_spec[: len(known.req_ids)], strict=False)
         rows = ((r, row, int(length)) for row, (r, length) in enumerate(lengths))

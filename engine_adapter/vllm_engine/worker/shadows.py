@@ -29,6 +29,9 @@ class ShadowDrafts:
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str], _Waiting] = {}
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def waits(self, request_id: str, proposer: str) -> bool:
         """Whether a draft of this proposer still waits for the row's tokens."""
         return (request_id, proposer) in self._waiting

@@ -10,6 +10,7 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
     Ints,
+    first_of,
 )
 
 ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
@@ -25,6 +26,35 @@ def gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
     output, recurrent = outputs
     taken = output[index]
     return taken, taken if recurrent is output else recurrent[index]
+
+
+def taken(values: torch.Tensor, part: Part) -> torch.Tensor:
+    """The values of some rows, [N, ...]."""
+    return first_of(values, part.stop) if isinstance(part, slice) else values[part]
+
+
+def drafts_of_passes(
+    of_passes: Sequence[tuple[Part, torch.Tensor]], num_rows: int, num_passes: int
+) -> list[Ints]:
+    """The drafts of each row, after one copy from the device.
+
+    Args:
+        of_passes: for each pass, which rows it had, and their tokens, int64 [N].
+        num_rows: rows of the first pass, R.
+        num_passes: the most drafts of a row.
+
+    Returns:
+        R arrays, int64 [drafts of the row].
+    """
+    drawn = torch.cat([tokens for _, tokens in of_passes]).cpu().numpy()
+    table = np.empty((num_rows, num_passes), np.int64)
+    lengths = np.zeros(num_rows, np.intp)
+    begin = 0
+    for depth, (part, tokens) in enumerate(of_passes):
+        table[part, depth] = drawn[begin : begin + len(tokens)]
+        lengths[part] = depth + 1
+        begin += len(tokens)
+    return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
 
 
 class DraftPasses:

@@ -14,6 +14,11 @@ from engine_adapter.vllm_engine import compat
 Ints = npt.NDArray[np.int64]
 
 
+def first_of(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """The first rows of a tensor. A view costs as much as a small operation, so not for all."""
+    return tensor if len(tensor) == count else tensor[:count]
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
     """One forward pass over T tokens of N rows, row by row.
@@ -54,8 +59,8 @@ class _CpuAndDevice:
     cpu: torch.Tensor
     device: torch.Tensor
 
-    def __getitem__(self, part: Any) -> "_CpuAndDevice":
-        return _CpuAndDevice(self.cpu[part], self.device[part])
+    def first(self, count: int) -> "_CpuAndDevice":
+        return _CpuAndDevice(first_of(self.cpu, count), first_of(self.device, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,19 +172,22 @@ class ForwardInputBuilder:
             lengths,
             *(table.slots(rows, position) for table in self._tables.values()),
         )
-        slots = dict(zip(self._tables, of_groups, strict=True))
         blocks = self._blocks(rows, on_device)
-        seq_lens = _CpuAndDevice(torch.from_numpy(lengths), lengths_there)
         starts = _CpuAndDevice(torch.from_numpy(begins), begins_there)
-        for i, count in enumerate(counts):
+        of_passes = [
+            tensor.unbind()
+            for tensor in (positions, torch.from_numpy(lengths), lengths_there, *of_groups)
+        ]
+        for i, (count, *of_pass) in enumerate(zip(counts, *of_passes, strict=True)):
+            at, length, length_there, *slots = (first_of(tensor, count) for tensor in of_pass)
             yield self._inputs(
                 rows[:count],
                 position[i, :count],
-                positions[i, :count],
-                {gid: of_group[i, :count] for gid, of_group in slots.items()},
-                {gid: of_group[:count] for gid, of_group in blocks.items()},
-                starts[: count + 1],
-                seq_lens[i, :count],
+                at,
+                dict(zip(self._tables, slots, strict=True)),
+                {gid: first_of(of_group, count) for gid, of_group in blocks.items()},
+                starts.first(count + 1),
+                _CpuAndDevice(length, length_there),
                 1,
                 int(furthest[count - 1]) + i + 1,
                 on_device[:0],

@@ -74,6 +74,18 @@ class HiddenStateCache(compat.AttentionLayerBase):
         self.kv_cache = torch.empty(0)
         vllm_config.compilation_config.static_forward_context[name] = self
 
+    @property
+    def kv_cache(self) -> torch.Tensor:
+        """The states of every block, [blocks, 1, block size, W]; vLLM sets it."""
+        return self._cache
+
+    @kv_cache.setter
+    def kv_cache(self, cache: torch.Tensor) -> None:
+        self._cache = cache
+        # vLLM may pad its blocks. Then they have no view as [slots, W].
+        is_dense = cache.numel() > 0 and cache.is_contiguous()
+        self._by_slot = cache.view(-1, self._width) if is_dense else None
+
     def get_attn_backend(self) -> Any:
         """A backend without attention; a step builds no metadata for it."""
         return compat.CacheOnlyAttentionBackend
@@ -95,20 +107,23 @@ class HiddenStateCache(compat.AttentionLayerBase):
     @property
     def num_bytes(self) -> int:
         """Bytes of all blocks' states."""
-        return self.kv_cache.numel() * self.kv_cache.element_size()
+        return self._cache.numel() * self._cache.element_size()
 
     def write(self, slots: torch.Tensor, states: torch.Tensor) -> None:
         """Stores `states` [T, W] in `slots`, int64 [T]."""
-        self.kv_cache[*self._index(slots)] = states.to(self._dtype)
+        states = states.to(self._dtype)
+        if self._by_slot is not None:
+            self._by_slot[slots] = states
+        else:
+            self._cache[*self._index(slots)] = states
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """The states [T, W] of `slots`, int64 [T]."""
-        return self.kv_cache[*self._index(slots)]
+        if self._by_slot is not None:
+            return self._by_slot[slots]
+        return self._cache[*self._index(slots)]
 
     def _index(self, slots: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Where each slot is in the cache, [blocks, 1, block size, W].
-
-        vLLM may pad its blocks, so that it cannot be viewed as [slots, W].
-        """
-        size = self.kv_cache.shape[2]
+        """Where each slot is among the blocks."""
+        size = self._cache.shape[2]
         return slots // size, 0, slots % size

@@ -22,7 +22,10 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
     DraftPasses,
     ForwardOutputs,
+    Part,
+    drafts_of_passes,
     gather,
+    taken,
 )
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
@@ -198,34 +201,33 @@ class PagedDraftModel:
         probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
             return Drafts(drafts)
-        output, recurrent = last
+        (output, recurrent), newest = last, torch.empty(0)
         if not np.array_equal(order[: counts[0]], np.arange(len(order))):
             output, recurrent = gather(last, *to_device(self._device, order[: counts[0]]))
         shape = counts[0], len(counts)
-        tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
-        lengths = np.zeros(counts[0], np.int64)
         sampling, q = batch.sampling, torch.empty(0)
         samples = sampling is not None and sampling.samples
         if samples:
             q = torch.empty(*shape, self._vocab_size, device=self._device)
         passes = DraftPasses(self._input_builder(), batch, order, stop, counts)
+        of_passes: list[tuple[Part, torch.Tensor]] = []
         for depth in range(len(counts)):
             if depth:
                 kept, inputs = passes.next()
                 if inputs is None:
                     break
-                newest = tokens[passes.at, depth - 1]
-                output, recurrent = self._forward(newest, inputs, recurrent[kept])
+                newest, recurrent = taken(newest, kept), taken(recurrent, kept)
+                output, recurrent = self._forward(newest, inputs, recurrent)
             logits, at = self._logits(output), passes.at
-            lengths[at] = depth + 1
             if sampling is None:
-                tokens[at, depth] = logits.argmax(dim=-1)
+                newest = logits.argmax(dim=-1)
             else:
-                tokens[at, depth], drawn_from = sampling.draw(logits, order[at], depth)
+                newest, drawn_from = sampling.draw(logits, order[at], depth)
                 if samples:
                     q[at, depth] = drawn_from
-        for n, (i, row) in enumerate(zip(order, tokens.cpu().numpy(), strict=False)):
-            drafted = row[: lengths[n]]
+            of_passes.append((at, newest))
+        for n, drafted in enumerate(drafts_of_passes(of_passes, *shape)):
+            i = int(order[n])
             drafts[i] = drafted.tolist()
             if samples:
                 probabilities[i] = q[n, : len(drafted)]

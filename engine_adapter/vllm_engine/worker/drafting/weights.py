@@ -151,8 +151,10 @@ class _NamedDraft:
             slots: KV cache group -> int64 [T].
         """
         for gid, buffer in self._slot_buffers.items():
-            buffer[: len(slots[gid])] = slots[gid]
-            buffer[len(slots[gid]) : padded] = -1  # vLLM's mark of a token without a slot
+            used = len(slots[gid])
+            buffer[:used] = slots[gid]
+            if used < padded:
+                buffer[used:padded] = -1  # vLLM's mark of a token without a slot
         return {
             name: self._slot_buffers[group.kv_cache_group_id][:padded]
             for group in self.draft_attn_groups

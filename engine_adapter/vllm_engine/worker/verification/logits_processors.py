@@ -17,6 +17,14 @@ from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification.layout import Layout
 
+_PENALTIES = (
+    "prompt_token_ids",
+    "frequency_penalties",
+    "presence_penalties",
+    "repetition_penalties",
+)
+"""What penalties are computed from, beside the output."""
+
 
 def build(vllm_config: Any, device: torch.device) -> Any:
     """All of vLLM's own processors, which vLLM itself builds only without speculation.
@@ -40,16 +48,16 @@ def expand_metadata(
         outputs: the output before each position, if `reads_outputs`.
         generators: position -> its generator.
     """
+    penalties = {}
+    if not rows.no_penalties:  # vLLM's batch has their tensors also where no row uses them
+        penalties = {name: layout.expand(getattr(rows, name)) for name in _PENALTIES}
     return replace(
         rows,
         temperature=layout.expand(rows.temperature),
         top_p=layout.expand(rows.top_p),
         top_k=layout.expand(rows.top_k),
         generators=generators,
-        prompt_token_ids=layout.expand(rows.prompt_token_ids),
-        frequency_penalties=layout.expand(rows.frequency_penalties),
-        presence_penalties=layout.expand(rows.presence_penalties),
-        repetition_penalties=layout.expand(rows.repetition_penalties),
+        **penalties,
         output_token_ids=outputs,
         allowed_token_ids_mask=layout.expand(rows.allowed_token_ids_mask),
         bad_words_token_ids={
