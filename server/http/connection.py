@@ -247,11 +247,11 @@ class Connection(HttpToolsProtocol):
     def _close(self, reason: CloseReason, error: ApiError | None = None) -> None:
         """Closes, after what is buffered and an error are sent.
 
-        The error is not sent into another answer that is being sent.
+        The error is not sent into another answer, nor as a second answer to a request.
         """
         self._note(reason)
-        running = self._running
-        if error is not None and (running is None or running.response_complete):
+        idle = self._running is None or self._running.response_complete
+        if error is not None and idle and self._reading is not Reading.BODY:
             self._answers.write(_raw_response(error, self.server_state.default_headers))
         self.transport.close()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,29 +10,15 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.faulted_load import CLIENTS, Faults, Load, greedy_texts
+from tests.e2e.engine_faults import BACK_S, FLAGS, KILL, LIMIT, METHODS, STOP, fault_under_load
+from tests.e2e.faulted_load import Faults, greedy_texts
 from tests.e2e.greedy import Plain
-from tests.e2e.served import PROPOSERS, Served, wait_until
+from tests.e2e.served import Served, wait_until
 from tests.e2e.traffic import chat
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-BACK_S = 240
-LIMIT = 30
-HANG_S = 4
-FLAGS = (
-    *("--engine-restart-delay-s", "0.5", "--engine-restart-max-delay-s", "0.5"),
-    *("--engine-restart-limit", str(LIMIT), "--engine-hang-timeout-s", str(HANG_S)),
-)
 FAULTS = int(os.environ.get("FAULTS", "20"))
-CAUSES = {signal.SIGKILL: "was killed by signal 9 (SIGKILL)", signal.SIGSTOP: "was stopped"}
-"""The signal that the engine gets -> what its death is said to be."""
-
-COUNTERS = (
-    "vllm:spec_decode_num_draft_tokens_total",
-    "specgate_spec_decode_draft_tokens_total",
-    "specgate_requests_total",
-)
 
 
 @pytest.fixture(scope="module")
@@ -70,64 +55,6 @@ def children(served: Served) -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def texts(served: Served) -> list[Plain]:
     return asyncio.run(greedy_texts(served))
-
-
-async def fault_under_load(
-    served: Served, texts: list[Plain], method: str, number: signal.Signals = signal.SIGKILL
-) -> tuple[Load, float]:
-    """One fault: from the first responses to the first responses after the replacement.
-
-    Returns its load, and the seconds from the signal until the server was ready again.
-    """
-    switched = served.switch(method)
-    before, deaths = served.scrape(), len(served.logged("engine_died"))
-    load = Load(texts, "engine_dead", "This request is lost.")
-    async with load.running(served):
-        await load.until(lambda: load.whole > CLIENTS // 2, 120, "responses come")
-        begun = time.monotonic()
-        served.engine.send_signal(number)
-        await load.until(lambda: load.refused > CLIENTS, 60 + HANG_S, "clients get errors")
-        cause = CAUSES[number]
-        await asyncio.to_thread(check_the_server_during_the_outage, served, method, cause)
-        whole = load.whole
-        await load.until(served._ready, BACK_S, "the engine is replaced")
-        seconds = time.monotonic() - begun
-        await load.until(lambda: load.whole >= whole + CLIENTS, 120, "responses come again")
-        assert load.cut_off + load.refused >= CLIENTS
-    served.wait_until_idle()
-    shown = served.get("/v1/spec_method").json()
-    assert (shown["spec_method"], shown["generation"]) == (method, switched["generation"])
-    assert shown["engine"]["state"] == "serving"
-    after = served.scrape()
-    assert after("vllm:generation_tokens_total") > before("vllm:generation_tokens_total")
-    for name in COUNTERS:
-        assert after(name) >= before(name), name
-    assert len(after.families) == len(set(after.families))
-    restarted = {"name": "specgate_engine_restarts_total", "outcome": "restarted"}
-    assert after(**restarted) - before(**restarted) == 1
-    assert len(served.logged("engine_died")) - deaths == 1
-    return load, seconds
-
-
-def check_the_server_during_the_outage(served: Served, method: str, cause: str) -> None:
-    """Probes, admin routes and metrics of a server without an engine."""
-    for path in ("/ready", "/health"):
-        response = httpx.get(f"{served.url}{path}", trust_env=False, timeout=60)
-        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
-        assert cause in response.json()["error"]["message"]
-        assert int(response.headers["retry-after"]) >= 1
-    shown = served.get("/v1/spec_method").json()
-    assert (shown["spec_method"], shown["engine"]["state"]) == (method, "restarting")
-    names = {proposer["name"] for proposer in served.get("/v1/proposers").json()["data"]}
-    assert names >= set(PROPOSERS)
-    body = {"speculative_model": "none", "reason": "in the gap"}
-    refused = httpx.post(f"{served.url}/v1/switch_spec_method", json=body, trust_env=False)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
-    record = served.get("/v1/spec_method").json()["switches"][0]
-    assert (record["outcome"], record["reason"]) == ("failed", "in the gap")
-    scrape = served.scrape()
-    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert scrape(f"vllm:{gauge}") == 0, gauge
 
 
 LOAD = {"light": {"proposer": "draft", "max_running": 3}, "dwell_steps": 7}
@@ -169,7 +96,7 @@ async def test_a_killed_engine_is_replaced_and_clients_get_errors(
     parameters = await asyncio.to_thread(learn, served)
     assert parameters["load"]["light"]["max_running"] == 3
     learned = drafts_of(served, "suffix")
-    await fault_under_load(served, texts, "ngram")
+    await fault_under_load(served, texts, "ngram", KILL)
     assert policies(served) == parameters
     assert drafts_of(served, "ngram") > 0, "the new process has reported"
     assert drafts_of(served, "suffix") >= learned, "it knows what the old one had measured"
@@ -186,11 +113,10 @@ async def test_many_faults_under_load_leak_nothing(served: Served, texts: list[P
     """`FAULTS` sets their number; with `-s` their table is on the terminal."""
     gateway = psutil.Process(served.process.pid)
     descriptors, threads, faults = [], [], Faults()
-    methods = ("draft", "suffix", "none", "draft-small", "ngram")
     for i in range(FAULTS):
-        number = signal.SIGSTOP if i % 2 else signal.SIGKILL
-        load, seconds = await fault_under_load(served, texts, methods[i % len(methods)], number)
-        faults.add(number.name, methods[i % len(methods)], load, seconds)
+        fault, method = STOP if i % 2 else KILL, METHODS[i % len(METHODS)]
+        load, seconds = await fault_under_load(served, texts, method, fault)
+        faults.add(fault.name, method, load, seconds)
         descriptors.append(gateway.num_fds())
         threads.append(gateway.num_threads())
     print(f"\n{faults.table()}\ndescriptors {descriptors}\nthreads {threads}")

@@ -66,7 +66,7 @@ FLOODS = {
     "one header": (GET + b"x-filler: ", b"0" * 65536, 431),
     "url": (b"GET /", b"0" * 65536, 414),
     "trailer": (
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
         b"2\r\n{}\r\n0\r\nx-filler: ",
         b"0" * 65536,
         0,
@@ -99,11 +99,12 @@ async def test_a_stream_of_128_choices_that_is_not_read_is_aborted(log: Path) ->
         writer.write(request("/v1/completions", {**body, "ignore_eos": True}))
         await reader.read(1)
         most = before
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 480
         while closed(served, "unsent") == 0:
             assert time.monotonic() < deadline
-            most = max(most, rss(served))
-            await asyncio.sleep(0.05)
+            for _ in range(10):
+                most = max(most, rss(served))
+                await asyncio.sleep(0.05)
         served.wait_until_idle()
         print(f"RSS {before / MIB:.0f} MiB, at most {most / MIB:.0f} MiB")
         assert most - before < 40 * MIB

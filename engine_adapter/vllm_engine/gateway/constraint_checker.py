@@ -7,6 +7,7 @@ thread that every admission waits for, and nothing can end it.
 
 import asyncio
 import hashlib
+import resource
 import signal
 from collections import Counter, OrderedDict
 from collections.abc import Collection
@@ -28,13 +29,20 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     Vocabulary,
     setup_frame,
 )
-from engine_adapter.vllm_engine.gateway.constraint_worker import STACK_BYTES
 from engine_adapter.vllm_engine.gateway.fair_turns import FairTurns
 
 log = structlog.get_logger(__name__)
 
 MEMORY_BYTES = 512 << 20
 """The most memory that compiling one constraint takes, in bytes."""
+
+STACK_BYTES = 1 << 20
+"""The most stack that compiling one constraint takes, in bytes.
+
+llguidance compiles definitions that refer to each other within each other, and an overflow ends the
+process. A thread of the engine has as much as `ulimit -s` says, 8 MiB as a rule. Here it is half of
+that at most, so what fits here fits there.
+"""
 
 MAX_PROCESSES = 3
 """Processes that compile."""
@@ -80,7 +88,7 @@ class ConstraintChecker:
 
     def __init__(self, vocabulary: Vocabulary, cpu_seconds: float) -> None:
         self._vocabulary = vocabulary
-        self._limits = CompileLimits(cpu_seconds, MEMORY_BYTES)
+        self._limits = CompileLimits(cpu_seconds, MEMORY_BYTES, stack_bytes())
         self._setup: bytes | None = None
         self._turns = FairTurns(MAX_PROCESSES, MAX_PROCESSES_OF_ONE)
         self._idle: list[ConstraintProcess] = []
@@ -189,12 +197,18 @@ class ConstraintChecker:
             much = f"{self._limits.memory_bytes >> 20} MiB of memory"
         elif status == -signal.SIGSEGV:
             # The limit of memory holds for the stack too, and a failed allocation can end so.
-            stack, memory = STACK_BYTES >> 20, self._limits.memory_bytes >> 20
-            much = f"{stack} MiB of stack or {memory} MiB of memory"
+            stack, memory = self._limits.stack_bytes >> 10, self._limits.memory_bytes >> 20
+            much = f"{stack} KiB of stack or {memory} MiB of memory"
         else:
             log.error("constraint_process_died", status=status)
             raise EngineError(f"the process that checked a constraint ended with status {status}")
         return Verdict(f"takes more than {much} to compile; simplify it.", CONSTRAINT_TOO_COMPLEX)
+
+
+def stack_bytes() -> int:
+    """The stack for compiling: half of what a thread of the engine has, or `STACK_BYTES`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return STACK_BYTES if soft == resource.RLIM_INFINITY else min(STACK_BYTES, soft // 2)
 
 
 def _key(constraint: StructuredOutput) -> bytes:

@@ -62,10 +62,11 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What compiling one constraint may take: CPU time in seconds, and memory in bytes."""
+    """What compiling one constraint may take: CPU time in seconds, memory and stack in bytes."""
 
     cpu_seconds: float
     memory_bytes: int
+    stack_bytes: int
 
 
 def setup_frame(vocabulary: Vocabulary, limits: CompileLimits) -> bytes:

@@ -1,7 +1,8 @@
 """The process that compiles constraints, so that one that takes too long can be given up.
 
 llguidance compiles in one call that nothing interrupts, and takes what memory it needs. Here the
-kernel ends such a call with its process: by a timer of CPU time, or because memory is refused.
+kernel ends such a call with its process: by a timer of CPU time, or because memory or stack is
+refused.
 `constraint_checker` starts the process and talks to it. It imports neither torch nor vLLM.
 """
 
@@ -16,14 +17,6 @@ from typing import Any, BinaryIO
 from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
 from engine_adapter.vllm_engine.panics import panics_as_errors
-
-STACK_BYTES = 1 << 20
-"""The most stack that compiling one constraint takes, in bytes.
-
-llguidance compiles definitions that refer to each other within each other, and an overflow ends the
-process. A thread of the engine has as much as `ulimit -s` says, 8 MiB as a rule. Here it is half of
-that at most, so what fits here fits there.
-"""
 
 _NICENESS = 5
 """The engine's steps go first where cores are short."""
@@ -45,7 +38,7 @@ def main() -> None:
     base = _address_space()
     limit = base + setup["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    stack = _stack_bytes(resource.getrlimit(resource.RLIMIT_STACK)[0])
+    stack = setup["stack_bytes"]
     # For the main thread, which compiles, this limit holds at once.
     resource.setrlimit(resource.RLIMIT_STACK, (stack, stack))
     write_frame(answers, {"error": None})
@@ -56,11 +49,6 @@ def main() -> None:
         # Memory that is not given back would count for the next constraint.
         retires = _address_space() - base > setup["memory_bytes"] // 2
         write_frame(answers, {"reason": reason, "retires": retires})
-
-
-def _stack_bytes(soft: int) -> int:
-    """The stack for compiling, where a thread has `soft` bytes."""
-    return STACK_BYTES if soft == resource.RLIM_INFINITY else min(STACK_BYTES, soft // 2)
 
 
 def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:

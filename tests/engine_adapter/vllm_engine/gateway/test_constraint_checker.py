@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -23,7 +24,11 @@ from engine_adapter.vllm_engine.gateway import (
     constraint_process,
     constraint_worker,
 )
-from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
+from engine_adapter.vllm_engine.gateway.constraint_checker import (
+    STACK_BYTES,
+    ConstraintChecker,
+    stack_bytes,
+)
 from engine_adapter.vllm_engine.gateway.constraint_process import (
     Answer,
     CompileLimits,
@@ -131,7 +136,7 @@ async def test_one_that_takes_too_long_is_given_up_and_the_next_is_checked(
 async def test_one_that_takes_too_much_memory_is_given_up(
     patient: ConstraintChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patient, "_limits", CompileLimits(ENDLESS_S, 64 << 20))
+    monkeypatch.setattr(patient, "_limits", replace(patient._limits, memory_bytes=64 << 20))
     schema = '{"type": "array", "minItems": 100000000}'
     error = await refused(patient, StructuredOutput(ConstraintKind.JSON_SCHEMA, schema, param="it"))
     assert error.code == CONSTRAINT_TOO_COMPLEX
@@ -155,8 +160,33 @@ async def test_one_that_would_overflow_a_stack_of_the_engine_is_given_up(
     # Some 1,000 fit into 8 MiB, which a thread has as a rule, and some 250 into 2 MiB.
     error = await refused(patient, chained(500))
     assert error.code == CONSTRAINT_TOO_COMPLEX
-    assert "1 MiB of stack or 512 MiB of memory" in str(error), "either ends it with SIGSEGV"
+    assert "1024 KiB of stack or 512 MiB of memory" in str(error), "either ends it with SIGSEGV"
     await patient.check(chained(50))
+
+
+@pytest.mark.parametrize(
+    ("soft", "stack"),
+    [(resource.RLIM_INFINITY, STACK_BYTES), (8 << 20, STACK_BYTES), (1 << 20, 1 << 19)],
+)
+def test_compiling_has_less_stack_than_a_thread_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, soft: int, stack: int
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
+    assert stack_bytes() == stack
+
+
+async def test_where_threads_have_little_stack_compiling_has_less_and_the_refusal_says_how_much(
+    monkeypatch: pytest.MonkeyPatch, patient: ConstraintChecker
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (512 << 10, resource.RLIM_INFINITY))
+    checker = ConstraintChecker(VOCABULARY, ENDLESS_S)
+    try:
+        error = await refused(checker, chained(60))
+        assert "256 KiB of stack or 512 MiB of memory" in str(error)
+        await checker.check(chained(5))
+    finally:
+        await checker.stop()
+    await patient.check(chained(60))
 
 
 async def test_a_schema_may_be_nested_as_deeply_as_a_body_may(patient: ConstraintChecker) -> None:

@@ -1,6 +1,5 @@
 """What the process that checks constraints is told of the engine."""
 
-import resource
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,9 +46,3 @@ def test_a_panic_of_the_compiler_is_a_reason() -> None:
 
     reason = constraint_worker.fault_of(Panics(), ConstraintKind.JSON_SCHEMA, "{}")
     assert reason == "it cannot be compiled: CompilerPanic: index out of bounds"
-
-
-def test_compiling_has_less_stack_than_a_thread_of_the_engine() -> None:
-    stack = constraint_worker._stack_bytes
-    assert stack(resource.RLIM_INFINITY) == stack(8 << 20) == constraint_worker.STACK_BYTES
-    assert stack(1 << 20) == 1 << 19

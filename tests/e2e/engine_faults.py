@@ -1,0 +1,117 @@
+"""A fault of the engine's process under load: what the server and its clients must do about it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+import psutil
+
+from tests.e2e.faulted_load import CLIENTS, Load
+from tests.e2e.greedy import Plain
+from tests.e2e.served import PROPOSERS, Served
+
+BACK_S = 240
+"""Seconds in which the engine is replaced."""
+
+LIMIT = 30
+HANG_S = 4
+FLAGS = (
+    *("--engine-restart-delay-s", "0.5", "--engine-restart-max-delay-s", "0.5"),
+    *("--engine-restart-limit", str(LIMIT), "--engine-hang-timeout-s", str(HANG_S)),
+)
+"""A server that replaces its engine at once, and often."""
+
+METHODS = ("draft", "suffix", "none", "draft-small", "ngram")
+"""The methods in force at one fault after another."""
+
+COUNTERS = (
+    "vllm:spec_decode_num_draft_tokens_total",
+    "specgate_spec_decode_draft_tokens_total",
+    "specgate_requests_total",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to the engine's process.
+
+    Attributes:
+        name: in a table.
+        strike: makes it happen.
+        causes: the message of the death has one of these.
+    """
+
+    name: str
+    strike: Callable[[psutil.Process], None]
+    causes: tuple[str, ...]
+
+
+KILL = Fault("SIGKILL", psutil.Process.kill, ("was killed by signal 9 (SIGKILL)",))
+STOP = Fault("SIGSTOP", psutil.Process.suspend, ("was stopped",))
+
+
+async def fault_under_load(
+    served: Served, texts: list[Plain], method: str, fault: Fault
+) -> tuple[Load, float]:
+    """One fault: from the first responses to the first responses after the replacement.
+
+    Returns its load, and the seconds from the fault until the server was ready again.
+    """
+    switched = served.switch(method)
+    before, deaths = served.scrape(), len(served.logged("engine_died"))
+    load = Load(texts, "engine_dead", "This request is lost.")
+    async with load.running(served):
+        await load.until(lambda: load.whole > CLIENTS // 2, 120, "responses come")
+        begun = time.monotonic()
+        fault.strike(served.engine)
+        await load.until(lambda: load.refused > CLIENTS, 60 + HANG_S, "clients get errors")
+        # A process that ends by itself takes a moment; until then nobody knows how it ends.
+        await load.until(lambda: is_explained(served, fault), 60, "the cause is known")
+        await asyncio.to_thread(check_the_server_during_the_outage, served, method)
+        whole = load.whole
+        await load.until(served._ready, BACK_S, "the engine is replaced")
+        seconds = time.monotonic() - begun
+        await load.until(lambda: load.whole >= whole + CLIENTS, 120, "responses come again")
+        assert load.cut_off + load.refused >= CLIENTS
+    served.wait_until_idle()
+    shown = served.get("/v1/spec_method").json()
+    assert (shown["spec_method"], shown["generation"]) == (method, switched["generation"])
+    assert shown["engine"]["state"] == "serving"
+    after = served.scrape()
+    assert after("vllm:generation_tokens_total") > before("vllm:generation_tokens_total")
+    for name in COUNTERS:
+        assert after(name) >= before(name), name
+    assert len(after.families) == len(set(after.families))
+    restarted = {"name": "specgate_engine_restarts_total", "outcome": "restarted"}
+    assert after(**restarted) - before(**restarted) == 1
+    assert len(served.logged("engine_died")) - deaths == 1
+    return load, seconds
+
+
+def is_explained(served: Served, fault: Fault) -> bool:
+    """Whether the server says one of the fault's causes."""
+    response = httpx.get(f"{served.url}/ready", trust_env=False, timeout=60)
+    message = response.json().get("error", {}).get("message", "")
+    return any(cause in message for cause in fault.causes)
+
+
+def check_the_server_during_the_outage(served: Served, method: str) -> None:
+    """Probes, admin routes and metrics of a server without an engine."""
+    for path in ("/ready", "/health"):
+        response = httpx.get(f"{served.url}{path}", trust_env=False, timeout=60)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
+        assert int(response.headers["retry-after"]) >= 1
+    shown = served.get("/v1/spec_method").json()
+    assert (shown["spec_method"], shown["engine"]["state"]) == (method, "restarting")
+    names = {proposer["name"] for proposer in served.get("/v1/proposers").json()["data"]}
+    assert names >= set(PROPOSERS)
+    body = {"speculative_model": "none", "reason": "in the gap"}
+    refused = httpx.post(f"{served.url}/v1/switch_spec_method", json=body, trust_env=False)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+    record = served.get("/v1/spec_method").json()["switches"][0]
+    assert (record["outcome"], record["reason"]) == ("failed", "in the gap")
+    scrape = served.scrape()
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert scrape(f"vllm:{gauge}") == 0, gauge

@@ -1,0 +1,61 @@
+"""The engine's process runs out of memory under load: clients get an error, it is replaced."""
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.e2e.engine_faults import BACK_S, FLAGS, METHODS, Fault, fault_under_load
+from tests.e2e.faulted_load import Faults, greedy_texts
+from tests.e2e.served import Served
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.prove,
+    pytest.mark.timeout(len(METHODS) * 2 * BACK_S),
+]
+
+ROOMS_MIB = (0, 8, 32)
+"""How much more memory the engine gets, at one fault after another."""
+
+CAUSES = (
+    "failed with an error, whose traceback is in the log",
+    "was killed by signal 6 (SIGABRT)",
+    "was killed by signal 11 (SIGSEGV)",
+    "did not answer for",
+)
+"""Python, PyTorch and oneDNN raise, other C++ aborts, and C may not look at what it got. A thread
+that ends leaves the others waiting.
+"""
+
+
+def out_of_memory(room_mib: int) -> Fault:
+    """The engine's process gets no more address space than that; its next allocations fail."""
+
+    def strike(engine: psutil.Process) -> None:
+        _, hard = engine.rlimit(psutil.RLIMIT_AS)
+        engine.rlimit(psutil.RLIMIT_AS, (engine.memory_info().vms + (room_mib << 20), hard))
+
+    return Fault(f"no memory after {room_mib} MiB", strike, CAUSES)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose engine runs out of memory."""
+    served = Served.start_beside(tmp_path_factory.mktemp("memory") / "server.log", *FLAGS)
+    try:
+        yield served
+        assert served.stop() == 0, served.tail()
+    finally:
+        served.process.kill()
+
+
+async def test_an_engine_without_memory_is_replaced_and_no_answer_is_wrong(served: Served) -> None:
+    """With `-s` a table of the faults is on the terminal."""
+    texts = await greedy_texts(served)
+    faults = Faults()
+    for i, method in enumerate(METHODS):
+        fault = out_of_memory(ROOMS_MIB[i % len(ROOMS_MIB)])
+        load, seconds = await fault_under_load(served, texts, method, fault)
+        faults.add(fault.name, method, load, seconds)
+    print(f"\n{faults.table()}")
