@@ -91,9 +91,17 @@ class LoadedBlockHead(_SharesEnds, NamedDraft, compat.DFlashProposer):
             patch_context_norms(self.model.model)
 
     def bias_after(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What a sequential head adds to the logits after each of [N] tokens, [N, V]."""
+        """What a sequential head adds to the logits after each of [N] tokens, [N, V].
+
+        A head that drafts fewer tokens has one for these only.
+        """
         bias: torch.Tensor = self.model.markov_bias(self.model.markov_embed(tokens))
-        return bias
+        larger = self.model.draft_id_to_target_id
+        if larger is None:
+            return bias
+        every = bias.new_zeros(len(bias), self.model.config.vocab_size)
+        every[:, torch.arange(len(larger), device=larger.device) + larger] = bias
+        return every
 
     def context_slots(self, slots: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slots of some positions in each of its layers; `slots` are by KV cache group."""
