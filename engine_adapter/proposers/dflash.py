@@ -3,8 +3,10 @@
 Source: DFlash, arXiv 2602.06036. The hidden states of several target layers, combined by the matrix
 `fc`, are the context that the head's layers attend to. Its input is a block: the newest token, and
 a mask token for each draft. Attention inside the block is not causal. Checkpoints: those of z-lab,
-`z-lab/*-DFlash*`.
+`z-lab/*-DFlash*`, and those that the library `speculators` writes.
 """
+
+from typing import Any
 
 from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError, Shape
@@ -16,17 +18,23 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
     TargetSizes,
 )
+from engine_adapter.proposers.speculators import CONFIG, usual_fields
 
 ARCHITECTURE = "DFlashDraftModel"
 
-_FULL = "must have full attention in all layers"
+FROM_NEWEST = "sample_from_anchor"
+"""The field that says whether the place of the newest token gives a draft."""
+
+_FULL, _FEWER = "must have full attention in all layers", "draft_vocab_size"
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     checkpoint = open_block_head(spec, ARCHITECTURE, target)
     combined = check_inputs(checkpoint, target, "dflash_config")
-    if checkpoint.config["dflash_config"].get("use_swa"):
+    if (checkpoint.config.get("dflash_config") or {}).get("use_swa"):
         raise checkpoint.field_error("dflash_config", _FULL)
+    if checkpoint.flag(FROM_NEWEST):
+        raise checkpoint.field_error(FROM_NEWEST, "must be false: a mask gives the first draft")
     if block := checkpoint.config.get("block_size"):
         checkpoint.integer("block_size", at_least=2)
         limit = f"the block size of {block} without the token before the drafts"
@@ -37,14 +45,20 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
 def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) -> Checkpoint:
     """The checkpoint of a head that drafts blocks, with the sizes of the target.
 
+    Of the format of `speculators`, its fields are those of the published heads then.
+
     Raises:
         CheckpointError: it is of another architecture, or of another size.
     """
     assert spec.model is not None
     checkpoint = Checkpoint(spec.model)
+    if CONFIG in checkpoint.config:
+        fields = usual_fields(checkpoint, spec.method)
+        checkpoint.config = {FROM_NEWEST: False, **fields, "architectures": [architecture]}
     if checkpoint.config.get("architectures") != [architecture]:
         raise checkpoint.field_error("architectures", f"must be [{architecture!r}]")
-    checkpoint.require("hidden_size", target.hidden_size, "the target's hidden size")
+    for name in ("hidden_size", "target_hidden_size"):
+        checkpoint.require(name, target.hidden_size, "the target's hidden size")
     checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
     return checkpoint
 
@@ -53,7 +67,8 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
     """Checks what a block reads: the token of a mask, and layers of the target.
 
     Args:
-        within: the field that has both; without, each is a field of its own.
+        within: the field that has both; without, and in the format of `speculators`, each is a
+            field of its own.
 
     Returns:
         How many layers of the target are combined.
@@ -61,7 +76,10 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
     Raises:
         CheckpointError: a field is missing or out of range, or a layer has a window.
     """
-    fields = checkpoint.config.get(within) if within else checkpoint.config
+    numbers, first = "target_layer_ids", 0
+    if CONFIG in checkpoint.config:
+        within, numbers, first = "", "aux_hidden_state_layer_ids", 1
+    fields: Any = checkpoint.config.get(within) if within else checkpoint.config
     if not isinstance(fields, dict):
         raise checkpoint.field_error(within, "must be an object")
 
@@ -70,17 +88,18 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
             return checkpoint.field_error(within, f"must have {name}, {value}")
         return checkpoint.field_error(name, f"must be {value}")
 
-    mask, layers = fields.get("mask_token_id"), fields.get("target_layer_ids")
+    mask, layers = fields.get("mask_token_id"), fields.get(numbers)
     if type(mask) is not int or not 0 <= mask < target.vocab_size:
         raise error("mask_token_id", f"a token in [0, {target.vocab_size})")
     count = target.num_layers
+    stop = None if count is None else first + count
     if not (
         isinstance(layers, list)
         and layers
-        and all(type(i) is int and 0 <= i < (i + 1 if count is None else count) for i in layers)
+        and all(type(i) is int and first <= i < (stop or i + 1) for i in layers)
         and len(set(layers)) == len(layers)
     ):
-        raise error("target_layer_ids", f"different layers in [0, {count})")
+        raise error(numbers, f"different layers in [{first}, {stop})")
     if set(checkpoint.config.get("layer_types") or ()) - {"full_attention"}:
         raise checkpoint.field_error("layer_types", _FULL)
     return len(layers)
@@ -92,7 +111,7 @@ def tensors(checkpoint: Checkpoint, target: TargetSizes, combined: int) -> dict[
     Args:
         combined: how many layers of the target it combines.
     """
-    hidden = target.hidden_size
+    hidden, vocabulary = target.hidden_size, target.vocab_size
     needed: dict[str, Shape] = {
         "fc.weight": (hidden, combined * hidden),
         "hidden_norm.weight": (hidden,),
@@ -100,8 +119,18 @@ def tensors(checkpoint: Checkpoint, target: TargetSizes, combined: int) -> dict[
     }
     for i in range(checkpoint.integer("num_hidden_layers")):
         needed |= _layer(checkpoint, f"layers.{i}.")
-    ends = {"embed_tokens.weight", "lm_head.weight"} & checkpoint.shapes.keys()
-    return needed | dict.fromkeys(ends, (target.vocab_size, hidden))
+    drafted = num_drafted(checkpoint, target)
+    output: dict[str, Shape] = {"lm_head.weight": (drafted, hidden)}
+    optional: dict[str, Shape] = {"embed_tokens.weight": (vocabulary, hidden), **output}
+    if drafted != vocabulary:
+        needed |= {"d2t": (drafted,), **output}
+        optional["t2d"] = (vocabulary,)
+    return needed | {name: optional[name] for name in optional if name in checkpoint.shapes}
+
+
+def num_drafted(checkpoint: Checkpoint, target: TargetSizes) -> int:
+    """How many tokens of the vocabulary a head drafts; raises `CheckpointError` for too many."""
+    return checkpoint.integer(_FEWER, at_most=target.vocab_size, default=target.vocab_size)
 
 
 def _layer(checkpoint: Checkpoint, prefix: str) -> dict[str, Shape]:

@@ -3,7 +3,8 @@
 Source: DSpark, github.com/deepseek-ai/DeepSpec. One pass gives logits for every draft of a block. A
 Markov head, two matrices of a low rank, adds to the logits of each draft what follows from the
 token before it. If the place of the newest token, with which a block begins, gives a draft too, the
-block has one mask less than drafts. Checkpoints: those of `deepseek-ai/dspark_*`.
+block has one mask less than drafts. Checkpoints: those of `deepseek-ai/dspark_*`, and those that
+the library `speculators` writes.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,7 @@ from engine_adapter.proposers.contract import (
 
 ARCHITECTURE = "Qwen3DSparkModel"
 
-_FROM_NEWEST, _KIND, _FEWER = "sample_from_anchor", "markov_head_type", "draft_vocab_size"
-_OTHERS = "dflash_config"
+_KIND, _OTHERS = "markov_head_type", "dflash_config"
 _MARKOV, _CONFIDENCE = "markov_head.markov_", "confidence_head.proj."
 
 
@@ -33,23 +33,21 @@ def from_newest(config: Mapping[str, Any]) -> bool:
     Args:
         config: the fields of the head's `config.json`.
     """
-    return bool(config.get(_FROM_NEWEST, True))
+    return bool(config.get(dflash.FROM_NEWEST, True))
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     checkpoint = dflash.open_block_head(spec, ARCHITECTURE, target)
     config = checkpoint.config
     combined = dflash.check_inputs(checkpoint, target)
-    if type(config.get(_FROM_NEWEST, True)) is not bool:
-        raise checkpoint.field_error(_FROM_NEWEST, "must be true or false")
+    if type(config.get(dflash.FROM_NEWEST, True)) is not bool:
+        raise checkpoint.field_error(dflash.FROM_NEWEST, "must be true or false")
     if config.get(_OTHERS):
         raise checkpoint.field_error(
             _OTHERS, "must not be there: a DSpark head has these fields itself"
         )
     if config.get(_KIND, "vanilla") != "vanilla":
         raise checkpoint.field_error(_KIND, 'must be "vanilla"')
-    if config.get(_FEWER) is not None:
-        checkpoint.require(_FEWER, target.vocab_size, "the target's vocabulary")
     if block := config.get("block_size"):
         checkpoint.integer("block_size", at_least=2)
         most = block if from_newest(config) else block - 1
@@ -62,7 +60,10 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
 def _heads(checkpoint: Checkpoint, target: TargetSizes) -> dict[str, Shape]:
     """The tensors of the Markov head, and of the head that estimates acceptance if there is one."""
     rank, width = checkpoint.integer("markov_rank"), target.hidden_size
-    shapes: dict[str, Shape] = {f"{_MARKOV}w{i}.weight": (target.vocab_size, rank) for i in (1, 2)}
+    shapes: dict[str, Shape] = {
+        f"{_MARKOV}w1.weight": (target.vocab_size, rank),
+        f"{_MARKOV}w2.weight": (dflash.num_drafted(checkpoint, target), rank),
+    }
     if checkpoint.config.get("confidence_head_with_markov"):
         width += rank
     confidence: dict[str, Shape] = {"weight": (1, width), "bias": (1,)}

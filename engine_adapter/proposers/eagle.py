@@ -20,7 +20,7 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
     TargetSizes,
 )
-from engine_adapter.proposers.speculators import CONFIG, KIND, LAYER, METHODS
+from engine_adapter.proposers.speculators import CONFIG, LAYER, usual_fields
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The field with the target's layers that the head reads; also found in `eagle_config`."""
@@ -133,17 +133,13 @@ def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
 
 def _from_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
     """Converts the configuration format of the library `speculators` to the usual one."""
-    fields: Mapping[str, Any] = checkpoint.config
-    layer: Any = fields.get(LAYER)
-    if fields.get(KIND) != method or method not in METHODS:
-        message = f"must be {' or '.join(METHODS)}, and the proposer's method the same"
-        raise checkpoint.field_error(KIND, message)
-    kind = layer.get("model_type", "llama") if isinstance(layer, dict) else None
+    fields = usual_fields(checkpoint, method)
+    kind = fields[LAYER].get("model_type", "llama")
     if kind not in _SPECULATORS:
         kinds = " or ".join(_SPECULATORS)
         message = f"must describe a layer of the model_type {kinds}"
         raise checkpoint.field_error(LAYER, message)
-    return {**layer, **fields, "architectures": [_SPECULATORS[kind]]}
+    return {**fields, "architectures": [_SPECULATORS[kind]]}
 
 
 def _checked_aux_layers(checkpoint: Checkpoint, target: TargetSizes) -> tuple[int, ...]:

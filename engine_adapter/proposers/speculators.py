@@ -13,8 +13,10 @@ from engine_adapter.proposers.checkpoint import Checkpoint
 CONFIG, KIND, LAYER = "speculators_config", "speculators_model_type", "transformer_layer_config"
 """The fields of the format."""
 
-METHODS = ("eagle3",)
+METHODS = ("dflash", "dspark", "eagle3")
 """The algorithms of the format that are methods here, under the same name."""
+
+_ALGORITHM = f"must be {', '.join(METHODS[:-1])} or {METHODS[-1]}"
 
 _BASE = "base_model_name_or_path"
 
@@ -46,7 +48,8 @@ def read_speculator(model: str) -> Speculator | None:
     if CONFIG in config:
         method = config.get(KIND)
         if method not in METHODS:
-            raise checkpoint.field_error(KIND, f"must be {' or '.join(METHODS)}")
+            message = f"{_ALGORITHM}: no method drafts with other heads of the format speculators"
+            raise checkpoint.field_error(KIND, message)
         target, k = _verifier(config), _k(config)
         if target is None or k is None:
             raise checkpoint.field_error(
@@ -60,6 +63,25 @@ def read_speculator(model: str) -> Speculator | None:
     if "medusa_num_heads" in config and isinstance(base, str) and base:
         return Speculator(base, {"name": "medusa", "method": "medusa", "model": model})
     return None
+
+
+def usual_fields(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
+    """The fields of a head in the format, with those of its layers beside them as elsewhere.
+
+    Args:
+        method: the one that the head is to draft with.
+
+    Raises:
+        CheckpointError: the head is of another algorithm, or its layers are not described.
+    """
+    fields: Mapping[str, Any] = checkpoint.config
+    if fields.get(KIND) != method or method not in METHODS:
+        message = f"{_ALGORITHM}, and the proposer's method the same: that is {method}"
+        raise checkpoint.field_error(KIND, message)
+    layer: Any = fields.get(LAYER)
+    if not isinstance(layer, dict):
+        raise checkpoint.field_error(LAYER, "must be an object")
+    return {**layer, **fields}
 
 
 def _verifier(config: Mapping[str, Any]) -> str | None:

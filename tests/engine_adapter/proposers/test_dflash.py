@@ -9,6 +9,7 @@ import torch
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.proposers.methods import get_method, parse_spec
+from tests.engine_adapter.proposers.block_layouts import as_speculators, with_fewer_tokens
 from tests.engine_adapter.proposers.dflash_heads import MASK_TOKEN, dflash
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
@@ -46,6 +47,57 @@ def test_a_head_without_a_block_size_may_draft_any_number(tmp_path: Path) -> Non
     head = dflash(CONFIG, target_layers=[0])
     del head.config["block_size"]
     check(head, tmp_path, num_speculative_tokens=20)
+
+
+@pytest.mark.parametrize("drafted", [96, 40])
+def test_the_format_of_speculators_passes(drafted: int, tmp_path: Path) -> None:
+    head = dflash(CONFIG, target_layers=[1, 3, 5])
+    if drafted < 96:
+        head = with_fewer_tokens(head, drafted)
+    head.tensors["embed_tokens.weight"] = torch.zeros(96, 32)
+    check(as_speculators(head, "dflash"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("speculators_model_type", "dspark", "must be dflash, .* the same: that is dflash; it is"),
+        ("speculators_model_type", "peagle", "must be dflash, dspark or eagle3, and"),
+        ("transformer_layer_config", None, "must be an object"),
+        ("aux_hidden_state_layer_ids", None, r"must be different layers in \[1, 7\)"),
+        ("aux_hidden_state_layer_ids", [0, 2], r"must be different layers in \[1, 7\)"),
+        ("aux_hidden_state_layer_ids", [7], r"must be different layers in \[1, 7\)"),
+        ("mask_token_id", None, r"must be a token in \[0, 96\)"),
+        ("target_hidden_size", 64, "must be 32, which is the target's hidden size"),
+        ("draft_vocab_size", 97, "must be at most 96"),
+        ("sample_from_anchor", True, "must be false: a mask gives the first draft"),
+    ],
+)
+def test_an_unfit_configuration_in_the_format_of_speculators_is_refused_with_its_field(
+    field: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    head = as_speculators(dflash(CONFIG, target_layers=[1]), "dflash")
+    head.config |= {field: value}
+    with pytest.raises(ValueError, match=rf"config\.json: {field} .*{says}"):
+        check(head, tmp_path)
+
+
+def test_layers_with_a_window_in_the_format_of_speculators_are_refused(tmp_path: Path) -> None:
+    head = as_speculators(dflash(CONFIG, target_layers=[1]), "dflash")
+    head.config["transformer_layer_config"]["layer_types"] = ["sliding_attention"] * 2
+    with pytest.raises(ValueError, match="layer_types must have full attention in all layers"):
+        check(head, tmp_path)
+
+
+@pytest.mark.parametrize("tensor", ["d2t", "lm_head.weight"])
+def test_a_head_with_fewer_tokens_needs_its_output_layer_and_their_numbers(
+    tensor: str, tmp_path: Path
+) -> None:
+    head = with_fewer_tokens(dflash(CONFIG, target_layers=[1]), 40)
+    check(head, tmp_path / "whole")
+    del head.tensors[tensor]
+    with pytest.raises(ValueError, match=rf"tensor {tensor} .* is missing"):
+        check(head, tmp_path / "part")
 
 
 @pytest.mark.parametrize(

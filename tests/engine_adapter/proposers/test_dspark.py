@@ -10,6 +10,7 @@ from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.dspark import from_newest
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.proposers.methods import get_method, parse_spec
+from tests.engine_adapter.proposers.block_layouts import as_speculators, with_fewer_tokens
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
@@ -45,13 +46,33 @@ def test_the_head_that_estimates_acceptance_may_be_missing(tmp_path: Path) -> No
     check(head, tmp_path)
 
 
+@pytest.mark.parametrize("drafted", [96, 40])
+def test_the_format_of_speculators_passes(drafted: int, tmp_path: Path) -> None:
+    head = dspark(CONFIG, target_layers=[1, 3, 5])
+    if drafted < 96:
+        head = with_fewer_tokens(head, drafted)
+        assert head.tensors["markov_head.markov_w2.weight"].shape == (40, 8)
+    check(as_speculators(head, "dspark"), tmp_path)
+
+
+def test_in_the_format_of_speculators_a_mask_gives_the_first_draft_by_default(
+    tmp_path: Path,
+) -> None:
+    """As vLLM reads it; elsewhere it is the newest token."""
+    head = as_speculators(dspark(CONFIG, target_layers=[1], block_size=7), "dspark")
+    check(head, tmp_path / "named", num_speculative_tokens=7)
+    del head.config["sample_from_anchor"]
+    with pytest.raises(ValueError, match="num_speculative_tokens must be at most 6"):
+        check(head, tmp_path / "default", num_speculative_tokens=7)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
         ("architectures", ["DFlashDraftModel"], r"must be \['Qwen3DSparkModel'\]"),
         ("hidden_size", 64, "must be 32, which is the target's hidden size"),
         ("vocab_size", 100, "must be 96, which is the target's vocabulary"),
-        ("draft_vocab_size", 50, "must be 96, which is the target's vocabulary"),
+        ("draft_vocab_size", 97, "must be at most 96"),
         ("mask_token_id", 96, r"must be a token in \[0, 96\)"),
         ("mask_token_id", None, r"must be a token in \[0, 96\)"),
         ("target_layer_ids", None, r"must be different layers in \[0, 6\)"),

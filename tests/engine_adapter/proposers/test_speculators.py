@@ -9,8 +9,12 @@ from engine_adapter.proposers.checkpoint import CheckpointError
 from engine_adapter.proposers.methods import METHODS, parse_spec
 from engine_adapter.proposers.speculators import METHODS as OF_THE_FORMAT
 from engine_adapter.proposers.speculators import read_speculator
+from tests.engine_adapter.proposers.block_layouts import as_speculators
+from tests.engine_adapter.proposers.dflash_heads import dflash
+from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.proposers.eagle_heads import eagle3, speculators_eagle3
 from tests.engine_adapter.proposers.heads import Heads, fasterdecoding_medusa
+from tests.engine_adapter.proposers.test_dflash import CONFIG as OF_BLOCKS
 from tests.engine_adapter.proposers.test_eagle import CONFIG
 
 
@@ -23,6 +27,19 @@ def test_the_format_gives_target_method_and_k(tmp_path: Path) -> None:
     spec = parse_spec(found.proposer)
     assert (spec.name, spec.method, spec.model) == ("eagle3", "eagle3", model)
     assert spec.num_speculative_tokens == 3
+
+
+@pytest.mark.parametrize(("method", "k"), [("dflash", 7), ("dspark", 8)])
+def test_a_head_that_drafts_blocks_gives_its_target_too(
+    method: str, k: int, tmp_path: Path
+) -> None:
+    """k is the whole block, less the newest token if its place gives no draft."""
+    make = {"dflash": dflash, "dspark": dspark}[method]
+    heads = make(OF_BLOCKS, target_layers=[1], block_size=8)  # type: ignore[operator]
+    found = read_speculator(as_speculators(heads, method).write(tmp_path))
+    assert found is not None
+    spec = parse_spec(found.proposer)
+    assert (found.target, spec.method, spec.num_speculative_tokens) == ("the/target", method, k)
 
 
 def test_fasterdecodings_heads_give_their_target(tmp_path: Path) -> None:
@@ -45,8 +62,11 @@ def test_every_algorithm_of_the_format_that_is_read_is_a_method() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"speculators_model_type": "dflash"}, "speculators_model_type must be eagle3"),
-        ({"speculators_model_type": None}, "speculators_model_type must be eagle3"),
+        (
+            {"speculators_model_type": "peagle"},
+            "must be dflash, dspark or eagle3: no .* speculators",
+        ),
+        ({"speculators_model_type": None}, "speculators_model_type must be dflash, dspark or"),
         ({"speculators_config": None}, r"verifier\.name_or_path"),
         ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}, "verifier"),
         ({"speculators_config": {"verifier": {"name_or_path": "a/b"}}}, "proposal_methods"),

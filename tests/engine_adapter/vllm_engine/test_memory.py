@@ -1,6 +1,7 @@
 """The memory that each proposer reports, compared with vLLM's own KV budget."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from transformers import AutoConfig
 
 from demo import model_path
 from engine_adapter.types import ProposerInfo
+from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED
+from tests.engine_adapter.vllm_engine.architectures.small_models import write_model
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -30,7 +33,14 @@ def proposer(name: str) -> dict[str, Any]:
 
 async def memory_of(*names: str) -> tuple[int, dict[str, ProposerInfo]]:
     """The KV blocks of an engine with these proposers, as vLLM counts them, and the proposers."""
-    live = await start([proposer(name) for name in names], kv_cache_memory_bytes=BUDGET)
+    return await memory_with([proposer(name) for name in names])
+
+
+async def memory_with(
+    proposers: list[dict[str, Any]], target: str = TARGET, **arguments: Any
+) -> tuple[int, dict[str, ProposerInfo]]:
+    """The same for any proposers and any target."""
+    live = await start(proposers, target, kv_cache_memory_bytes=BUDGET, **arguments)
     try:
         shown = {info.name: info for info in await live.engine.proposers()}
         (labels,) = (
@@ -71,6 +81,18 @@ async def test_the_reported_kv_is_the_budget_that_the_target_loses(
     assert lost > 10 * block
     # The remainder at the end of either cache is less than a block of it.
     assert abs(shown[name].kv_bytes - lost) <= block + shown[name].kv_bytes / blocks
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ["gemma3n, shared KV", "gemma4, shared KV"])
+async def test_layers_that_read_the_kv_of_others_are_not_counted(tmp_path: Path, name: str) -> None:
+    """Target and draft are the same model, two of whose four layers have KV: each has half."""
+    (shared,) = (one for one in SERVED if one.name == name)
+    target = write_model(shared, tmp_path / "target")
+    itself = {"name": "self", "method": "draft_model", "model": target}
+    one_group = {"disable_hybrid_kv_cache_manager": True, "max_model_len": 256}
+    blocks, shown = await memory_with([itself], target, **one_group)
+    assert abs(shown["self"].kv_bytes - BUDGET / 2) <= BUDGET / blocks
 
 
 async def test_the_kv_of_several_proposers_adds_up_to_the_lost_budget() -> None:

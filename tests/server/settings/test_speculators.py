@@ -72,8 +72,10 @@ def test_a_target_stays_what_it_is() -> None:
 def test_a_head_without_a_usable_target_is_refused_as_the_model(head: str) -> None:
     path = Path(head) / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"speculators_model_type": "dflash"}))
-    with pytest.raises(SettingsError, match=r"^MODEL: .*speculators_model_type must be eagle3"):
+    path.write_text(json.dumps(config | {"speculators_model_type": "peagle"}))
+    with pytest.raises(
+        SettingsError, match=r"^MODEL: .*speculators_model_type must be dflash, dspark or eagle3"
+    ):
         load_settings([head], {})
     config["speculators_config"]["verifier"]["name_or_path"] = "/nowhere/at/all"
     path.write_text(json.dumps(config))

@@ -11,7 +11,8 @@ from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_speculative_config
 
-EAGLE_CONFIGS = ("eagle", "speculators")
+SPECULATORS = "speculators"
+EAGLE_CONFIGS = ("eagle", SPECULATORS)
 """The `model_type` of vLLM's configurations of EAGLE heads."""
 
 
@@ -62,10 +63,22 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
             target_parallel_config=target.target_parallel_config,
             draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
         )
+    if spec.method == dflash.METHOD.name:
+        _let_blocks_see_all(config.speculative_config.draft_model_config.hf_config)
     if spec.method == dspark.METHOD.name:
         # vLLM's V1 runner has no proposer of this name; that of DFlash runs the same blocks.
         vars(config.speculative_config)["method"] = dflash.METHOD.name
     return config
+
+
+def _let_blocks_see_all(head: Any) -> None:
+    """Keeps the attention inside a block from being causal in layers of full attention.
+
+    In the format of `speculators`, `sliding_window_non_causal` is about layers with a window. vLLM
+    takes it for all layers (github.com/vllm-project/vllm/pull/56692), and the library writes it.
+    """
+    if head.model_type == SPECULATORS:
+        head.dflash_config["causal"] = False
 
 
 def window_of_all_layers(text_config: Any) -> int | None:

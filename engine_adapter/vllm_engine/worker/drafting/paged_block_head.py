@@ -21,10 +21,10 @@ from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
+from engine_adapter.vllm_engine.worker.drafting.head_weights import LoadedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_head import Bools, PagedHead
-from engine_adapter.vllm_engine.worker.drafting.weights import LoadedBlockHead
 
 
 class PagedBlockHead(PagedHead):

@@ -24,6 +24,7 @@ from engine_adapter.proposers.draft_options import KEEP_STATES
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
+from engine_adapter.vllm_engine.worker.drafting.head_weights import AnyHead, LoadedHead
 from engine_adapter.vllm_engine.worker.drafting.hidden_states import (
     HiddenStateCache,
     StepStates,
@@ -31,7 +32,6 @@ from engine_adapter.vllm_engine.worker.drafting.hidden_states import (
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import BlockEnds, HeadKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
-from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedHead
 
 Bools = npt.NDArray[np.bool_]
 

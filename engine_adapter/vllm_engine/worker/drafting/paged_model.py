@@ -32,10 +32,11 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputs,
     Ints,
 )
+from engine_adapter.vllm_engine.worker.drafting.head_weights import AnyHead
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_draft_vocabulary
-from engine_adapter.vllm_engine.worker.drafting.weights import AnyHead, LoadedDraft
+from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft
 
 _NO_DRAFT = (-1, np.empty(0, np.int64))
 
@@ -79,8 +80,9 @@ class PagedDraftModel:
         groups = kv_cache_config.kv_cache_groups
         sizes = {gid: groups[gid].kv_cache_spec.block_size for gid in self._loaded.kv_cache_gids}
         self._kv = self._new_groups(sizes, kv_cache_config.num_blocks)
+        with_kv = self._loaded.layers_with_kv
         self._kv_bytes = kv_cache_config.num_blocks * sum(
-            group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+            group.kv_cache_spec.page_size_bytes * len(with_kv.intersection(group.layer_names))
             for group in self._loaded.draft_attn_groups
         )
 

@@ -23,7 +23,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head, paged_head, paged_model
-from engine_adapter.vllm_engine.worker.drafting.weights import _NamedDraft
+from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
@@ -80,7 +80,7 @@ class DeviceLoaded(ToyLoaded):
 
     hidden_size = HIDDEN
     dtype = torch.float32
-    slot_mapping = _NamedDraft.slot_mapping
+    slot_mapping = NamedDraft.slot_mapping
 
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         super().__init__(spec, vllm_config, device, runner)

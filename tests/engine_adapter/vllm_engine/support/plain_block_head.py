@@ -50,13 +50,16 @@ class PlainBlockHead:
             normed = self._norm(x, f"{prefix}post_attention_layernorm")
             gate, up = (self._linear(normed, f"{prefix}mlp.{part}_proj") for part in ("gate", "up"))
             x = x + self._linear(silu(gate) * up, f"{prefix}mlp.down_proj")
-        logits = self._target.lm_head(self._norm(x[-self._k :], "norm"))
-        if not self._is_sequential:
-            return tuple(logits.argmax(-1).tolist())
+        states = self._norm(x[-self._k :], "norm")
+        own = "lm_head" in self._w
+        logits = self._linear(states, "lm_head") if own else self._target.lm_head(states)
         drafts: list[int] = []
         for row in logits:
-            before = self._w["markov_head.markov_w1"][[*tokens, *drafts][-1]]
-            drafts.append(int((row + self._w["markov_head.markov_w2"] @ before).argmax()))
+            if self._is_sequential:
+                before = self._w["markov_head.markov_w1"][[*tokens, *drafts][-1]]
+                row = row + self._w["markov_head.markov_w2"] @ before
+            best = int(row.argmax())
+            drafts.append(best + int(self._w["d2t"][best]) if "d2t" in self._w else best)
         return tuple(drafts)
 
     def _attention(self, prefix: str, context: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

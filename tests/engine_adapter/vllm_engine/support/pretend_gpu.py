@@ -158,9 +158,9 @@ def _replace_platform() -> None:
 def _note_dummy_runs() -> None:
     from engine_adapter.vllm_engine import compat
     from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
-    from engine_adapter.vllm_engine.worker.drafting.weights import _NamedDraft
+    from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
 
-    named: Any = _NamedDraft
+    named: Any = NamedDraft
     paged: Any = PagedDraftModel
     of_target, of_draft, forward = compat.GPUModelRunner._dummy_run, named.dummy_run, paged._forward
 

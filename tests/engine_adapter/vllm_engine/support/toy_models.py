@@ -281,6 +281,7 @@ class ToyLoaded:
             for gid in self.kv_cache_gids
         )
         self.layer_names = {name for group in self.draft_attn_groups for name in group.layer_names}
+        self.layers_with_kv = self.layer_names
 
     def load_model(self, target: Any) -> None:
         """There are no weights."""

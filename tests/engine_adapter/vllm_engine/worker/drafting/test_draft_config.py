@@ -1,5 +1,6 @@
 """vLLM's configurations of draft models: nothing but the proposer decides what they are."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +9,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine import compat
+from tests.engine_adapter.proposers.block_layouts import as_speculators
+from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 
@@ -34,10 +38,10 @@ def target() -> Any:
     )
 
 
-def draft(model: Path, target: Any) -> Any:
-    """vLLM's configuration of a draft model in the folder."""
+def draft(model: Path, target: Any, method: str = "draft_model") -> Any:
+    """vLLM's configuration of a draft model or a head in the folder."""
     module = import_module("engine_adapter.vllm_engine.worker.drafting.draft_config")
-    spec = parse_spec({"name": "small", "method": "draft_model", "model": str(model)})
+    spec = parse_spec({"name": "small", "method": method, "model": str(model)})
     additional = SimpleNamespace(compiled_for=lambda name: name)
     config = SimpleNamespace(speculative_config=target, additional_config=additional)
     return module.draft_vllm_config(spec, config).speculative_config
@@ -84,6 +88,24 @@ def test_a_target_changed_by_a_function_has_draft_models_changed_by_it(
         target.target_model_config.hf_overrides = overrides
         made = draft(tmp_path, target)
         assert made.draft_model_config.hf_config.num_hidden_layers == layers
+
+
+@pytest.mark.parametrize("non_causal", [False, True, None])
+def test_blocks_of_a_head_in_the_format_of_speculators_are_not_causal(
+    non_causal: bool | None, target: Any, tmp_path: Path
+) -> None:
+    """`sliding_window_non_causal` is about layers with a window, of which there are none."""
+    causality = import_module("vllm.model_executor.models.qwen3_dflash")
+    config = json.loads((Path(TARGET) / "config.json").read_text())
+    head = as_speculators(dflash(config, target_layers=[1, 3]), "dflash")
+    head.config["sliding_window_non_causal"] = non_causal
+    if non_causal is None:
+        del head.config["sliding_window_non_causal"]
+    made = draft(Path(head.write(tmp_path)), target, "dflash").draft_model_config
+    assert made.architectures == ["DFlashDraftModel"]
+    assert aux_layers(vars(made.hf_config)) == (2, 4)
+    for layer in range(made.hf_config.num_hidden_layers):
+        assert not causality._dflash_layer_causal(made.hf_config, layer)
 
 
 def test_the_name_in_vllms_module_is_its_own_afterwards(target: Any, tmp_path: Path) -> None:

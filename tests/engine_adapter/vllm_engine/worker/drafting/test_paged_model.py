@@ -263,13 +263,15 @@ def test_copied_blocks_stay_valid(make: Any) -> None:
 
 
 def test_memory_counts_weights_and_kv_of_its_own_layers(make: Any) -> None:
+    """Its layer `c` reads the KV of `a`."""
     world = make()
     model = world.toy("twin")
     model._loaded.weights_bytes = 132
     group = SimpleNamespace(
-        kv_cache_spec=SimpleNamespace(page_size_bytes=1000), layer_names=["a", "b"]
+        kv_cache_spec=SimpleNamespace(page_size_bytes=1000), layer_names=["a", "b", "c"]
     )
     model._loaded.draft_attn_groups = (group, group)
+    model._loaded.layers_with_kv = {"a", "b"}
     kv_cache = SimpleNamespace(
         num_blocks=7, kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4))]
     )

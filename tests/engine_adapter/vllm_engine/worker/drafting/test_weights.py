@@ -48,10 +48,11 @@ class Backend:
 
 
 class Layer:
-    """A layer of a draft model; with `window`, it has one."""
+    """A layer of a draft model; with `window`, it has one, and it may read the KV of another."""
 
-    def __init__(self, window: int | None = None) -> None:
+    def __init__(self, window: int | None = None, kv_of: str | None = None) -> None:
         self._window = window
+        self.kv_sharing_target_layer_name = kv_of
 
     def get_attn_backend(self) -> type[Backend]:
         return Backend
@@ -87,7 +88,7 @@ def weights() -> Any:
 def load(weights: Any) -> Load:
     """Makes a draft model from its layers and the names of the layers in each KV cache group."""
 
-    class Made(Loaded, weights._NamedDraft): ...  # type: ignore[misc,name-defined]
+    class Made(Loaded, weights.NamedDraft): ...  # type: ignore[misc,name-defined]
 
     def load(layers: dict[str, Layer], *groups: list[str]) -> Any:
         made = Made(layers)
@@ -117,6 +118,12 @@ def test_equal_layers_of_a_group_share_their_metadata(load: Load) -> None:
     metadata = draft.attention_metadata({0: "first"})
     assert metadata["d.0"] is metadata["d.1"]
     assert metadata["d.0"] == ("first", ("d.0", "d.1"))
+
+
+def test_a_layer_that_reads_the_kv_of_another_has_metadata_and_no_kv(load: Load) -> None:
+    draft = load({"d.0": Layer(), "d.1": Layer(kv_of="d.0")}, ["t.0", "d.0", "d.1"])
+    assert draft.attention_metadata({0: "first"}).keys() == {"d.0", "d.1"}
+    assert draft.layers_with_kv == {"d.0"}
 
 
 def test_slots_are_those_of_the_layers_group_and_padding_has_none(load: Load) -> None:
@@ -169,7 +176,7 @@ def test_a_draft_has_its_own_window_and_not_the_targets(
         def _create_draft_vllm_config(self) -> Config:
             return config
 
-    class Made(weights._NamedDraft, Upstream):  # type: ignore[misc,name-defined]
+    class Made(weights.NamedDraft, Upstream):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             text = SimpleNamespace(sliding_window=own)
             self.draft_model_config = SimpleNamespace(hf_text_config=text)

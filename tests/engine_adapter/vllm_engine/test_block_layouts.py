@@ -1,0 +1,80 @@
+"""DFlash and DSpark heads in the format of `speculators` on a real engine.
+
+Each is served in its authors' layout too. It is random and drafts a part of the vocabulary.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.types import PLAIN, SpecMethod
+from tests.engine_adapter.proposers.block_layouts import as_speculators, with_fewer_tokens
+from tests.engine_adapter.proposers.dflash_heads import dflash
+from tests.engine_adapter.proposers.dspark_heads import dspark
+from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
+from tests.engine_adapter.vllm_engine.support.live import Prompt
+from tests.engine_adapter.vllm_engine.support.plain_block_head import PlainBlockHead
+from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
+
+pytestmark = [pytest.mark.engine, pytest.mark.prove]
+
+K, LENGTH, DRAFTED = 6, 24, 512
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head of each method, and the same in the format of `speculators` beside it."""
+    config = json.loads((Path(TARGET) / "config.json").read_text())
+    embedding = load_file(Path(TARGET) / "model.safetensors")["model.embed_tokens.weight"]
+    heads = {
+        "dflash": dflash(config, target_layers=[1, 3, 4], block_size=K + 1, seed=2),
+        "dspark": dspark(config, target_layers=[1, 3, 4], block_size=K, seed=2),
+    }
+    root = tmp_path_factory.mktemp("heads")
+    for method, made in heads.items():
+        fewer = with_fewer_tokens(made, DRAFTED)
+        fewer.tensors["embed_tokens.weight"] = embedding.clone()
+        fewer.write(root / method)
+        as_speculators(fewer, method).write(root / f"{method}-speculators")
+    return root
+
+
+@pytest.fixture(scope="module")
+def engine(root: Path) -> Iterator[RecordedEngine]:
+    """An engine with the four."""
+    proposers = [
+        {"name": name, "method": method, "model": str(root / name), "num_speculative_tokens": K}
+        for method in ("dflash", "dspark")
+        for name in (method, f"{method}-speculators")
+    ]
+    arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320}
+    specs = parse_specs(proposers)
+    started = RecordedEngine(EngineConfig(TARGET, "demo", specs, None, COMMON | arguments))
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+def test_it_drafts_what_the_head_in_the_layout_of_its_authors_drafts(
+    engine: RecordedEngine, root: Path, prompts: list[Prompt], method: str
+) -> None:
+    reference = PlainBlockHead(Path(TARGET), root / method, K)
+    named = f"{method}-speculators"
+    got, want, plain = (
+        engine.run([RecordedRequest(prompts[8], LENGTH, one)])
+        for one in (SpecMethod(named, K), SpecMethod(method, K), PLAIN)
+    )
+    assert got.outputs == want.outputs == plain.outputs
+    drafts = got.of(0, named)
+    assert len(drafts) >= LENGTH - 4
+    tokens = prompts[8] + got.outputs[0]
+    for count, drafted in drafts.items():
+        assert drafted == reference.drafts(tokens[:count])[: len(drafted)]
+    common = drafts.keys() & want.of(0, method).keys()
+    assert len(common) >= LENGTH - 4
+    assert all(drafts[count] == want.of(0, method)[count] for count in common)
