@@ -81,8 +81,8 @@ class HiddenStateCache(compat.AttentionLayerBase):
 
     @kv_cache.setter
     def kv_cache(self, cache: torch.Tensor) -> None:
+        """Takes the memory. Where vLLM pads its blocks, it has no view as [slots, W]."""
         self._cache = cache
-        # vLLM may pad its blocks. Then they have no view as [slots, W].
         is_dense = cache.numel() > 0 and cache.is_contiguous()
         self._by_slot = cache.view(-1, self._width) if is_dense else None
 

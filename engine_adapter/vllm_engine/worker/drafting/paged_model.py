@@ -206,11 +206,9 @@ class PagedDraftModel:
         (output, recurrent), newest = last, torch.empty(0)
         if not np.array_equal(order[: counts[0]], np.arange(len(order))):
             output, recurrent = gather(last, *to_device(self._device, order[: counts[0]]))
-        shape = counts[0], len(counts)
-        sampling, q = batch.sampling, torch.empty(0)
+        sampling, shape = batch.sampling, (counts[0], len(counts))
         samples = sampling is not None and sampling.samples
-        if samples:
-            q = torch.empty(*shape, self._vocab_size, device=self._device)
+        q = torch.empty(*shape, self._vocab_size if samples else 0, device=self._device)
         passes = DraftPasses(self._input_builder(), batch, order, stop, counts)
         of_passes: list[tuple[Part, torch.Tensor]] = []
         for depth in range(len(counts)):
