@@ -24,8 +24,8 @@ CAUSES = (
     "ended with exit status 127",
     "did not answer for",
 )
-"""Python, PyTorch and oneDNN raise, other C++ aborts, C may not look at what it got, and the dynamic
-loader ends with 127. A thread that ends leaves the others waiting.
+"""Python, PyTorch and oneDNN raise, other C++ aborts, C may not look at what it got, and the
+dynamic loader ends with 127. A thread that ends leaves the others waiting.
 """
 
 
