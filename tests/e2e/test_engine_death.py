@@ -16,7 +16,7 @@ from tests.e2e.greedy import Plain
 from tests.e2e.served import Served, wait_until
 from tests.e2e.traffic import chat
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 FAULTS = int(os.environ.get("FAULTS", "20"))
 

@@ -12,7 +12,7 @@ from tests.e2e.served import Served
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.prove,
-    pytest.mark.timeout(len(METHODS) * 2 * BACK_S),
+    pytest.mark.timeout(len(METHODS) * BACK_S + 120),
 ]
 
 ROOMS_MIB = (0, 8, 32)
@@ -20,12 +20,12 @@ ROOMS_MIB = (0, 8, 32)
 
 CAUSES = (
     "failed with an error, whose traceback is in the log",
-    "was killed by signal 6 (SIGABRT)",
-    "was killed by signal 11 (SIGSEGV)",
+    "was killed by signal",
+    "ended with exit status 127",
     "did not answer for",
 )
-"""Python, PyTorch and oneDNN raise, other C++ aborts, and C may not look at what it got. A thread
-that ends leaves the others waiting.
+"""Python, PyTorch and oneDNN raise, other C++ aborts, C may not look at what it got, and the
+dynamic loader ends with 127. A thread that ends leaves the others waiting.
 """
 
 

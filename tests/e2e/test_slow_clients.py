@@ -89,9 +89,9 @@ def test_100_mb_of_headers_are_refused_with_flat_memory(served: Served, name: st
 
 
 async def test_a_stream_of_128_choices_that_is_not_read_is_aborted(log: Path) -> None:
-    with running(
-        log, "--max-unsent-bytes", "8MiB", "--max-model-len", "100000", fake_step_ms=0
-    ) as served:
+    # On a busy machine the stream needs long for 8 MiB, and must not be closed as not read before.
+    flags = ("--max-unsent-bytes", "8MiB", "--max-model-len", "100000", "--write-timeout-s", "600")
+    with running(log, *flags, fake_step_ms=0) as served:
         warm_up(served)
         before = rss(served)
         body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 50_000, "stream": True}
