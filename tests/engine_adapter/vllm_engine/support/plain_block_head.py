@@ -22,14 +22,17 @@ class PlainBlockHead:
         head: the folder of the head.
         k: drafts in a block.
         markov: whether the Markov head of a DSpark head is used.
+        causal: whether a token of a block sees those before it only, which no published head does.
     """
 
-    def __init__(self, target: Path, head: Path, k: int, *, markov: bool = True) -> None:
+    def __init__(
+        self, target: Path, head: Path, k: int, *, markov: bool = True, causal: bool = False
+    ) -> None:
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         self._config: dict[str, Any] = json.loads((head / "config.json").read_text())
         tensors = load_file(head / "model.safetensors")
         self._w = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items()}
-        self._k = k
+        self._k, self._causal = k, causal
         is_dspark = self._config["architectures"] == ["Qwen3DSparkModel"]
         from_newest = is_dspark and self._config.get("sample_from_anchor", True)
         self._is_sequential = is_dspark and markov
@@ -72,7 +75,9 @@ class PlainBlockHead:
         both = torch.cat([context, x])
         q = self._rotated(self._norm(heads(x, "q"), f"{prefix}self_attn.q_norm"), before)
         k = self._rotated(self._norm(heads(both, "k"), f"{prefix}self_attn.k_norm"), 0)
-        seen = scaled_dot_product_attention(q, k, heads(both, "v"), enable_gqa=True)
+        mask = torch.ones(len(x), len(both), dtype=torch.bool)
+        mask = mask.tril(before) if self._causal else mask
+        seen = scaled_dot_product_attention(q, k, heads(both, "v"), mask, enable_gqa=True)
         return self._linear(seen.transpose(0, 1).flatten(1), f"{prefix}self_attn.o_proj")
 
     def _rotated(self, x: torch.Tensor, first: int) -> torch.Tensor:
