@@ -143,13 +143,15 @@ def is_called(owner: type, name: str) -> bool:
     """Whether vLLM calls a method of a class.
 
     An internal method is called on `self` in a module of the class or of a base, or on the class,
-    if it is static. Any other may be called anywhere in the package of vLLM's engine.
+    if it is static. Any other may be called anywhere in the package of vLLM's engine, also through
+    an actor of Ray.
     """
     modules = [sys.modules[kind.__module__] for kind in owner.__mro__ if kind is not object]
     on_self = re.compile(rf"\b(self(\.\w+)*|{owner.__name__})\.{name}\(")
     if any(on_self.search(inspect.getsource(module)) for module in modules):
         return True
-    return not name.startswith("_") and f".{name}(" in _engine_source()
+    calls = (f".{name}(", f".{name}.remote(")
+    return not name.startswith("_") and any(call in _engine_source() for call in calls)
 
 
 @cache
