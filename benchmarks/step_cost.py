@@ -6,7 +6,8 @@ not count waiting for a core, so the figures are valid on a machine that has oth
 OpenMP thread, which is the default here, the stepping thread does all the work.
 
 Columns are CPU milliseconds per step: the median over rounds, and the median of paired differences
-from the first side with its 95 % bootstrap interval. Steps that start requests are left out.
+from the first side with its 95 % bootstrap interval. Steps that start requests are left out. Two
+equal processes can differ for as long as they run, so `--starts` starts all of them several times.
 
 With `--profile` each side is profiled instead: calls per step, and own and cumulative microseconds
 per step, of the functions that draft, verify and count. The profiler adds time to each call, so a
@@ -56,7 +57,8 @@ class StepPlan:
         methods: names of the measured proposers; `none` is decoding without a proposer.
         sides: the first is the base of the others.
         streams: concurrent requests.
-        rounds: turns of each side, `STEPS` steps each.
+        rounds: turns of each side in one start, `STEPS` steps each.
+        starts: how often the engines are started, every second time in the reverse order.
         profile_steps: the number of steps to profile instead; `None` compares.
     """
 
@@ -66,6 +68,7 @@ class StepPlan:
     sides: Sequence[Side] = tuple(Side)
     streams: int = 1
     rounds: int = 60
+    starts: int = 1
     profile_steps: int | None = None
 
 
@@ -175,7 +178,7 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
             for side in supported_sides(plan.sides, method)
         }
         if plan.profile_steps is None:
-            milliseconds = _step_in_turn(setups, plan.streams, plan.rounds)
+            milliseconds = _step_in_turn(setups, plan)
             for row in table_rows(name, plan.streams, milliseconds):
                 print_line(row)
         else:
@@ -207,18 +210,19 @@ def table_rows(
         yield f"| `{method}` | {streams} | {side} | {statistics.median(values):.2f} | {shown} |"
 
 
-def _step_in_turn(
-    setups: Mapping[Side, EngineSetup], streams: int, rounds: int
-) -> dict[Side, list[float]]:
-    """For each side, the median CPU milliseconds of a step in each round."""
+def _step_in_turn(setups: Mapping[Side, EngineSetup], plan: StepPlan) -> dict[Side, list[float]]:
+    """For each side, the median CPU milliseconds of a step in each round of each start."""
     medians: dict[Side, list[float]] = {side: [] for side in setups}
-    with _engines(setups) as pipes:
-        for side in setups:
-            _step(pipes[side], side, WARM_UP, streams)
-        for number in range(rounds):
-            for side in setups if number % 2 else reversed(list(setups)):
-                spent = _step(pipes[side], side, STEPS, streams)
-                medians[side].append(statistics.median(spent))
+    sides = list(setups)
+    for start in range(plan.starts):
+        begun = reversed(sides) if start % 2 else sides
+        with _engines({side: setups[side] for side in begun}) as pipes:
+            for side in sides:
+                _step(pipes[side], side, WARM_UP, plan.streams)
+            for number in range(plan.rounds):
+                for side in sides if number % 2 else reversed(sides):
+                    spent = _step(pipes[side], side, STEPS, plan.streams)
+                    medians[side].append(statistics.median(spent))
     return medians
 
 

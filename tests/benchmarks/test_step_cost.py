@@ -74,6 +74,16 @@ def test_sides_take_turns_after_the_warm_up(engines: Any) -> None:
     assert turns[2:] == [(side, STEPS, 8) for side in (*reversed(order), *order)]
 
 
+def test_every_second_start_is_in_the_reverse_order(engines: Any) -> None:
+    plan = StepPlan("t", [NGRAM], ["none"], (Side.STOCK, Side.ONE), rounds=3, starts=3)
+    assert printed(plan)[1] == "| `none` | 1 | one | 4.50 | +0.50 (+0.50 to +0.50) |"
+    started, turns = engines
+    order = [Side.STOCK, Side.ONE]
+    assert [list(setups) for setups in started] == [order, order[::-1], order]
+    assert sum(steps == WARM_UP for _, steps, _ in turns) == 3 * 2
+    assert sum(steps == STEPS for _, steps, _ in turns) == 3 * 3 * 2
+
+
 def test_each_side_has_its_own_proposers(engines: Any) -> None:
     printed(StepPlan("t", [NGRAM, HEADS], ["look", "heads"], rounds=1))
     look, heads = engines[0]

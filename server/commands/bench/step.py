@@ -25,7 +25,8 @@ def make_parser() -> Parser:
     add_models(parser, target="demo")
     add_sides(parser)
     add_count(parser, "--streams", 1, "concurrent requests")
-    add_count(parser, "--rounds", 60, "turns per side")
+    add_count(parser, "--rounds", 60, "turns per side and start")
+    add_count(parser, "--starts", 1, "how often the engines are started")
     parser.add_argument(
         "--profile",
         type=count,
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         sides=measured_sides(options),
         streams=options.streams,
         rounds=options.rounds,
+        starts=options.starts,
         profile_steps=options.profile,
     )
     measure_steps(plan, print_lines)

@@ -24,8 +24,8 @@ Part = slice | Ints
 def gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
     """The outputs at some positions, int [N]."""
     output, recurrent = outputs
-    taken = output[index]
-    return taken, taken if recurrent is output else recurrent[index]
+    chosen = output[index]
+    return chosen, chosen if recurrent is output else recurrent[index]
 
 
 def taken(values: torch.Tensor, part: Part) -> torch.Tensor:
@@ -34,23 +34,23 @@ def taken(values: torch.Tensor, part: Part) -> torch.Tensor:
 
 
 def drafts_of_passes(
-    of_passes: Sequence[tuple[Part, torch.Tensor]], num_rows: int, num_passes: int
+    passes: Sequence[tuple[Part, torch.Tensor]], num_rows: int, num_passes: int
 ) -> list[Ints]:
     """The drafts of each row, after one copy from the device.
 
     Args:
-        of_passes: for each pass, which rows it had, and their tokens, int64 [N].
+        passes: for each pass, which rows it had, and their tokens, int64 [N].
         num_rows: rows of the first pass, R.
         num_passes: the most drafts of a row.
 
     Returns:
         R arrays, int64 [drafts of the row].
     """
-    drawn = torch.cat([tokens for _, tokens in of_passes]).cpu().numpy()
+    drawn = torch.cat([tokens for _, tokens in passes]).cpu().numpy()
     table = np.empty((num_rows, num_passes), np.int64)
     lengths = np.zeros(num_rows, np.intp)
     begin = 0
-    for depth, (part, tokens) in enumerate(of_passes):
+    for depth, (part, tokens) in enumerate(passes):
         table[part, depth] = drawn[begin : begin + len(tokens)]
         lengths[part] = depth + 1
         begin += len(tokens)

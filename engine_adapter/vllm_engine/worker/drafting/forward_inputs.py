@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def first_of(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """The first rows of a tensor. A view costs as much as a small operation, so not for all."""
+    """The first rows of a tensor; the tensor itself for all rows, since a view takes time."""
     return tensor if len(tensor) == count else tensor[:count]
 
 
@@ -174,12 +174,12 @@ class ForwardInputBuilder:
         )
         blocks = self._blocks(rows, on_device)
         starts = _CpuAndDevice(torch.from_numpy(begins), begins_there)
-        of_passes = [
+        by_pass = [
             tensor.unbind()
             for tensor in (positions, torch.from_numpy(lengths), lengths_there, *of_groups)
         ]
-        for i, (count, *of_pass) in enumerate(zip(counts, *of_passes, strict=True)):
-            at, length, length_there, *slots = (first_of(tensor, count) for tensor in of_pass)
+        for i, (count, *tensors) in enumerate(zip(counts, *by_pass, strict=True)):
+            at, length, length_there, *slots = (first_of(tensor, count) for tensor in tensors)
             yield self._inputs(
                 rows[:count],
                 position[i, :count],

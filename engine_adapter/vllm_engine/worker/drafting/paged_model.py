@@ -210,7 +210,7 @@ class PagedDraftModel:
         samples = sampling is not None and sampling.samples
         q = torch.empty(*shape, self._vocab_size if samples else 0, device=self._device)
         passes = DraftPasses(self._input_builder(), batch, order, stop, counts)
-        of_passes: list[tuple[Part, torch.Tensor]] = []
+        drawn: list[tuple[Part, torch.Tensor]] = []
         for depth in range(len(counts)):
             if depth:
                 kept, inputs = passes.next()
@@ -225,8 +225,8 @@ class PagedDraftModel:
                 newest, drawn_from = sampling.draw(logits, order[at], depth)
                 if samples:
                     q[at, depth] = drawn_from
-            of_passes.append((at, newest))
-        for n, drafted in enumerate(drafts_of_passes(of_passes, *shape)):
+            drawn.append((at, newest))
+        for n, drafted in enumerate(drafts_of_passes(drawn, *shape)):
             i = int(order[n])
             drafts[i] = drafted.tolist()
             if samples:
