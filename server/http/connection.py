@@ -142,12 +142,13 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A request begins."""
-        self._reading, self._since = Reading.BODY, self.loop.time()
         self._unparsed = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             message = f"More than {MAX_PIPELINED} requests were sent ahead of their answers."
             self._end_parsing(ApiError(400, message, code="invalid_http"))
+        # It raises for a URL that cannot be parsed: the head is then answered with an error.
         super().on_headers_complete()
+        self._reading, self._since = Reading.BODY, self.loop.time()
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""
