@@ -141,13 +141,13 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A request begins."""
-        self._reading, self._since = Reading.BODY, self.loop.time()
+        """A request begins after `super()`, which raises if its URL cannot be parsed."""
         self._unparsed = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             message = f"More than {MAX_PIPELINED} requests were sent ahead of their answers."
             self._end_parsing(ApiError(400, message, code="invalid_http"))
         super().on_headers_complete()
+        self._reading, self._since = Reading.BODY, self.loop.time()
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""

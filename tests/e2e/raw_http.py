@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,19 +83,24 @@ class Probe:
     """Asks `/health` on one connection every few milliseconds.
 
     Attributes:
+        cpu_s: the CPU time so far of what may hold up the answers.
         worst_s: the longest wait for an answer.
+        worst_cpu_s: the most CPU time from one answer to the next.
         every_s: seconds between two questions.
     """
 
     url: str
+    cpu_s: Callable[[], float]
     every_s: float = 0.01
     worst_s: float = 0.0
+    worst_cpu_s: float = 0.0
     asked: int = 0
     _running: bool = True
 
     def run(self) -> None:
         """Asks until `stop`; for a thread."""
         with socket.create_connection(address(self.url), timeout=120) as connection:
+            cpu_s = self.cpu_s()
             while self._running:
                 begun = time.perf_counter()
                 connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
@@ -102,6 +108,8 @@ class Probe:
                 while not answer.endswith(b"}"):
                     answer += connection.recv(4096)
                 self.worst_s = max(self.worst_s, time.perf_counter() - begun)
+                before_s, cpu_s = cpu_s, self.cpu_s()
+                self.worst_cpu_s = max(self.worst_cpu_s, cpu_s - before_s)
                 self.asked += 1
                 assert status(answer) == 200, answer
                 time.sleep(self.every_s)

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.e2e.engine_faults import BACK_S, FLAGS, METHODS, Fault, fault_under_load
+from tests.e2e.engine_faults import FLAGS, METHODS, Fault, fault_under_load, limit_s
 from tests.e2e.faulted_load import Faults, greedy_texts
 from tests.e2e.served import Served
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.prove,
-    pytest.mark.timeout(len(METHODS) * BACK_S + 120),
+    pytest.mark.timeout(limit_s(len(METHODS))),
 ]
 
 ROOMS_MIB = (0, 8, 32)
@@ -20,7 +20,8 @@ ROOMS_MIB = (0, 8, 32)
 
 CAUSES = (
     "failed with an error, whose traceback is in the log",
-    "was killed by signal",
+    "was killed by signal 6 (SIGABRT)",
+    "was killed by signal 11 (SIGSEGV)",
     "ended with exit status 127",
     "did not answer for",
 )
@@ -28,15 +29,18 @@ CAUSES = (
 dynamic loader ends with 127. A thread that ends leaves the others waiting.
 """
 
+SIGNS = ("MemoryError", "could not create a primitive", "allocate memory", "bad_alloc", "(SIGABRT)")
+"""What the log has of memory: the ends above can have other reasons too."""
+
 
 def out_of_memory(room_mib: int) -> Fault:
-    """The engine's process gets no more address space than that; its next allocations fail."""
+    """The engine's process gets only so much more address space; then its allocations fail."""
 
     def strike(engine: psutil.Process) -> None:
         _, hard = engine.rlimit(psutil.RLIMIT_AS)
         engine.rlimit(psutil.RLIMIT_AS, (engine.memory_info().vms + (room_mib << 20), hard))
 
-    return Fault(f"no memory after {room_mib} MiB", strike, CAUSES)
+    return Fault(f"no memory after {room_mib} MiB", strike, CAUSES, SIGNS)
 
 
 @pytest.fixture(scope="module")

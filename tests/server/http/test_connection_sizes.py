@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.server.http.wire import Bench, answer, settle
+from tests.server.http.wire import GET, Bench, answer, settle, slow
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,34 @@ async def test_a_request_that_is_answered_before_its_end_gets_no_second_answer(
     assert wire.closing
     assert wire.sent == answered
     assert bench.closed(reason) == 1
+
+
+async def test_a_request_whose_body_is_invalid_before_its_answer_gets_none() -> None:
+    bench = Bench(slow)
+    connection, wire = bench.connect()
+    connection.data_received(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+    await settle()
+    connection.data_received(b"not a chunk\r\n")
+    assert wire.closing
+    assert wire.sent == b""
+    connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("before", [b"", GET], ids=["first", "after-an-answer"])
+@pytest.mark.parametrize("url", [b"http:///x", b"http://a:99999/x", b"http://", b"http://[::1/"])
+async def test_a_url_that_cannot_be_parsed_is_answered_with_400(url: bytes, before: bytes) -> None:
+    bench = Bench(answer)
+    connection, wire = bench.connect()
+    connection.data_received(before)
+    await settle()
+    answered = len(wire.sent)
+    assert bool(answered) == bool(before)
+    connection.data_received(b"GET " + url + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert wire.closing
+    wire.sent = wire.sent[answered:]
+    status, error = wire.error
+    assert (status, error["code"]) == (400, "invalid_http")
+    assert bench.closed("bad_request") == 1
 
 
 async def test_headers_up_to_the_limits_are_accepted() -> None:
