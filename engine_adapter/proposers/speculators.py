@@ -20,7 +20,7 @@ _OF_HEAD = (
     *("aux_hidden_state_layer_ids", "draft_vocab_size", "mask_token_id", "sample_from_anchor"),
     *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
 )
-"""The fields that vLLM reads beside `LAYER` only."""
+"""The fields that are read beside `LAYER` only: vLLM ignores them in it, for some methods."""
 
 _OF_EITHER = (
     *("target_hidden_size", "block_size", "eagle_aux_hidden_state_layer_ids"),
