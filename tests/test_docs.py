@@ -61,9 +61,10 @@ NOT_SETTINGS = (
     *("--all", "--skip-unreachable", "--policies", "--write-state"),
     *("--noise", "--outliers"),
     "--no-console",
+    "--full-attention-indices",
 )
-"""Flags that are not settings: of `specgate serve`, of the commands that ask a server, and of
-`specgate bench replay`."""
+"""Flags that are not settings: of `specgate serve`, of the commands that ask a server, of
+`specgate bench replay`, and of the library `speculators`."""
 
 BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}
 """Flags of `specgate bench load`."""

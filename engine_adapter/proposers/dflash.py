@@ -26,15 +26,20 @@ FROM_NEWEST = "sample_from_anchor"
 """The field that says whether the place of the newest token gives a draft."""
 
 _FULL, _FEWER = "must have full attention in all layers", "draft_vocab_size"
+_WITHIN = "dflash_config"
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     checkpoint = open_block_head(spec, ARCHITECTURE, target)
-    combined = check_inputs(checkpoint, target, "dflash_config")
-    if (checkpoint.config.get("dflash_config") or {}).get("use_swa"):
-        raise checkpoint.field_error("dflash_config", _FULL)
+    combined = check_inputs(checkpoint, target, _WITHIN)
+    within, first = checkpoint.config.get(_WITHIN) or {}, "false: a mask gives the first draft"
+    if within.get("use_swa"):
+        raise checkpoint.field_error(_WITHIN, _FULL)
+    # vLLM's V1 runner ignores it and reads the drafts of such a head from the wrong places.
+    if within.get(FROM_NEWEST):
+        raise checkpoint.field_error(_WITHIN, f"must have {FROM_NEWEST} {first}")
     if checkpoint.flag(FROM_NEWEST):
-        raise checkpoint.field_error(FROM_NEWEST, "must be false: a mask gives the first draft")
+        raise checkpoint.field_error(FROM_NEWEST, f"must be {first}")
     if block := checkpoint.config.get("block_size"):
         checkpoint.integer("block_size", at_least=2)
         limit = f"the block size of {block} without the token before the drafts"
@@ -45,7 +50,8 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
 def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) -> Checkpoint:
     """The checkpoint of a head that drafts blocks, with the sizes of the target.
 
-    Of the format of `speculators`, its fields are those of the published heads then.
+    If the checkpoint is in the format of `speculators`, its `config` gets the fields of its layers,
+    and the architecture under which vLLM serves it.
 
     Raises:
         CheckpointError: it is of another architecture, or of another size.
@@ -59,6 +65,7 @@ def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) 
         raise checkpoint.field_error("architectures", f"must be [{architecture!r}]")
     for name in ("hidden_size", "target_hidden_size"):
         checkpoint.require(name, target.hidden_size, "the target's hidden size")
+    checkpoint.integer("vocab_size")  # vLLM would read a default of its own, or fail
     checkpoint.require("vocab_size", target.vocab_size, "the target's vocabulary")
     return checkpoint
 
@@ -100,9 +107,21 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
         and len(set(layers)) == len(layers)
     ):
         raise error(numbers, f"different layers in [{first}, {stop})")
-    if set(checkpoint.config.get("layer_types") or ()) - {"full_attention"}:
-        raise checkpoint.field_error("layer_types", _FULL)
+    _check_full_attention(checkpoint)
     return len(layers)
+
+
+def _check_full_attention(checkpoint: Checkpoint) -> None:
+    """Raises `CheckpointError` for a layer with a window.
+
+    Without `layer_types`, `use_sliding_window` says whether there is a window.
+    """
+    config, uses = checkpoint.config, "use_sliding_window"
+    if kinds := config.get("layer_types"):
+        if set(kinds) - {"full_attention"}:
+            raise checkpoint.field_error("layer_types", _FULL)
+    elif config.get(uses) or (config.get(uses) is None and config.get("sliding_window")):
+        raise checkpoint.field_error(uses, f"must be false without layer_types: the head {_FULL}")
 
 
 def tensors(checkpoint: Checkpoint, target: TargetSizes, combined: int) -> dict[str, Shape]:

@@ -16,6 +16,19 @@ CONFIG, KIND, LAYER = "speculators_config", "speculators_model_type", "transform
 METHODS = ("dflash", "dspark", "eagle3")
 """The algorithms of the format that are methods here, under the same name."""
 
+_OF_HEAD = (
+    *("aux_hidden_state_layer_ids", "draft_vocab_size", "mask_token_id", "sample_from_anchor"),
+    *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
+)
+"""The fields that are read beside `LAYER` only: vLLM ignores them in it, for some methods."""
+
+_OF_EITHER = (
+    *("target_hidden_size", "block_size", "eagle_aux_hidden_state_layer_ids"),
+    *("markov_rank", "markov_head_type"),
+    *("enable_confidence_head", "confidence_head_with_markov"),
+)
+"""The fields that stand beside `LAYER`. If one is missing there, vLLM takes that of the layers."""
+
 _ALGORITHM = f"must be {', '.join(METHODS[:-1])} or {METHODS[-1]}"
 
 _BASE = "base_model_name_or_path"
@@ -68,6 +81,8 @@ def read_speculator(model: str) -> Speculator | None:
 def usual_fields(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
     """The fields of a head in the format, with those of its layers beside them as elsewhere.
 
+    Each is read where vLLM reads it. All other fields are those of the layers.
+
     Args:
         method: the one that the head is to draft with.
 
@@ -76,12 +91,14 @@ def usual_fields(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
     """
     fields: Mapping[str, Any] = checkpoint.config
     if fields.get(KIND) != method or method not in METHODS:
-        message = f"{_ALGORITHM}, and the proposer's method the same: that is {method}"
+        message = f"{_ALGORITHM}, and equal to the proposer's method, which is {method}"
         raise checkpoint.field_error(KIND, message)
     layer: Any = fields.get(LAYER)
     if not isinstance(layer, dict):
         raise checkpoint.field_error(LAYER, "must be an object")
-    return {**layer, **fields}
+    beside = (*_OF_HEAD, *_OF_EITHER, CONFIG, KIND, LAYER)
+    of_layer = {name: value for name, value in layer.items() if name not in _OF_HEAD}
+    return of_layer | {name: fields[name] for name in beside if fields.get(name) is not None}
 
 
 def _verifier(config: Mapping[str, Any]) -> str | None:

@@ -6,10 +6,16 @@ import torch
 
 from tests.engine_adapter.proposers.heads import Heads
 
+_MARKOV = (
+    *("markov_rank", "markov_head_type"),
+    *("enable_confidence_head", "confidence_head_with_markov"),
+)
+"""The fields of a Markov head."""
+
 _OWN = (
     *("architectures", "block_size", "dflash_config", "mask_token_id", "target_layer_ids"),
-    *("draft_vocab_size", "sample_from_anchor", "markov_rank", "markov_head_type"),
-    *("enable_confidence_head", "confidence_head_with_markov", "num_target_layers"),
+    *("draft_vocab_size", "sample_from_anchor", "num_target_layers"),
+    *_MARKOV,
 )
 """The fields that do not describe a layer."""
 
@@ -29,17 +35,20 @@ def with_fewer_tokens(heads: Heads, drafted: int, seed: int = 0) -> Heads:
     return Heads(heads.config | {"draft_vocab_size": drafted}, made)
 
 
-def as_speculators(heads: Heads, method: str, *, target: str = "the/target") -> Heads:
-    """The head as the library `speculators` writes it; the embedding is missing.
+def as_speculators(
+    heads: Heads, method: str, *, target: str = "the/target", own_embedding: bool = True
+) -> Heads:
+    """The head as the library `speculators` writes it.
 
     Args:
         method: `dflash` or `dspark`.
         target: what it names as its target.
+        own_embedding: with false, the head has no embedding and uses the target's.
     """
     config = heads.config
     inner = config.get("dflash_config", config)
     layer = {name: value for name, value in config.items() if name not in _OWN}
-    of_markov = {name: config[name] for name in _OWN[-5:-1] if name in config}
+    of_markov = {name: config[name] for name in _MARKOV if name in config}
     from_newest = method == "dspark" and config.get("sample_from_anchor", True)
     k = config["block_size"] - (not from_newest)
     fields: dict[str, Any] = {
@@ -61,4 +70,12 @@ def as_speculators(heads: Heads, method: str, *, target: str = "the/target") -> 
         "target_hidden_size": None,
         "transformer_layer_config": layer,
     }
-    return Heads(fields | of_markov, heads.tensors)
+    made = Heads(fields | of_markov, dict(heads.tensors))
+    if not own_embedding:
+        made.tensors.pop("embed_tokens.weight", None)
+    return made
+
+
+def move_into_layer(heads: Heads, field: str) -> None:
+    """Puts a field of a head in the format of `speculators` among those of its layers."""
+    heads.config["transformer_layer_config"][field] = heads.config.pop(field)

@@ -9,7 +9,11 @@ import torch
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.proposers.methods import get_method, parse_spec
-from tests.engine_adapter.proposers.block_layouts import as_speculators, with_fewer_tokens
+from tests.engine_adapter.proposers.block_layouts import (
+    as_speculators,
+    move_into_layer,
+    with_fewer_tokens,
+)
 from tests.engine_adapter.proposers.dflash_heads import MASK_TOKEN, dflash
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
@@ -49,19 +53,54 @@ def test_a_head_without_a_block_size_may_draft_any_number(tmp_path: Path) -> Non
     check(head, tmp_path, num_speculative_tokens=20)
 
 
+@pytest.mark.parametrize("own_embedding", [True, False])
 @pytest.mark.parametrize("drafted", [96, 40])
-def test_the_format_of_speculators_passes(drafted: int, tmp_path: Path) -> None:
+def test_the_format_of_speculators_passes(
+    drafted: int, own_embedding: bool, tmp_path: Path
+) -> None:
     head = dflash(CONFIG, target_layers=[1, 3, 5])
     if drafted < 96:
         head = with_fewer_tokens(head, drafted)
     head.tensors["embed_tokens.weight"] = torch.zeros(96, 32)
-    check(as_speculators(head, "dflash"), tmp_path)
+    made = as_speculators(head, "dflash", own_embedding=own_embedding)
+    assert ("embed_tokens.weight" in made.tensors) is own_embedding
+    check(made, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("mask_token_id", r"mask_token_id must be a token in \[0, 96\)"),
+        ("aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids must be different layers"),
+        ("draft_vocab_size", r"lm_head\.weight must have shape \[96, 32\]"),
+    ],
+)
+def test_a_field_of_the_head_that_stands_among_those_of_its_layers_is_not_read(
+    field: str, says: str, tmp_path: Path
+) -> None:
+    """vLLM does not read it there either."""
+    head = as_speculators(with_fewer_tokens(dflash(CONFIG, target_layers=[1]), 40), "dflash")
+    move_into_layer(head, field)
+    with pytest.raises(ValueError, match=says):
+        check(head, tmp_path)
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
+def test_a_size_in_the_format_of_speculators_is_that_of_the_layers(
+    field: str, tmp_path: Path
+) -> None:
+    head = as_speculators(dflash(CONFIG, target_layers=[1]), "dflash")
+    head.config[field] = 7
+    check(head, tmp_path / "beside")
+    head.config[field] = head.config["transformer_layer_config"].pop(field)
+    with pytest.raises(ValueError, match=f"{field} is missing"):
+        check(head, tmp_path / "only beside")
 
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("speculators_model_type", "dspark", "must be dflash, .* the same: that is dflash; it is"),
+        ("speculators_model_type", "dspark", "must be dflash, .* method, which is dflash; it is"),
         ("speculators_model_type", "peagle", "must be dflash, dspark or eagle3, and"),
         ("transformer_layer_config", None, "must be an object"),
         ("aux_hidden_state_layer_ids", None, r"must be different layers in \[1, 7\)"),
@@ -86,6 +125,32 @@ def test_layers_with_a_window_in_the_format_of_speculators_are_refused(tmp_path:
     head = as_speculators(dflash(CONFIG, target_layers=[1]), "dflash")
     head.config["transformer_layer_config"]["layer_types"] = ["sliding_attention"] * 2
     with pytest.raises(ValueError, match="layer_types must have full attention in all layers"):
+        check(head, tmp_path)
+
+
+@pytest.mark.parametrize("uses", [False, True, None])
+def test_a_head_without_kinds_of_layers_must_say_that_there_is_no_window(
+    uses: bool | None, tmp_path: Path
+) -> None:
+    head = as_speculators(dflash(CONFIG, target_layers=[1]), "dflash")
+    layer = head.config["transformer_layer_config"]
+    del layer["layer_types"]
+    check(head, tmp_path / "none")
+    layer |= {"sliding_window": 4096, "use_sliding_window": uses}
+    if uses is False:
+        check(head, tmp_path)
+        return
+    with pytest.raises(ValueError, match="use_sliding_window must be false without layer_types"):
+        check(head, tmp_path)
+
+
+@pytest.mark.parametrize("tensor", ["d2t", "t2d"])
+def test_a_head_with_the_whole_vocabulary_has_no_numbers_of_its_tokens(
+    tensor: str, tmp_path: Path
+) -> None:
+    head = dflash(CONFIG, target_layers=[1])
+    head.tensors[tensor] = torch.zeros(96, dtype=torch.int64)
+    with pytest.raises(ValueError, match=f"tensor {tensor} is not expected"):
         check(head, tmp_path)
 
 
@@ -116,6 +181,11 @@ def test_a_head_with_fewer_tokens_needs_its_output_layer_and_their_numbers(
             "dflash_config",
             {"mask_token_id": 3, "target_layer_ids": [1], "use_swa": True},
             "must have full attention in all layers",
+        ),
+        (
+            "dflash_config",
+            {"mask_token_id": 3, "target_layer_ids": [1], "sample_from_anchor": True},
+            "must have sample_from_anchor false: a mask gives the first draft",
         ),
         ("layer_types", ["full_attention", "sliding_attention"], "must have full attention"),
         ("block_size", 1, "must be an integer of at least 2"),

@@ -10,7 +10,11 @@ from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.dspark import from_newest
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.proposers.methods import get_method, parse_spec
-from tests.engine_adapter.proposers.block_layouts import as_speculators, with_fewer_tokens
+from tests.engine_adapter.proposers.block_layouts import (
+    as_speculators,
+    move_into_layer,
+    with_fewer_tokens,
+)
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
@@ -53,6 +57,21 @@ def test_the_format_of_speculators_passes(drafted: int, tmp_path: Path) -> None:
         head = with_fewer_tokens(head, drafted)
         assert head.tensors["markov_head.markov_w2.weight"].shape == (40, 8)
     check(as_speculators(head, "dspark"), tmp_path)
+
+
+def test_the_anchor_is_not_read_among_the_fields_of_the_layers(tmp_path: Path) -> None:
+    """As in vLLM: the first mask gives the first draft then."""
+    head = as_speculators(dspark(CONFIG, target_layers=[1], block_size=7), "dspark")
+    move_into_layer(head, "sample_from_anchor")
+    with pytest.raises(ValueError, match="num_speculative_tokens must be at most 6"):
+        check(head, tmp_path, num_speculative_tokens=7)
+
+
+def test_the_rank_may_be_among_the_fields_of_the_layers(tmp_path: Path) -> None:
+    """vLLM takes it from there if it is not beside them."""
+    head = as_speculators(dspark(CONFIG, target_layers=[1]), "dspark")
+    move_into_layer(head, "markov_rank")
+    check(head, tmp_path)
 
 
 def test_in_the_format_of_speculators_a_mask_gives_the_first_draft_by_default(

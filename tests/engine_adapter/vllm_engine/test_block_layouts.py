@@ -1,6 +1,7 @@
 """DFlash and DSpark heads in the format of `speculators` on a real engine.
 
-Each is served in its authors' layout too. It is random and drafts a part of the vocabulary.
+Each is served in its authors' layout too. It is random and drafts a part of the vocabulary. In the
+format, the DFlash head has an embedding of its own, and the DSpark head uses the target's.
 """
 
 import json
@@ -40,7 +41,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fewer = with_fewer_tokens(made, DRAFTED)
         fewer.tensors["embed_tokens.weight"] = embedding.clone()
         fewer.write(root / method)
-        as_speculators(fewer, method).write(root / f"{method}-speculators")
+        own = method == "dflash"
+        same = as_speculators(fewer, method, own_embedding=own)
+        same.write(root / f"{method}-speculators")
     return root
 
 

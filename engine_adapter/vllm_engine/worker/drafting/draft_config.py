@@ -64,14 +64,14 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
             draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
         )
     if spec.method == dflash.METHOD.name:
-        _let_blocks_see_all(config.speculative_config.draft_model_config.hf_config)
+        _make_blocks_non_causal(config.speculative_config.draft_model_config.hf_config)
     if spec.method == dspark.METHOD.name:
         # vLLM's V1 runner has no proposer of this name; that of DFlash runs the same blocks.
         vars(config.speculative_config)["method"] = dflash.METHOD.name
     return config
 
 
-def _let_blocks_see_all(head: Any) -> None:
+def _make_blocks_non_causal(head: Any) -> None:
     """Keeps the attention inside a block from being causal in layers of full attention.
 
     In the format of `speculators`, `sliding_window_non_causal` is about layers with a window. vLLM
@@ -82,7 +82,13 @@ def _let_blocks_see_all(head: Any) -> None:
 
 
 def window_of_all_layers(text_config: Any) -> int | None:
-    """The sliding window of a model whose layers all have it, as vLLM decides for a target."""
+    """The sliding window of a model whose layers all have it, as vLLM decides for a target.
+
+    `use_sliding_window` can say that there is none. A configuration that is read as the class of
+    its architecture has no `sliding_window` then; one in the format of `speculators` still has it.
+    """
+    if getattr(text_config, "use_sliding_window", None) is False:
+        return None
     kinds = getattr(text_config, "layer_types", None) or ()
     if set(kinds) - {"sliding_attention"}:
         return None

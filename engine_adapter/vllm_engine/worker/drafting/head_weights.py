@@ -4,6 +4,7 @@ What they have in common with draft models is in `weights`.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -90,18 +91,26 @@ class LoadedBlockHead(_SharesEnds, NamedDraft, compat.DFlashProposer):
         if self.device.type == "cpu":
             patch_context_norms(self.model.model)
 
-    def bias_after(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What a sequential head adds to the logits after each of [N] tokens, [N, V].
+    @cached_property
+    def _drafted(self) -> torch.Tensor | None:
+        """The ids in the target of the tokens that the head drafts, int64 [V']; `None` for all."""
+        id_offsets: torch.Tensor | None = self.model.draft_id_to_target_id
+        if id_offsets is None:
+            return None
+        return torch.arange(len(id_offsets), device=id_offsets.device) + id_offsets
 
-        A head that drafts fewer tokens has one for these only.
+    def add_bias(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Adds to logits what a sequential head adds after the tokens before them.
+
+        Args:
+            logits: [N, V], changed in place. Of a head that drafts fewer tokens only these change.
+            tokens: [N].
         """
         bias: torch.Tensor = self.model.markov_bias(self.model.markov_embed(tokens))
-        larger = self.model.draft_id_to_target_id
-        if larger is None:
-            return bias
-        every = bias.new_zeros(len(bias), self.model.config.vocab_size)
-        every[:, torch.arange(len(larger), device=larger.device) + larger] = bias
-        return every
+        if self._drafted is None:
+            logits += bias
+        else:
+            logits.index_add_(1, self._drafted, bias)
 
     def context_slots(self, slots: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slots of some positions in each of its layers; `slots` are by KV cache group."""

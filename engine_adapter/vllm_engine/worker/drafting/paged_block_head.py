@@ -127,10 +127,10 @@ class PagedBlockHead(PagedHead):
         there = to_device(self._device, *every, *places_of)
         for depth, drafting in enumerate(every):
             index, places = there[depth], there[depth + shape[1]]
-            of_depth = logits[places]
+            of_depth = logits[places]  # a copy
             if self._loaded.is_sequential:
                 before = tokens[index, depth - 1] if depth else newest[index]
-                of_depth = of_depth + self._loaded.bias_after(before)
+                self._loaded.add_bias(of_depth, before)
             if sampling is None:
                 tokens[index, depth] = of_depth.argmax(dim=-1)
                 continue

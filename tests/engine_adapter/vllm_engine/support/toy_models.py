@@ -290,10 +290,10 @@ class ToyLoaded:
         """It has one layer in each group."""
         return [slots[gid] for gid in self.kv_cache_gids]
 
-    def bias_after(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Enough for the token of `after`; nothing where there is none."""
+    def add_bias(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Adds enough for the token of `after`; nothing where there is none."""
         following = torch.nn.functional.one_hot((7 * tokens.long() + 2) % VOCAB, self._vocabulary)
-        return following * torch.where(tokens % 3 == 0, 100.0, 0.0)[:, None]
+        logits += following * torch.where(tokens % 3 == 0, 100.0, 0.0)[:, None]
 
     def tp_scope(self) -> AbstractContextManager[None]:
         """There is one rank."""

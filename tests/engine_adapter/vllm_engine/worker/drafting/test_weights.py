@@ -145,10 +145,12 @@ def test_slots_are_those_of_the_layers_group_and_padding_has_none(load: Load) ->
         ({"sliding_window": 48}, 48),
         ({"sliding_window": 48, "layer_types": ["sliding_attention"]}, 48),
         ({"sliding_window": 48, "layer_types": ["sliding_attention", "full_attention"]}, None),
+        ({"sliding_window": 48, "use_sliding_window": True}, 48),
+        ({"sliding_window": 48, "use_sliding_window": False}, None),
         ({"sliding_window": None}, None),
         ({}, None),
     ],
-    ids=["not named", "all layers", "some layers", "none", "unknown"],
+    ids=["not named", "all layers", "some layers", "used", "not used", "none", "unknown"],
 )
 def test_a_window_of_all_layers_is_that_of_the_model(
     weights: Any, fields: dict[str, Any], window: int | None
