@@ -59,12 +59,12 @@ METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 NOT_SETTINGS = (
     *("--concurrency", "--help", "--config", "--url", "--watch", "--json", "--on-timeout"),
     *("--all", "--skip-unreachable", "--policies", "--write-state"),
-    *("--noise", "--outliers"),
+    *("--noise", "--outliers", "--starts"),
     "--no-console",
     "--full-attention-indices",
 )
-"""Flags that are not settings: of `specgate serve`, of the commands that ask a server, of
-`specgate bench replay`, and of the library `speculators`."""
+"""Flags that are not settings: of `specgate serve`, of the commands that ask a server, of other
+benchmarks, and of the library `speculators`."""
 
 BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}
 """Flags of `specgate bench load`."""
