@@ -80,7 +80,7 @@ async def fault_under_load(
         begun, logged = time.monotonic(), served.log.stat().st_size
         fault.strike(served.engine)
         await load.until(lambda: load.refused > CLIENTS, 60 + HANG_S, "clients get errors")
-        # A process that ends by itself takes a moment; until then nobody knows how it ends.
+        # A process that ends by itself takes a moment; until then the server cannot tell the cause.
         await load.until(lambda: "has died" not in failure(served), 120, "the cause is known")
         await asyncio.to_thread(check_the_server_during_the_outage, served, method, fault.causes)
         log = served.log.read_bytes()[logged:].decode(errors="replace")

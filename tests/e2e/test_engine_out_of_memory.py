@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.e2e.engine_faults import FLAGS, METHODS, Fault, fault_under_load, limit_s
+from tests.e2e.engine_faults import DIED, FLAGS, METHODS, Fault, fault_under_load, limit_s
 from tests.e2e.faulted_load import Faults, greedy_texts
 from tests.e2e.served import Served
 
@@ -63,3 +63,6 @@ async def test_an_engine_without_memory_is_replaced_and_no_answer_is_wrong(serve
         load, seconds = await fault_under_load(served, texts, method, fault)
         faults.add(fault.name, method, load, seconds)
     print(f"\n{faults.table()}")
+    assert len(served.logged(DIED)) == len(METHODS)
+    after = await greedy_texts(served)
+    assert all(known.allows(new.text) for known, new in zip(texts, after, strict=True))

@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-import resource
 import signal
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from engine_adapter.errors import (
     CONSTRAINT_TOO_COMPLEX,
     EngineError,
     EngineStartError,
-    InvalidRequest,
 )
 from engine_adapter.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway import (
@@ -25,9 +22,7 @@ from engine_adapter.vllm_engine.gateway import (
     constraint_worker,
 )
 from engine_adapter.vllm_engine.gateway.constraint_checker import (
-    STACK_BYTES,
     ConstraintChecker,
-    stack_bytes,
 )
 from engine_adapter.vllm_engine.gateway.constraint_process import (
     Answer,
@@ -36,15 +31,17 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     Vocabulary,
 )
 from server.schema.bounds import MAX_NESTING
-from server.settings import Settings
+from tests.engine_adapter.vllm_engine.gateway.constraint_checks import (
+    ENDLESS_S,
+    VOCABULARY,
+    checking,
+    refused,
+)
 from tests.server.hostile.forms import rules
 
 pytestmark = pytest.mark.needs_vllm  # llguidance comes with it
 
-TOKENIZER = (Path(Settings(engine="fake").model) / "tokenizer.json").read_text()
-VOCABULARY = Vocabulary(TOKENIZER, 4096, 0, any_whitespace=False)
 SLOW = StructuredOutput(ConstraintKind.GRAMMAR, rules(20_000), param="it")
-ENDLESS_S = 600.0
 
 
 def regex(pattern: str) -> StructuredOutput:
@@ -54,27 +51,15 @@ def regex(pattern: str) -> StructuredOutput:
 @pytest.fixture
 async def checker() -> AsyncIterator[ConstraintChecker]:
     """A checker that gives a constraint a fifth of a second."""
-    made = ConstraintChecker(VOCABULARY, 0.2)
-    yield made
-    await made.stop()
+    async with checking(0.2) as made:
+        yield made
 
 
 @pytest.fixture
 async def patient() -> AsyncIterator[ConstraintChecker]:
     """A checker that would compile for minutes."""
-    made = ConstraintChecker(VOCABULARY, ENDLESS_S)
-    yield made
-    await made.stop()
-
-
-async def refused(
-    checker: ConstraintChecker, constraint: StructuredOutput, owner: str | None = None
-) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as caught:
-        await checker.check(constraint, owner)
-    assert caught.value.param == "it"
-    assert len(str(caught.value)) < 300
-    return caught.value
+    async with checking(ENDLESS_S) as made:
+        yield made
 
 
 async def compiling(checker: ConstraintChecker) -> None:
@@ -142,51 +127,6 @@ async def test_one_that_takes_too_much_memory_is_given_up(
     assert error.code == CONSTRAINT_TOO_COMPLEX
     assert "64 MiB of memory" in str(error)
     await patient.check(regex("a"))
-
-
-def chained(count: int) -> StructuredOutput:
-    """A schema whose definitions refer from one to the next."""
-    defs: dict[str, Any] = {
-        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "integer"}]}
-        for i in range(count)
-    }
-    schema = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{count}": {"type": "string"}}}
-    return StructuredOutput(ConstraintKind.JSON_SCHEMA, json.dumps(schema), param="it")
-
-
-async def test_one_that_would_overflow_a_stack_of_the_engine_is_given_up(
-    patient: ConstraintChecker,
-) -> None:
-    # Some 1,000 fit into 8 MiB, which a thread has as a rule, and some 250 into 2 MiB.
-    error = await refused(patient, chained(500))
-    assert error.code == CONSTRAINT_TOO_COMPLEX
-    assert "1024 KiB of stack or 512 MiB of memory" in str(error), "either ends it with SIGSEGV"
-    await patient.check(chained(50))
-
-
-@pytest.mark.parametrize(
-    ("soft", "stack"),
-    [(resource.RLIM_INFINITY, STACK_BYTES), (8 << 20, STACK_BYTES), (1 << 20, 1 << 19)],
-)
-def test_compiling_has_less_stack_than_a_thread_of_the_engine(
-    monkeypatch: pytest.MonkeyPatch, soft: int, stack: int
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
-    assert stack_bytes() == stack
-
-
-async def test_where_threads_have_little_stack_compiling_has_less_and_the_refusal_says_how_much(
-    monkeypatch: pytest.MonkeyPatch, patient: ConstraintChecker
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (512 << 10, resource.RLIM_INFINITY))
-    checker = ConstraintChecker(VOCABULARY, ENDLESS_S)
-    try:
-        error = await refused(checker, chained(60))
-        assert "256 KiB of stack or 512 MiB of memory" in str(error)
-        await checker.check(chained(5))
-    finally:
-        await checker.stop()
-    await patient.check(chained(60))
 
 
 async def test_a_schema_may_be_nested_as_deeply_as_a_body_may(patient: ConstraintChecker) -> None:
