@@ -9,9 +9,18 @@ import torch
 
 from engine_adapter.staging import to_device
 
+_NO_TOKEN = np.full(1, -1, np.int32)
+"""What vLLM's output has after the tokens of a row."""
+
 
 class Layout(Protocol):
-    """P positions of the B rows of a batch; those of one row follow each other."""
+    """P positions of the B rows of a batch; those of one row follow each other.
+
+    Attributes:
+        device: where its tensors are.
+    """
+
+    device: torch.device
 
     @property
     def row_of(self) -> torch.Tensor:
@@ -44,16 +53,17 @@ class DraftLayout:
         rows: the rows, int [N], each once.
         depth: the drafts of each row before its position.
         num_rows: B, the rows of the batch.
-        device: the device of the index tensors.
+        device: see `Layout`.
 
     Attributes:
         row_of: int64 [N], the row of each position.
-        starts, sizes: see `Layout`.
+        starts, sizes, device: see `Layout`.
     """
 
     def __init__(
         self, rows: npt.NDArray[np.intp], depth: int, num_rows: int, device: torch.device
     ) -> None:
+        self.device = device
         starts, sizes = np.zeros((2, num_rows), np.int64)
         starts[rows], sizes[rows] = np.arange(len(rows)), 1
         self._positions, self._depth = (
@@ -79,29 +89,42 @@ class VerifyLayout:
 
     Args:
         num_draft_tokens: the draft counts of the B rows, which sum to T.
-        device: the device of the index tensors.
+        device: see `Layout`.
 
     Attributes:
         num_draft_tokens: the draft counts.
         starts_on_cpu: `starts` on the CPU.
         row_of: int64 [T + B], the row of each position.
-        starts, sizes: see `Layout`.
+        starts, sizes, device: see `Layout`.
         width: the largest number of positions of a row.
     """
 
     def __init__(self, num_draft_tokens: list[int], device: torch.device) -> None:
+        self.num_draft_tokens, self.device = num_draft_tokens, device
         sizes = np.asarray(num_draft_tokens, np.int64) + 1
-        self.starts_on_cpu = np.cumsum(sizes) - sizes
-        self.num_draft_tokens = num_draft_tokens
+        stops = sizes.cumsum()
+        self.starts_on_cpu = stops - sizes
         self.width = int(sizes.max())
-        # A position's cell is its index in a flat [B * width] tensor.
-        cells = np.flatnonzero(np.arange(self.width) < sizes[:, None])
-        row, offset = np.divmod(cells, self.width)
-        after_draft = np.flatnonzero(offset)
-        self.row_of, self.starts, self.sizes, self._cells, self._draft_positions, self._next = (
-            to_device(
-                device, row, self.starts_on_cpu, sizes, cells, after_draft - 1, cells[after_draft]
-            )
+        # Indices into [samples, no token, drafts], [3, B, width]: of the sample at each place of a
+        # row, of the sample before it and of the draft that this one must equal. A first place has
+        # nothing before it, so it is compared with itself.
+        num_rows, num_samples = len(sizes), int(stops[-1])
+        offset, rows = np.arange(self.width), np.arange(num_rows)
+        places = np.empty((3, num_rows, self.width), np.int64)
+        here, before, draft = places
+        np.add(self.starts_on_cpu[:, None], offset, out=here)
+        np.subtract(here, 1, out=before)
+        np.add(here, (num_samples - rows)[:, None], out=draft)
+        places[:, :, 0] = self.starts_on_cpu
+        if num_samples < here.size:
+            np.copyto(places, num_samples, where=offset >= sizes[:, None])
+        self.row_of, self.starts, self.sizes, self._places, self._no_token = to_device(
+            device,
+            rows.repeat(sizes),
+            self.starts_on_cpu,
+            sizes,
+            places.reshape(-1),
+            _NO_TOKEN,
         )
 
     def expand(self, values: torch.Tensor | None) -> torch.Tensor | None:
@@ -124,9 +147,8 @@ class VerifyLayout:
             int32 [B, width], padded with -1: the samples up to the first that differs from its
             draft, or all of them.
         """
-        shape = (len(self.num_draft_tokens), self.width)
-        output = torch.full(shape, -1, dtype=torch.int32, device=samples.device)
-        output.view(-1)[self._cells] = samples.int()
-        refused = torch.zeros(shape, dtype=torch.bool, device=samples.device)
-        refused.view(-1)[self._next] = samples[self._draft_positions] != drafts
-        return output.masked_fill_(refused.cumsum(1) > 0, -1)
+        known = torch.cat([samples, self._no_token, drafts])
+        placed = known.index_select(0, self._places).view(3, -1, self.width)
+        sampled, before, draft = placed.unbind()
+        refused = (before != draft).cumsum(1).bool()
+        return sampled.int().masked_fill(refused, -1)

@@ -137,7 +137,7 @@ def _expand_min_tokens(processor: Any, layout: Layout) -> Any:
         return None
     expanded = copy.copy(processor)
     staged = to_device(
-        layout.row_of.device, *(np.array(index, np.int64) for index in (*forbidden, *forced))
+        layout.device, *(np.array(index, np.int64) for index in (*forbidden, *forced))
     )
     expanded.logits_slice = tuple(staged[:2])
     # vLLM allows a stop token where the grammar allows nothing else.

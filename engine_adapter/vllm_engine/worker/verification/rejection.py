@@ -94,7 +94,7 @@ class SpeculativeSampling:
         self._width = int(lengths.max())
         self._has_block = bool(block.any())
         staged = to_device(
-            layout.row_of.device,
+            layout.device,
             row,
             offset,
             lengths,

@@ -59,6 +59,7 @@ class Verifier:
         # Processed logprobs are read from the logits that speculative sampling rewrites. Exact
         # match is as correct, and only slower.
         self._may_rewrite = not sampler.logprobs_mode.startswith("processed")
+        self._layout: VerifyLayout | None = None
 
     def __call__(
         self,
@@ -79,7 +80,7 @@ class Verifier:
             vLLM's `SamplerOutput` with the emitted tokens [B, most drafts + 1], padded with -1.
         """
         inputs = inputs or VerifyInputs()
-        layout = VerifyLayout(metadata.num_draft_tokens, logits.device)
+        layout = self._layout_of(metadata.num_draft_tokens, logits.device)
         plain = _expand(sampling_metadata, layout, inputs.generators)
         if inputs.drafts and self._may_rewrite:
             rule = SpeculativeSampling(inputs.drafts, layout, plain.top_k, plain.top_p)
@@ -91,6 +92,12 @@ class Verifier:
             sampled_token_ids=layout.accept_matching(metadata.draft_token_ids, samples),
             logprobs_tensors=_pad_logprobs(output.logprobs_tensors, layout),
         )
+
+    def _layout_of(self, counts: list[int], device: torch.device) -> VerifyLayout:
+        """The layout of a step. Steps with the same counts follow each other often."""
+        if self._layout is None or self._layout.num_draft_tokens != counts:
+            self._layout = VerifyLayout(counts, device)
+        return self._layout
 
 
 def _expand(rows: Any, layout: VerifyLayout, generators: Mapping[int, torch.Generator]) -> Any:

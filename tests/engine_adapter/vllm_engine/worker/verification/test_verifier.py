@@ -42,3 +42,23 @@ def test_a_warm_up_call_without_inputs_matches_exactly() -> None:
     rows = verified_pairs._metadata(Sampling(), torch.empty(2, 0, dtype=torch.long))
     output = Verifier(verified_pairs._sampler())(metadata, None, logits, rows)
     assert output.sampled_token_ids.tolist() == [[1, 2], [3, -1]]
+
+
+@pytest.mark.needs_vllm
+def test_steps_with_the_same_counts_share_a_layout_and_others_get_their_own() -> None:
+    verifier = Verifier(verified_pairs._sampler())
+
+    def emitted(counts: list[int], drafts: list[int], best: list[int]) -> list[list[int]]:
+        logits = torch.full((len(best), verified_pairs.V), -100.0)
+        logits[torch.arange(len(best)), torch.tensor(best)] = 0.0
+        metadata = SimpleNamespace(num_draft_tokens=counts, draft_token_ids=torch.tensor(drafts))
+        rows = verified_pairs._metadata(Sampling(), torch.empty(2, 0, dtype=torch.long))
+        tokens: list[list[int]] = verifier(metadata, None, logits, rows).sampled_token_ids.tolist()
+        return tokens
+
+    assert emitted([1, 1], [1, 1], [1, 2, 3, 0]) == [[1, 2], [3, -1]]
+    first = verifier._layout
+    assert emitted([1, 1], [3, 2], [0, 2, 2, 1]) == [[0, -1], [2, 1]]
+    assert verifier._layout is first
+    assert emitted([0, 2], [3, 2], [0, 3, 2, 1]) == [[0, -1, -1], [3, 2, 1]]
+    assert emitted([2, 0], [3, 2], [3, 2, 1, 0]) == [[3, 2, 1], [0, -1, -1]]
