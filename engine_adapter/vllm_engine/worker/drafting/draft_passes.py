@@ -47,13 +47,15 @@ def drafts_of_passes(
         R arrays, int64 [drafts of the row].
     """
     drawn = torch.cat([tokens for _, tokens in passes]).cpu().numpy()
+    if len(drawn) == num_rows * len(passes):  # every row is in every pass
+        return list(drawn.reshape(len(passes), num_rows).T)
     table = np.empty((num_rows, num_passes), np.int64)
     lengths = np.zeros(num_rows, np.intp)
     begin = 0
     for depth, (part, tokens) in enumerate(passes):
-        table[part, depth] = drawn[begin : begin + len(tokens)]
-        lengths[part] = depth + 1
-        begin += len(tokens)
+        end = begin + tokens.shape[0]
+        table[part, depth] = drawn[begin:end]
+        lengths[part], begin = depth + 1, end
     return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
 
 

@@ -1,8 +1,8 @@
 """The inputs of a draft model's forward passes: positions, KV slots, attention metadata."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,10 @@ Ints = npt.NDArray[np.int64]
 
 def first_of(tensor: torch.Tensor, count: int) -> torch.Tensor:
     """The first rows of a tensor; the tensor itself for all rows, since a view takes time."""
-    return tensor if len(tensor) == count else tensor[:count]
+    return tensor if tensor.shape[0] == count else tensor[:count]
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardInputs:
+class ForwardInputs(NamedTuple):
     """One forward pass over T tokens of N rows, row by row.
 
     Attributes:
@@ -52,15 +51,14 @@ class ForwardInputs:
         return self.starts[1:] - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _CpuAndDevice:
+class _CpuAndDevice(NamedTuple):
     """Numbers that vLLM reads on the CPU and on the device."""
 
     cpu: torch.Tensor
     device: torch.Tensor
 
     def first(self, count: int) -> "_CpuAndDevice":
-        return _CpuAndDevice(first_of(self.cpu, count), first_of(self.device, count))
+        return _CpuAndDevice(self.cpu[:count], self.device[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,9 @@ class _GroupTable:
     def slots(self, row: Any, position: Ints) -> Ints:
         """The slot of each position; any slot for a position after the end of the table."""
         size = self.table.block_size
-        column = np.minimum(position // size, self.blocks.shape[1] - 1)
-        return self.blocks[row, column].astype(np.int64) * size + position % size
+        column, offset = np.divmod(position, size)
+        block = self.blocks[row, np.minimum(column, self.blocks.shape[1] - 1)]
+        return np.multiply(block, size, dtype=np.int64) + offset
 
     def of_rows(self, rows: npt.NDArray[np.intp], on_device: torch.Tensor) -> torch.Tensor:
         """The blocks of some rows, int32 [N, W], from vLLM's copy on the device.
@@ -87,7 +86,7 @@ class _GroupTable:
         vLLM copies the table there before the target's forward pass, and no row changes after it.
         """
         count = len(rows)
-        if np.array_equal(rows, np.arange(count)):
+        if (rows == np.arange(count)).all():
             blocks: torch.Tensor = self.table.get_device_tensor(count)
             return blocks
         return self.table.get_device_tensor(int(rows.max()) + 1)[on_device]
@@ -97,13 +96,18 @@ class ForwardInputBuilder:
     """Builds the inputs for the draft model's KV, whose blocks are those of the target.
 
     Args:
-        tables: KV cache group -> vLLM's block table of the batch, of kernel blocks.
+        tables: vLLM's block tables of the batch, of kernel blocks, by KV cache group.
+        gids: the KV cache groups in which a pass needs slots.
         device: where the pass runs.
+
+    Attributes:
+        tables: see above.
     """
 
-    def __init__(self, tables: Mapping[int, Any], device: torch.device) -> None:
+    def __init__(self, tables: Any, gids: Iterable[int], device: torch.device) -> None:
+        self.tables = tables
         self._tables = {
-            gid: _GroupTable(table, table.get_numpy_array()) for gid, table in tables.items()
+            gid: _GroupTable(tables[gid], tables[gid].get_numpy_array()) for gid in gids
         }
         self._device = device
 
@@ -121,10 +125,10 @@ class ForwardInputBuilder:
                 the engine's batch; `None` for a pass that reads none, or drafts. A position after
                 its end gets any token.
         """
-        stops = np.cumsum(length)
-        row = np.repeat(rows, length)
-        position = np.arange(stops[-1]) - np.repeat(stops - length - start, length)
-        starts = np.concatenate([[0], stops]).astype(np.int32)
+        stops, row = length.cumsum(), rows.repeat(length)
+        position = np.arange(stops[-1]) - (stops - length - start).repeat(length)
+        starts = np.zeros(len(rows) + 1, np.int32)
+        starts[1:] = stops
         seq_lens = (start + length).astype(np.int32)
         tokens = np.empty(0, np.int32)
         if token_ids is not None:
@@ -161,35 +165,34 @@ class ForwardInputBuilder:
             return
         rows, first = rows[: counts[0]], first[: counts[0]]
         position = first + np.arange(len(counts))[:, None]
-        furthest = np.maximum.accumulate(first)
         lengths = (position + 1).astype(np.int32)
         begins = np.arange(len(rows) + 1, dtype=np.int32)
+        of_tables = [table.slots(rows, position) for table in self._tables.values()]
         on_device, positions, begins_there, lengths_there, *of_groups = to_device(
-            self._device,
-            rows,
-            position,
-            begins,
-            lengths,
-            *(table.slots(rows, position) for table in self._tables.values()),
+            self._device, rows, position, begins, lengths, *of_tables
         )
         blocks = self._blocks(rows, on_device)
         starts = _CpuAndDevice(torch.from_numpy(begins), begins_there)
-        by_pass = [
-            tensor.unbind()
-            for tensor in (positions, torch.from_numpy(lengths), lengths_there, *of_groups)
-        ]
-        for i, (count, *tensors) in enumerate(zip(counts, *by_pass, strict=True)):
-            at, length, length_there, *slots = (first_of(tensor, count) for tensor in tensors)
+        furthest = np.maximum.accumulate(first).tolist()
+        parts = positions, torch.from_numpy(lengths), lengths_there, *of_groups
+        by_pass = zip(counts, *(part.unbind() for part in parts), strict=True)
+        for i, (count, *of_pass) in enumerate(by_pass):
+            if count < len(rows):
+                rows, starts = rows[:count], starts.first(count + 1)
+                blocks = {gid: of_group[:count] for gid, of_group in blocks.items()}
+            if count < counts[0]:
+                of_pass = [tensor[:count] for tensor in of_pass]
+            at, length, length_there, *slots = of_pass
             yield self._inputs(
-                rows[:count],
+                rows,
                 position[i, :count],
                 at,
                 dict(zip(self._tables, slots, strict=True)),
-                {gid: first_of(of_group, count) for gid, of_group in blocks.items()},
-                starts.first(count + 1),
+                blocks,
+                starts,
                 _CpuAndDevice(length, length_there),
                 1,
-                int(furthest[count - 1]) + i + 1,
+                furthest[count - 1] + i + 1,
                 on_device[:0],
             )
 

@@ -95,7 +95,7 @@ class PagedBlockHead(PagedHead):
         newest = tokens[begin] = inputs.tokens[begin]
         causal = self._loaded.dflash_causal
         metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
-        states, _ = self._forward(tokens, replace(inputs, metadata=metadata))
+        states, _ = self._forward(tokens, inputs._replace(metadata=metadata))
         k = batch.k[rows]
         stops = np.cumsum(k)
         first = np.cumsum(length) - length + self._first
@@ -140,12 +140,7 @@ class PagedBlockHead(PagedHead):
         return batch.select(rows).truncate(tokens.tolist(), None if q is None else list(q))
 
     def _call_model(
-        self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
+        self, read: dict[str, torch.Tensor], inputs: ForwardInputs, recurrent: torch.Tensor | None
     ) -> ForwardOutputs:
-        loaded = self._loaded
-        output: torch.Tensor = loaded.model(
-            input_ids=loaded.input_ids[:padded],
-            positions=loaded.positions[:padded],
-            inputs_embeds=None,
-        )
+        output: torch.Tensor = self._loaded.model(**read, inputs_embeds=None)
         return output, output

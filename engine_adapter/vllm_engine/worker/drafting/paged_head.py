@@ -211,10 +211,7 @@ class PagedHead(PagedDraftModel):
             gid: ledger.block_ends(blocks[gid], stop, batch.token_ids, batch.rows)
             for gid, ledger in self._kv.ledgers.items()
         }
-        # In each group the last of the conflicting rows does not wait, so one row never waits.
-        waits = np.zeros(len(batch.rows), np.bool_)
-        for gid, ledger in self._kv.ledgers.items():
-            waits |= ledger.must_wait(ends[gid], len(batch.rows))
+        waits = self._waits(ends, len(batch.rows))
         if waits.any():
             drafts = DraftCollector(len(batch.rows))
             for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
@@ -223,7 +220,20 @@ class PagedHead(PagedDraftModel):
             return drafts.collect()
         rewritten = self._rewrite_stale_ends(batch, blocks, stop, ends)
         drafted = super()._draft(batch, blocks, stop)
+        if not rewritten:
+            return drafted
         return replace(drafted, catchup_tokens=drafted.catchup_tokens + rewritten)
+
+    def _waits(self, ends: Mapping[int, BlockEnds], num_rows: int) -> Bools:
+        """Rows that must wait for another one in any group, bool [R]: see `must_wait`.
+
+        In each group the last of the conflicting rows does not wait, so one row never waits.
+        """
+        waits = np.zeros(num_rows, np.bool_)
+        if num_rows > 1:
+            for gid, ledger in self._kv.ledgers.items():
+                waits |= ledger.must_wait(ends[gid], num_rows)
+        return waits
 
     def _known_length(self, batch: DraftBatch) -> Ints:
         """The positions whose next token is known; in the middle of a prompt, all of them."""
@@ -261,19 +271,20 @@ class PagedHead(PagedDraftModel):
             ledger.record(ends[gid])
         return len(positions)
 
+    def _first_uncached(self, batch: DraftBatch, missing: Ints) -> Ints:
+        """`missing`: the KV of drafts was written with the head's own states."""
+        return missing
+
     def _record_drafted(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
-        """Nothing: the KV was written with the head's own states."""
+        """Nothing: see `_first_uncached`."""
 
     def _call_model(
-        self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
+        self, read: dict[str, torch.Tensor], inputs: ForwardInputs, recurrent: torch.Tensor | None
     ) -> ForwardOutputs:
-        loaded = self._loaded
+        loaded, padded = self._loaded, read["input_ids"].shape[0]
         states = self._read_states(inputs) if recurrent is None else recurrent
-        loaded.hidden_states[: len(inputs.position)] = states
         outputs = loaded.model(
-            input_ids=loaded.input_ids[:padded],
-            positions=loaded.positions[:padded],
-            hidden_states=loaded.hidden_states[:padded],
+            **read, hidden_states=loaded.placed(loaded.hidden_states, states, padded)
         )
         # Most MTP layers read the states that their logits come from.
         return outputs if isinstance(outputs, tuple) else (outputs, outputs)

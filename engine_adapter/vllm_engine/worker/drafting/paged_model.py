@@ -63,6 +63,7 @@ class PagedDraftModel:
         self._drafted: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
         self._kv = self._new_groups({}, 0)
         self._kv_bytes = 0
+        self._builder: ForwardInputBuilder | None = None
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
     def _create_loaded(self, *args: Any) -> LoadedDraft | AnyHead:
@@ -80,6 +81,7 @@ class PagedDraftModel:
         groups = kv_cache_config.kv_cache_groups
         sizes = {gid: groups[gid].kv_cache_spec.block_size for gid in self._loaded.kv_cache_gids}
         self._kv = self._new_groups(sizes, kv_cache_config.num_blocks)
+        self._builder = None
         with_kv = self._loaded.layers_with_kv
         self._kv_bytes = kv_cache_config.num_blocks * sum(
             group.kv_cache_spec.page_size_bytes * len(with_kv.intersection(group.layer_names))
@@ -152,7 +154,8 @@ class PagedDraftModel:
         last = self._prefill_missing(batch, start, stop)
         self._kv.mark_valid(blocks, stop)
         caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
-        return replace(self._decode_drafts(batch, stop, last), catchup_tokens=caught_up)
+        drafts = self._decode_drafts(batch, stop, last)
+        return replace(drafts, catchup_tokens=caught_up) if caught_up else drafts
 
     def _known_length(self, batch: DraftBatch) -> Ints:
         """How many positions of each row the model can run: int64 [R]."""
@@ -197,15 +200,15 @@ class PagedDraftModel:
 
     def _decode_drafts(self, batch: DraftBatch, stop: Ints, last: ForwardOutputs) -> Drafts:
         """Drafts up to k tokens of each row, one for each pass that the row is in."""
-        order = np.argsort(-batch.k, kind="stable")  # rows with more drafts come first
+        order = (-batch.k).argsort(kind="stable")  # rows with more drafts come first
         counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
         drafts: list[list[int]] = [[] for _ in batch.rows]
         probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
             return Drafts(drafts)
-        (output, recurrent), newest = last, torch.empty(0)
-        if not np.array_equal(order[: counts[0]], np.arange(len(order))):
-            output, recurrent = gather(last, *to_device(self._device, order[: counts[0]]))
+        first, (output, recurrent) = order[: counts[0]], last
+        if len(first) < len(order) or (first != np.arange(len(first))).any():
+            output, recurrent = gather(last, *to_device(self._device, first))
         sampling, shape = batch.sampling, (counts[0], len(counts))
         samples = sampling is not None and sampling.samples
         q = torch.empty(*shape, self._vocab_size if samples else 0, device=self._device)
@@ -216,8 +219,8 @@ class PagedDraftModel:
                 kept, inputs = passes.next()
                 if inputs is None:
                     break
-                newest, recurrent = taken(newest, kept), taken(recurrent, kept)
-                output, recurrent = self._forward(newest, inputs, recurrent)
+                before, recurrent = taken(drawn[-1][1], kept), taken(recurrent, kept)
+                output, recurrent = self._forward(before, inputs, recurrent)
             logits, at = self._logits(output), passes.at
             if sampling is None:
                 newest = logits.argmax(dim=-1)
@@ -250,9 +253,12 @@ class PagedDraftModel:
         """
         loaded, total = self._loaded, len(inputs.position)
         by_layer = loaded.attention_metadata(inputs.metadata)
-        mode, padded, across_dp = loaded._determine_batch_execution_and_padding(total)
-        loaded.input_ids[:total] = self._input_ids(tokens)
-        loaded.positions[:total] = inputs.positions
+        mode, padded, across_dp = loaded.execution(total)
+        ids = tokens if self._vocabulary is None else self._vocabulary.inputs(tokens)
+        read = {
+            "input_ids": loaded.placed(loaded.input_ids, ids, padded),
+            "positions": loaded.placed(loaded.positions, inputs.positions, padded),
+        }
         with compat.set_forward_context(
             by_layer,
             loaded.vllm_config,
@@ -261,25 +267,16 @@ class PagedDraftModel:
             cudagraph_runtime_mode=mode,
             slot_mapping=loaded.slot_mapping(padded, inputs.slots),
         ):
-            output, recurrent = self._call_model(padded, inputs, recurrent)
+            output, recurrent = self._call_model(read, inputs, recurrent)
         if padded == total:
             return output, recurrent
         return output[:total], recurrent[:total]
 
-    def _input_ids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the model reads for the target's tokens, int [T]."""
-        return tokens if self._vocabulary is None else self._vocabulary.inputs(tokens)
-
     def _call_model(
-        self, padded: int, inputs: ForwardInputs, recurrent: torch.Tensor | None
+        self, read: dict[str, torch.Tensor], inputs: ForwardInputs, recurrent: torch.Tensor | None
     ) -> ForwardOutputs:
-        """Calls the model on the first `padded` entries of its input buffers."""
-        loaded = self._loaded
-        hidden: torch.Tensor = loaded.model(
-            input_ids=loaded.input_ids[:padded],
-            positions=loaded.positions[:padded],
-            inputs_embeds=None,
-        )
+        """Calls the model; `read`: the padded tokens and positions. See `_forward`."""
+        hidden: torch.Tensor = self._loaded.model(**read, inputs_embeds=None)
         return hidden, hidden
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -293,7 +290,9 @@ class PagedDraftModel:
 
     def _input_builder(self) -> ForwardInputBuilder:
         tables = self._runner.input_batch.block_table
-        return ForwardInputBuilder({gid: tables[gid] for gid in self._slot_gids()}, self._device)
+        if self._builder is None or self._builder.tables is not tables:
+            self._builder = ForwardInputBuilder(tables, self._slot_gids(), self._device)
+        return self._builder
 
     def _slot_gids(self) -> Iterable[int]:
         """The KV cache groups in which a forward pass needs slots."""

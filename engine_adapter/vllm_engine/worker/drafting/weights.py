@@ -33,6 +33,8 @@ class NamedDraft:
         self.prefix = layer_prefix(spec)
         self._sizes: dict[str, int] = {}
         self._slot_buffers: dict[int, torch.Tensor] = {}
+        alone = vllm_config.parallel_config.data_parallel_size == 1
+        self._is_eager: bool = alone and vllm_config.model_config.enforce_eager
         arguments = (draft_vllm_config(spec, vllm_config), *device_and_runner)
         super().__init__(*arguments)
 
@@ -136,9 +138,21 @@ class NamedDraft:
     def _get_slot_mapping(
         self, num_tokens: int, slot_mapping: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """The slots of a dummy run, in the buffers that the passes use: no token has one."""
+        """The slots of a dummy run, in the buffers that graphs read: no token has one."""
         slots = {gid: buffer[:0] for gid, buffer in self._slot_buffers.items()}
         return self.slot_mapping(num_tokens, slots)
+
+    def execution(self, total: int) -> tuple[Any, int, torch.Tensor | None]:
+        """How a pass of `total` tokens runs: vLLM's mode of graphs, its tokens with padding, and
+        those of each data-parallel rank.
+
+        vLLM's own answer, without its search for a graph where there can be none.
+        """
+        if self._is_eager:
+            return compat.CUDAGraphMode.NONE, total, None
+        found: tuple[Any, int, torch.Tensor | None]
+        found = self._determine_batch_execution_and_padding(total)
+        return found
 
     def attention_metadata(self, common: Mapping[int, Any]) -> dict[str, Any]:
         """Layer -> its attention metadata; `common` is vLLM's, by KV cache group."""
@@ -149,22 +163,39 @@ class NamedDraft:
         return by_layer
 
     def slot_mapping(self, padded: int, slots: Mapping[int, torch.Tensor]) -> dict[str, Any]:
-        """Layer -> the slots of a pass in a buffer that keeps its address, as graphs need it.
+        """Layer -> the slots of a pass, placed like its other inputs: see `placed`.
 
         Args:
             padded: tokens of the pass with padding, which gets no slot.
             slots: KV cache group -> int64 [T].
         """
+        by_group = {}
         for gid, buffer in self._slot_buffers.items():
-            used = len(slots[gid])
-            buffer[:used] = slots[gid]
+            used = slots[gid].shape[0]
+            by_group[gid] = self.placed(buffer, slots[gid], padded)
             if used < padded:
-                buffer[used:padded] = -1  # vLLM's mark of a token without a slot
+                by_group[gid][used:] = -1  # vLLM's mark of a token without a slot
         return {
-            name: self._slot_buffers[group.kv_cache_group_id][:padded]
+            name: by_group[group.kv_cache_group_id]
             for group in self.draft_attn_groups
             for name in group.layer_names
         }
+
+    def placed(self, buffer: torch.Tensor, values: torch.Tensor, padded: int) -> torch.Tensor:
+        """An input of a pass, with padding, where the model reads it: [padded, ...].
+
+        A CUDA graph reads one address, and compiled code was made for vLLM's buffers, so the values
+        are copied there. A model that runs eagerly reads them where they are, and may overwrite
+        them: nothing may read them after the pass.
+
+        Args:
+            buffer: [`padded` or more, ...], vLLM's, of the dtype that the model reads.
+            values: [T, ...].
+        """
+        if self._is_eager and values.shape[0] == padded:
+            return values.to(buffer.dtype)
+        buffer[: values.shape[0]] = values
+        return buffer[:padded]
 
     def _create_draft_vllm_config(self) -> Any:
         """vLLM's, with the draft's own sliding window instead of the target's.

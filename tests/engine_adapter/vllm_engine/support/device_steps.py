@@ -81,6 +81,8 @@ class DeviceLoaded(ToyLoaded):
     hidden_size = HIDDEN
     dtype = torch.float32
     slot_mapping = NamedDraft.slot_mapping
+    placed = NamedDraft.placed
+    _is_eager = False
 
     def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
         super().__init__(spec, vllm_config, device, runner)
@@ -98,7 +100,7 @@ class DeviceLoaded(ToyLoaded):
         """vLLM's part."""
         return {}
 
-    def _determine_batch_execution_and_padding(self, total: int) -> tuple[None, int, None]:
+    def execution(self, total: int) -> tuple[None, int, None]:
         return None, total, None
 
 

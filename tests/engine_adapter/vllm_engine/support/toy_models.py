@@ -135,7 +135,8 @@ class ToyForward(ABC):
         self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         given = tokens.tolist()
-        tokens = self._input_ids(tokens)  # type: ignore[attr-defined]
+        if (vocabulary := self._vocabulary) is not None:  # type: ignore[attr-defined]
+            tokens = vocabulary.inputs(tokens)
         total, metadata = len(tokens), inputs.metadata[0]
         position = inputs.positions.numpy()
         assert 0 < total <= self._max_num_tokens

@@ -24,7 +24,7 @@ def builder() -> ForwardInputBuilder:
         get_numpy_array=lambda: TABLE,
         get_device_tensor=lambda num_reqs: torch.from_numpy(TABLE)[:num_reqs],
     )
-    return ForwardInputBuilder({3: table}, torch.device("cpu"))
+    return ForwardInputBuilder({3: table}, [3], torch.device("cpu"))
 
 
 def by_row(inputs: ForwardInputs) -> list[tuple[int, list[int], list[int]]]:

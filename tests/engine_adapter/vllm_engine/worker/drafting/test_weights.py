@@ -66,6 +66,8 @@ class Layer:
 class Loaded:
     """The mixin over the attributes of vLLM's proposer that it reads, without a model."""
 
+    _is_eager = False
+
     def __init__(self, layers: dict[str, Layer]) -> None:
         self.vllm_config = SimpleNamespace(
             compilation_config=SimpleNamespace(static_forward_context=layers)
@@ -134,6 +136,17 @@ def test_slots_are_those_of_the_layers_group_and_padding_has_none(load: Load) ->
     assert mapping["d.1"].tolist() == [3, 4, -1, -1, -1]
     again = draft.slot_mapping(5, {0: torch.tensor([1]), 1: torch.tensor([2])})
     assert again["d.1"].data_ptr() == mapping["d.1"].data_ptr(), "a graph keeps the address"
+
+
+def test_an_eager_model_reads_values_where_they_are_and_padded_ones_in_a_buffer(load: Load) -> None:
+    draft = load({"d.0": Layer()}, ["d.0"])
+    buffer, values = torch.zeros(8, dtype=torch.int32), torch.tensor([5, 6], dtype=torch.int32)
+    assert draft.placed(buffer, values, 2).data_ptr() == buffer.data_ptr(), "a graph reads a buffer"
+    draft._is_eager = True
+    assert draft.placed(buffer, values, 2).data_ptr() == values.data_ptr()
+    ids = draft.placed(buffer, torch.tensor([7, 8]), 2)
+    assert (ids.tolist(), ids.dtype) == ([7, 8], torch.int32), "a draw's tokens are int64"
+    assert draft.placed(buffer, values, 3).tolist() == [5, 6, 0]
 
 
 # -- the window ------------------------------------------------------------------------------
