@@ -176,6 +176,13 @@ class DraftReport:
     fates: list[DraftFate] = field(default_factory=list)
     constraint_times: dict[str, tuple[float, int]] = field(default_factory=dict)
 
+    def add_drafts(self, name: str, seconds: float, tokens: int, catchup: int) -> None:
+        """Counts the drafts that a proposer made for the next step."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.proposed[name] = self.proposed.get(name, 0) + tokens
+        if catchup:
+            self.catchup[name] = self.catchup.get(name, 0) + catchup
+
     def add_work(
         self, name: str, seconds: float, k: npt.NDArray[np.int64], tokens: int, catchup: int
     ) -> None:

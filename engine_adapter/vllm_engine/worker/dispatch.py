@@ -52,8 +52,7 @@ class ProposerDispatch:
         self._quarantined: Set[str] = frozenset()
         self._last_fault: dict[str, str] = {}
         self._report = DraftReport()
-        self._shadows = ShadowDrafts()
-        self._in_shadow = False
+        self._shadows, self._in_shadow = ShadowDrafts(), False
         self._block_sizes: list[int] = []
 
     def bind(self, runner: Any) -> None:
@@ -150,7 +149,6 @@ class ProposerDispatch:
 
         Args:
             plan: which proposers draft, and which only in the shadow.
-            step: what the target did in this step.
 
         Returns:
             The drafts of each row of the batch, `[]` for a row without; and the report.
@@ -184,8 +182,7 @@ class ProposerDispatch:
         self, fallbacks: Mapping[str, SpecMethod], step: TargetStep, merged: DraftCollector
     ) -> None:
         """Drafts with the second proposer of the rows for which nothing of the first is kept."""
-        index = self._runner.input_batch.req_id_to_index
-        empty = merged.empty
+        index, empty = self._runner.input_batch.req_id_to_index, merged.empty
         wanted = {r: method for r, method in fallbacks.items() if empty[index[r]]}
         for name, batch in self._batches_of(wanted, step):
             merged.set(batch.rows, self._measured(name, batch))
@@ -193,13 +190,9 @@ class ProposerDispatch:
 
     def _measured(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts for the next step; the report counts them."""
-        report = self._report
         drafts, seconds = self._timed(name, batch)
-        tokens, catchup = sum(map(len, drafts.tokens)), drafts.catchup_tokens
-        report.seconds[name] = report.seconds.get(name, 0.0) + seconds
-        report.proposed[name] = report.proposed.get(name, 0) + tokens
-        if catchup:
-            report.catchup[name] = report.catchup.get(name, 0) + catchup
+        tokens = sum(map(len, drafts.tokens))
+        self._report.add_drafts(name, seconds, tokens, drafts.catchup_tokens)
         return drafts
 
     def _timed(self, name: str, batch: DraftBatch) -> tuple[Drafts, float]:
@@ -264,27 +257,34 @@ class ProposerDispatch:
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts for each row: none if it fails, or where the context ends."""
-        collected, index = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
         remaining = self._context_length(name) - batch.num_tokens
-        if (remaining < batch.k).any():
-            index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
-            batch = batch.select(index, np.minimum(batch.k, remaining)[index])
-        if index.size and name not in self._quarantined:
-            try:
-                # A shadow's distributions must not replace those of the row's own drafts.
-                batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
-                drafts = self.host.proposers[name].propose(batch)
-                drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
-                drafts = self.sampled_drafts.cut(batch, drafts)
-            except torch.AcceleratorError:
-                raise
-            except Exception as error:
-                self._record_fault(name, error)
-            else:
-                if not self._in_shadow:
-                    self.sampled_drafts.store(name, batch, drafts)
-                collected.set(index, drafts)
+        if (remaining >= batch.k).all():
+            return self._contained(name, batch)
+        index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
+        collected = DraftCollector(len(batch.rows))
+        batch = batch.select(index, np.minimum(batch.k, remaining)[index])
+        collected.set(index, self._contained(name, batch))
         return collected.collect()
+
+    def _contained(self, name: str, batch: DraftBatch) -> Drafts:
+        """A proposer's drafts; none for all rows if it fails, or is quarantined."""
+        nothing = Drafts([[] for _ in batch.rows])
+        if name in self._quarantined or not len(batch.rows):
+            return nothing
+        try:
+            # A shadow's distributions must not replace those of the row's own drafts.
+            batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
+            drafts = self.host.proposers[name].propose(batch)
+            drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
+            drafts = self.sampled_drafts.cut(batch, drafts)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            self._record_fault(name, error)
+            return nothing
+        if not self._in_shadow:
+            self.sampled_drafts.store(name, batch, drafts)
+        return drafts
 
     def _context_length(self, name: str) -> int:
         """How many positions both the engine and the proposer can hold."""
