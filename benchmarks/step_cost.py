@@ -6,8 +6,10 @@ not count waiting for a core, so the figures are valid on a machine that has oth
 OpenMP thread, which is the default here, the stepping thread does all the work.
 
 Columns are CPU milliseconds per step: the median over rounds, and the median of paired differences
-from the first side with its 95 % bootstrap interval. Steps that start requests are left out. Two
-equal processes can differ for as long as they run, so `--starts` starts all of them several times.
+from the first side with its 95 % bootstrap interval; then the same of the part outside the models
+(`step_times`), as if the models of both sides took the same time. Steps that start requests are
+left out. Two equal processes can differ for as long as they run, so `--starts` starts all of them
+several times.
 
 With `--profile` each side is profiled instead: calls per step, and own and cumulative microseconds
 per step, of the functions that draft, verify and count. The profiler adds time to each call, so a
@@ -28,9 +30,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.estimate import paired_difference
 from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_arguments
 from benchmarks.sides import Side, loaded_specs, specs_by_name, supported_sides
+from benchmarks.step_times import ModelTime, StepTime, table_rows
 from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.types import SpecDecodeParams, SpecMethod
@@ -96,22 +98,25 @@ class Stepper:
 
         extra_args, args = _stock(setup) if setup.specs is None else _specgate(setup, setup.specs)
         self._engine: Any = LLMEngine.from_vllm_config(args.create_engine_config())
+        self._model_time = ModelTime(self._engine)
         self._params = SamplingParams(
             temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, extra_args=extra_args
         )
         self._tokenizer: Any = AutoTokenizer.from_pretrained(setup.target)
         self._number = count()
 
-    def run(self, steps: int, streams: int) -> list[float]:
-        """CPU milliseconds of each of `steps` decode steps with `streams` requests."""
-        spent: list[float] = []
+    def run(self, steps: int, streams: int) -> list[StepTime]:
+        """The times of each of `steps` decode steps with `streams` requests."""
+        spent: list[StepTime] = []
         while len(spent) < steps:
             if not self._engine.has_unfinished_requests():
                 self._add_requests(streams)
                 self._engine.step()
+            self._model_time.take_ms()
             began = time.thread_time()
             self._engine.step()
-            spent.append(1e3 * (time.thread_time() - began))
+            total_ms = 1e3 * (time.thread_time() - began)
+            spent.append(StepTime(total_ms, self._model_time.take_ms()))
         return spent
 
     def _add_requests(self, streams: int) -> None:
@@ -178,8 +183,8 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
             for side in supported_sides(plan.sides, method)
         }
         if plan.profile_steps is None:
-            milliseconds = _step_in_turn(setups, plan)
-            for row in table_rows(name, plan.streams, milliseconds):
+            rounds = _step_in_turn(setups, plan)
+            for row in table_rows(name, plan.streams, rounds):
                 print_line(row)
         else:
             for side, setup in setups.items():
@@ -193,26 +198,9 @@ def _loaded(
     return None if side == Side.STOCK else loaded_specs(side, method, specs)
 
 
-def table_rows(
-    method: str, streams: int, milliseconds: Mapping[Side, Sequence[float]]
-) -> Iterator[str]:
-    """A table row for each side.
-
-    Args:
-        method: name of the measured proposer, or `none`.
-        streams: concurrent requests.
-        milliseconds: for each side, CPU time of a step in each round; the first side is the base.
-    """
-    base = next(iter(milliseconds))
-    for side, values in milliseconds.items():
-        added = paired_difference(values, milliseconds[base])
-        shown = "" if side == base else added.text(2, "+")
-        yield f"| `{method}` | {streams} | {side} | {statistics.median(values):.2f} | {shown} |"
-
-
-def _step_in_turn(setups: Mapping[Side, EngineSetup], plan: StepPlan) -> dict[Side, list[float]]:
-    """For each side, the median CPU milliseconds of a step in each round of each start."""
-    medians: dict[Side, list[float]] = {side: [] for side in setups}
+def _step_in_turn(setups: Mapping[Side, EngineSetup], plan: StepPlan) -> dict[Side, list[StepTime]]:
+    """For each side, the median times of a step in each round of each start."""
+    medians: dict[Side, list[StepTime]] = {side: [] for side in setups}
     sides = list(setups)
     for start in range(plan.starts):
         begun = reversed(sides) if start % 2 else sides
@@ -222,7 +210,9 @@ def _step_in_turn(setups: Mapping[Side, EngineSetup], plan: StepPlan) -> dict[Si
             for number in range(plan.rounds):
                 for side in sides if number % 2 else reversed(sides):
                     spent = _step(pipes[side], side, STEPS, plan.streams)
-                    medians[side].append(statistics.median(spent))
+                    medians[side].append(
+                        StepTime(*map(statistics.median, zip(*spent, strict=True)))
+                    )
     return medians
 
 
@@ -242,11 +232,11 @@ def _engines(setups: Mapping[Side, EngineSetup]) -> Iterator[dict[Side, Connecti
             pipe.close()
 
 
-def _step(pipe: Connection, side: Side, steps: int, streams: int) -> list[float]:
+def _step(pipe: Connection, side: Side, steps: int, streams: int) -> list[StepTime]:
     """`Stepper.run` in the side's process."""
     try:
         pipe.send((steps, streams))
-        spent: list[float] = pipe.recv()
+        spent: list[StepTime] = pipe.recv()
     except (EOFError, ConnectionError):
         raise RuntimeError(f"the engine of {side} failed") from None
     return spent

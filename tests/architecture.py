@@ -80,6 +80,7 @@ MAY_IMPORT_ENGINES = (
     "engine_adapter.factory",
     # It steps vLLM's own engine with Specgate's arguments: the seam has no step to call.
     "benchmarks.step_cost",
+    "benchmarks.step_times",
     "benchmarks.step_python",
     "benchmarks.simulation.record",
     # They replay with the fake engine's clock and deltas, before other servers than Specgate's.

@@ -1,4 +1,4 @@
-"""`specgate bench step`: order of the turns, table rows and profiles, without an engine."""
+"""`specgate bench step`: order of the turns and profiles, without an engine."""
 
 import cProfile
 import os
@@ -16,11 +16,12 @@ from benchmarks.step_cost import (
     StepPlan,
     measure_steps,
     profile_rows,
-    table_rows,
 )
+from benchmarks.step_times import StepTime
 from tests.benchmarks.fake_systems import HEADS, NGRAM
 
 STEP_MS = {Side.STOCK: 4.0, Side.ONE: 4.5, Side.ALL: 5.0}
+MODELS_MS = 3.0
 
 
 class FakePipe:
@@ -33,8 +34,8 @@ class FakePipe:
     def send(self, turn: tuple[int, int]) -> None:
         self._turns.append((self._side, *turn))
 
-    def recv(self) -> list[float]:
-        return [STEP_MS[self._side]] * self._turns[-1][1]
+    def recv(self) -> list[StepTime]:
+        return [StepTime(STEP_MS[self._side], MODELS_MS)] * self._turns[-1][1]
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ def printed(plan: StepPlan) -> list[str]:
 def test_sides_take_turns_after_the_warm_up(engines: Any) -> None:
     plan = StepPlan("t", [NGRAM], ["none"], (Side.STOCK, Side.ONE), streams=8, rounds=2)
     assert printed(plan) == [
-        "| `none` | 8 | stock | 4.00 |  |",
-        "| `none` | 8 | one | 4.50 | +0.50 (+0.50 to +0.50) |",
+        "| `none` | 8 | stock | 4.00 |  | 1.00 |  |",
+        "| `none` | 8 | one | 4.50 | +0.50 (+0.50 to +0.50) | 1.50 | +0.50 (+0.50 to +0.50) |",
     ]
     _, turns = engines
     order = [Side.STOCK, Side.ONE]
@@ -76,7 +77,7 @@ def test_sides_take_turns_after_the_warm_up(engines: Any) -> None:
 
 def test_every_second_start_is_in_the_reverse_order(engines: Any) -> None:
     plan = StepPlan("t", [NGRAM], ["none"], (Side.STOCK, Side.ONE), rounds=3, starts=3)
-    assert printed(plan)[1] == "| `none` | 1 | one | 4.50 | +0.50 (+0.50 to +0.50) |"
+    assert printed(plan)[1].startswith("| `none` | 1 | one | 4.50 | +0.50 (+0.50 to +0.50) |")
     started, turns = engines
     order = [Side.STOCK, Side.ONE]
     assert [list(setups) for setups in started] == [order, order[::-1], order]
@@ -111,20 +112,10 @@ def test_an_unknown_method_is_refused_before_anything_starts(engines: Any) -> No
     assert engines[0] == []
 
 
-def test_differences_are_paired_by_round() -> None:
-    rows = list(table_rows("look", 1, {Side.ONE: [1.0, 9.0, 5.0], Side.ALL: [1.5, 9.5, 5.5]}))
-    assert rows == [
-        "| `look` | 1 | one | 5.00 |  |",
-        "| `look` | 1 | all | 5.50 | +0.50 (+0.50 to +0.50) |",
-    ]
-
-
 def test_a_profile_shows_only_functions_that_belong_to_a_step() -> None:
     profiler = cProfile.Profile(lambda: 0.0)
-    profiler.runcall(lambda: list(table_rows("x", 1, {Side.ONE: [1.0]})))
-    rows = list(profile_rows(profiler, steps=2))
-    # A generator counts one call per row and one for its end.
-    assert rows == ["| `step_cost.table_rows` | 1.0 | 0 | 0 |"]
+    profiler.runcall(lambda: [step_cost._loaded(Side.ALL, None, []) for _ in range(4)])
+    assert list(profile_rows(profiler, steps=2)) == ["| `step_cost._loaded` | 2.0 | 0 | 0 |"]
 
 
 def test_an_engine_that_fails_is_named() -> None:
