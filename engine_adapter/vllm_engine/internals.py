@@ -86,7 +86,7 @@ _RUNNER_ATTRIBUTES = (
 _DRAFT_ATTRIBUTES = (
     *("vllm_config", "device", "speculative_config", "draft_model_config"),
     *("_draft_attn_layer_names", "_slot_mapping_buffer", "draft_attn_groups"),
-    "_create_draft_vllm_config",
+    *("_create_draft_vllm_config", "_determine_batch_execution_and_padding"),
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

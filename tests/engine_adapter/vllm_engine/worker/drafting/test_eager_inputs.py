@@ -43,7 +43,8 @@ def drafted(device: PretendDevice, method: str, asks: str, folder: Path) -> list
     drafts = []
     for _ in range(5):
         steps.step()
-        assert not steps._step.draft_report.faults
+        report = steps._step.draft_report
+        assert report and not report.faults
         drafts.append(steps.drafts)
     return drafts
 
