@@ -60,5 +60,5 @@ def test_the_time_in_the_target_and_in_draft_models_is_counted(side: Side) -> No
     core = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
     spent = ModelTime(SimpleNamespace(engine_core=SimpleNamespace(engine_core=core)))
     assert (target.forward(), draft.forward()) == ("states", "states")
-    assert 30 <= spent.take_ms() < 60
+    assert spent.take_ms() >= 30
     assert spent.take_ms() == 0
