@@ -1,7 +1,7 @@
 """The CPU time of an engine step, and of the part in the models; tables of both.
 
 The rest of a step is the work of the engine around its models. Two equal processes can differ in
-speed by ten percent and more for as long as they run, but in both parts alike. So the rest is
+speed for as long as they run, but in both parts alike. So the rest is
 compared per millisecond in the models, which shows small differences after a few starts.
 """
 
@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 from benchmarks.estimate import paired_difference
 from benchmarks.sides import Side
 
-METHODS = ("forward", "compute_logits", "combine_hidden_states")
+METHODS = (
+    *("forward", "compute_logits"),
+    *("combine_hidden_states", "precompute_and_store_context_kv"),
+)
 """What a step calls of a model."""
 
 
@@ -92,7 +95,7 @@ def table_rows(
 def _models(engine: Any) -> Iterator[Any]:
     """The target, and the draft models of Specgate's dispatch or of vLLM's proposer.
 
-    Heads of Medusa and MLP speculators are none: Specgate's are no models of vLLM's.
+    Heads of Medusa and MLP speculators are left out: Specgate has modules of its own for them.
     """
     from engine_adapter.vllm_engine import compat
     from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
@@ -104,5 +107,7 @@ def _models(engine: Any) -> Iterator[Any]:
     if isinstance(drafter, ProposerDispatch):
         for draft in drafter.host.draft_models.values():
             yield draft._loaded.model
-    elif isinstance(drafter, compat.EagleProposer | compat.DraftModelProposer):
+    elif isinstance(
+        drafter, compat.EagleProposer | compat.DraftModelProposer | compat.DFlashProposer
+    ):
         yield drafter.model

@@ -149,6 +149,7 @@ class ProposerDispatch:
 
         Args:
             plan: which proposers draft, and which only in the shadow.
+            step: what the target did in this step.
 
         Returns:
             The drafts of each row of the batch, `[]` for a row without; and the report.
@@ -191,8 +192,7 @@ class ProposerDispatch:
     def _measured(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts for the next step; the report counts them."""
         drafts, seconds = self._timed(name, batch)
-        tokens = sum(map(len, drafts.tokens))
-        self._report.add_drafts(name, seconds, tokens, drafts.catchup_tokens)
+        self._report.add_drafts(name, seconds, sum(map(len, drafts.tokens)), drafts.catchup_tokens)
         return drafts
 
     def _timed(self, name: str, batch: DraftBatch) -> tuple[Drafts, float]:

@@ -10,7 +10,6 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
     Ints,
-    first_of,
 )
 
 ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
@@ -29,8 +28,10 @@ def gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
 
 
 def taken(values: torch.Tensor, part: Part) -> torch.Tensor:
-    """The values of some rows, [N, ...]."""
-    return first_of(values, part.stop) if isinstance(part, slice) else values[part]
+    """The values of some rows, [N, ...]; the tensor itself for all, since a view takes time."""
+    if isinstance(part, slice) and part.stop == values.shape[0]:
+        return values
+    return values[part]
 
 
 def drafts_of_passes(

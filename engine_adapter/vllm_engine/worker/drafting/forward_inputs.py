@@ -14,11 +14,6 @@ from engine_adapter.vllm_engine import compat
 Ints = npt.NDArray[np.int64]
 
 
-def first_of(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """The first rows of a tensor; the tensor itself for all rows, since a view takes time."""
-    return tensor if tensor.shape[0] == count else tensor[:count]
-
-
 class ForwardInputs(NamedTuple):
     """One forward pass over T tokens of N rows, row by row.
 

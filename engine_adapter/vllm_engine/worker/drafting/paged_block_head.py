@@ -19,12 +19,12 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.staging import to_device
-from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs
-from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
+from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Ints
 from engine_adapter.vllm_engine.worker.drafting.head_weights import LoadedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_head import Bools, PagedHead
+from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 
 
 class PagedBlockHead(PagedHead):
@@ -139,8 +139,5 @@ class PagedBlockHead(PagedHead):
                 q[index, depth] = drawn
         return batch.select(rows).truncate(tokens.tolist(), None if q is None else list(q))
 
-    def _call_model(
-        self, read: dict[str, torch.Tensor], inputs: ForwardInputs, recurrent: torch.Tensor | None
-    ) -> ForwardOutputs:
-        output: torch.Tensor = self._loaded.model(**read, inputs_embeds=None)
-        return output, output
+    # Not that of other heads: a block reads no states.
+    _call_model = PagedDraftModel._call_model
