@@ -1,7 +1,7 @@
 """The rules of the source tree, and that each check finds what breaks it.
 
 A file has at most 300 lines, a function at most 40. A docstring with a sentence that begins with
-"Long because" allows 350 and 60.
+"Long because" allows 400 and 60.
 """
 
 from collections.abc import Callable
@@ -279,7 +279,7 @@ def test_a_tree_that_breaks_the_rule_is_found(
 
 
 LIMITS = [
-    (source_style.long_files, 300, 350, '"""Doc.{reason}"""\n', 1),
+    (source_style.long_files, 300, 400, '"""Doc.{reason}"""\n', 1),
     (source_style.long_functions, 40, 60, 'def f():\n    """Doc.{reason}"""\n', 0),
 ]
 
