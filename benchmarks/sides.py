@@ -5,11 +5,13 @@ from enum import StrEnum
 
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.types import NONE
+from engine_adapter.vllm_engine import compat
 
-STOCK_METHODS = frozenset(
-    {"ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa"}
-)
-"""Methods that vLLM 0.32 has too."""
+STOCK_METHODS = frozenset({"ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "dflash"})
+"""Methods that stock vLLM has too."""
+
+STOCK_BEFORE = {"medusa": "0.33"}
+"""Methods that stock vLLM had, each with the release (major.minor) that removed it."""
 
 
 class Side(StrEnum):
@@ -39,8 +41,15 @@ def specs_by_name(
 
 def supported_sides(sides: Sequence[Side], spec: ProposerSpec | None) -> list[Side]:
     """The sides that can run the proposer: stock vLLM does not have every method."""
-    in_stock = spec is None or spec.method in STOCK_METHODS
-    return [side for side in sides if in_stock or side != Side.STOCK]
+    without = set()
+    if spec is not None:
+        if spec.method not in STOCK_METHODS and not _was_in_stock(spec.method):
+            without.add(Side.STOCK)
+    return [side for side in sides if side not in without]
+
+
+def _was_in_stock(method: str) -> bool:
+    return method in STOCK_BEFORE and compat.is_before(STOCK_BEFORE[method])
 
 
 def loaded_specs(

@@ -62,6 +62,7 @@ IN_ALL_PROCESSES = tuple(
     f"{VLLM_ENGINE}.{name}"
     for name in (
         "compat",
+        "defects",
         "grammars",
         "internals",
         "load_progress",
@@ -83,12 +84,14 @@ MAY_IMPORT_ENGINES = (
     "benchmarks.step_times",
     "benchmarks.step_python",
     "benchmarks.simulation.record",
+    # Stock vLLM has other methods in each release.
+    "benchmarks.sides",
     # They replay with the fake engine's clock and deltas, before other servers than Specgate's.
     "benchmarks.gateway.bare_app",
     "benchmarks.gateway.stub_core",
 )
 COMPAT = f"{VLLM_ENGINE}.compat"
-INTERNALS = f"{VLLM_ENGINE}.internals"
+LISTS = (f"{VLLM_ENGINE}.defects", f"{VLLM_ENGINE}.internals")
 PATCHES = f"{VLLM_ENGINE}.patches"
 PUBLIC_VLLM = frozenset(
     {
@@ -197,12 +200,12 @@ def engines_imported_past_the_factory(root: Path) -> list[str]:
 
 
 def private_vllm_outside_compat(root: Path) -> list[str]:
-    """vLLM's names beyond `PUBLIC_VLLM` are only in compat.py, as strings in internals.py, too."""
+    """vLLM's names beyond `PUBLIC_VLLM` are only in compat.py, as strings in `LISTS`, too."""
     named = [i for i in imports(root) if is_in(i.target, "vllm")]
     named += [
         Import(module, node.value, node.lineno, False)
         for module, path in sources(root)
-        if module != INTERNALS
+        if module not in LISTS
         for node in ast.walk(parse(path))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)

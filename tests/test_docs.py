@@ -19,6 +19,7 @@ from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
+from engine_adapter.vllm_engine import compat
 from server.commands.bench import gpu
 from server.commands.bench.load_arguments import make_parser
 from server.control.records import (
@@ -320,3 +321,22 @@ WHOLE: list[Callable[[], Iterable[str]]] = [
 @pytest.mark.parametrize("check", WHOLE, ids=["links", "paths", "places", "blocks"])
 def test_pages_are_sound(check: Callable[[], Iterable[str]]) -> None:
     assert list(check()) == []
+
+
+def test_pages_that_name_releases_of_vllm_name_all_supported_ones() -> None:
+    """Statements about one release, and figures measured on one, are on two pages."""
+    about_one = {"performance.md", "upgrading-vllm.md"}
+    supported = f"vLLM {' and '.join(compat.SUPPORTED)}"
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        page.name: set(re.findall(r"vLLM 0\.\d+(?:(?:, | and )0\.\d+)*", page.read_text()))
+        for page in pages
+        if page.name not in about_one
+    }
+    assert {name: wrong for name, found in named.items() if (wrong := found - {supported})} == {
+        "README.md": {f"vLLM {compat.SUPPORTED[-1]}"},  # what it removed
+        "gpu.md": {f"vLLM {compat.SUPPORTED[0]}"},  # which was read line by line
+    }
+    for name in ("README.md", "models.md", "proposers.md"):
+        assert supported in named[name], name
+    assert supported in (ROOT / "docs" / "upgrading-vllm.md").read_text()

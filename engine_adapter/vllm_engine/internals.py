@@ -1,7 +1,7 @@
 """The internals of vLLM that Specgate overrides, reads, sets and changes, as data.
 
-Read in vLLM 0.32.0. With `compat.NAMES`, everything that a new release can break: it is read from
-top to bottom then (docs/upgrading-vllm.md).
+Read in vLLM 0.32.0 and 0.33.0. With `compat.NAMES`, everything that a new release can break: it is
+read from top to bottom then (docs/upgrading-vllm.md). Long because it is one list.
 """
 
 _RUNNER_HOOKS = (
@@ -163,6 +163,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine:EngineCoreOutput": ("request_id", "kv_transfer_params"),
     "vllm.v1.metrics.stats:SchedulerStats": ("kv_connector_stats",),
     "current_platform": ("ray_device_key",),
+    "envs": ("environment_variables", "VLLM_USE_V2_MODEL_RUNNER"),
     "ray_executor_v2": ("RayWorkerProc", "ray"),
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
@@ -261,3 +262,47 @@ PATCHES = {
     "draft model's configuration",
 }
 """Function of `patches` -> the object of vLLM's that it changes."""
+
+PATCHED_CODE = (
+    "vllm.config.speculative:SpeculativeConfig.__post_init__",
+    "vllm.distributed.parallel_state:get_tp_group",
+    "vllm.platforms.interface:Platform.ray_device_key",
+    "vllm.v1.engine.core:EngineCore.preprocess_add_request",
+    "vllm.v1.engine.core:EngineCoreProc._handle_client_request",
+    "vllm.v1.engine.input_processor:InputProcessor._validate_params",
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+    "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+    "vllm.v1.executor.ray_executor_v2:RayExecutorV2._init_executor",
+    "vllm.v1.structured_output.backend_guidance:GuidanceBackend.compile_grammar",
+    "vllm.v1.structured_output:StructuredOutputManager.grammar_init",
+    "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
+)
+"""Code, "module:name", that patches replace or that reads what they change.
+
+`defects.DEFECTS` has that of the repairs.
+"""
+
+CONFIGURATIONS = {
+    "cache_config": "vllm.config.cache:CacheConfig",
+    "compilation_config": "vllm.config.compilation:CompilationConfig",
+    "kv_cache_config": "vllm.v1.kv_cache_interface:KVCacheConfig",
+    "lora_config": "vllm.config.lora:LoRAConfig",
+    "model_config": "vllm.config.model:ModelConfig",
+    "parallel_config": "vllm.config.parallel:ParallelConfig",
+    "scheduler_config": "vllm.config.scheduler:SchedulerConfig",
+    "speculative_config": "vllm.config.speculative:SpeculativeConfig",
+    "structured_outputs_config": "vllm.config.structured_outputs:StructuredOutputsConfig",
+    "vllm_config": "vllm.config.vllm:VllmConfig",
+}
+"""The names under which the code has vLLM's configurations, each with its class."""
+
+MESSAGES = {
+    "No common block size": "vllm.v1.worker.utils",
+    "min_p and logit_bias parameters won't work with speculative decoding.": (
+        "vllm.v1.sample.logits_processor"
+    ),
+    "Unexpected: grammar rejected tokens": "vllm.v1.core.sched.scheduler",
+    "Unexpected: grammar terminated or rejected draft": "vllm.v1.structured_output",
+    "Failed to compile grammar": "vllm.v1.structured_output",
+}
+"""vLLM's messages whose text decides something, each with its module."""

@@ -103,7 +103,7 @@ def _delta(piece: Piece) -> dict[str, Any]:
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """The name that most clients read, and the one that vLLM 0.32 sends."""
+    """The name that most clients read, and the one that vLLM sends."""
     return {"reasoning_content": text, "reasoning": text}
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.sides import Side, loaded_specs, specs_by_name, supported_sides
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.vllm_engine import compat
 from tests.benchmarks.fake_systems import HEADS, NGRAM
 
 CASCADE = ProposerSpec("both", "cascade", 5, None, {"members": ["look", "heads"]})
@@ -27,6 +28,15 @@ def test_stock_vllm_is_a_side_only_of_methods_that_it_has() -> None:
     every = tuple(Side)
     assert supported_sides(every, NGRAM) == supported_sides(every, None) == list(Side)
     assert supported_sides(every, HEADS) == supported_sides(every, CASCADE) == ["one", "all"]
+
+
+@pytest.mark.parametrize(("version", "has_it"), [("0.32.0", True), ("0.33.0+cpu", False)])
+def test_medusa_is_compared_with_a_stock_vllm_that_still_has_it(
+    monkeypatch: pytest.MonkeyPatch, version: str, has_it: bool
+) -> None:
+    monkeypatch.setattr(compat, "installed_version", lambda: version)
+    medusa = ProposerSpec("medusa", "medusa", 4, "folder", {})
+    assert (Side.STOCK in supported_sides(tuple(Side), medusa)) is has_it
 
 
 def test_one_loads_the_proposer_with_its_members_and_all_loads_everything() -> None:

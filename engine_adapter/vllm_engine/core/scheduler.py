@@ -123,6 +123,10 @@ class SchedulerHooks:
         for output in outputs if self._failures else ():
             if (failure := self._failures.get(output.request_id)) is not None:
                 output.kv_transfer_params = {**(output.kv_transfer_params or {}), FAILURE: failure}
+                if getattr(output, "error", None) is not None:
+                    # With it, vLLM 0.33 raises a text of its own in the gateway, and no output
+                    # brings the failure there.
+                    output.error = None
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's statistics, with the step's report in the field of a KV connector's.

@@ -123,7 +123,8 @@ class VllmParsing:
     @property
     def needs_special_tokens(self) -> bool:
         """See `Parsing.needs_special_tokens`."""
-        return self._marks_are_special or not self._body.skip_special_tokens
+        # A parser sets it to false; unset, it is `None` in vLLM 0.33 and true before.
+        return self._marks_are_special or self._body.skip_special_tokens is False
 
     def new_parser(self) -> "VllmParser":
         """See `Parsing.new_parser`."""

@@ -59,7 +59,7 @@ def check_libraries() -> str:
             breaks the import of transformers.
     """
     version = compat.installed_version()
-    supported = " and ".join(f"{release}.*" for release in compat.SUPPORTED)
+    supported = " or ".join(f"{release}.*" for release in compat.SUPPORTED)
     if version is None:
         raise EngineConfigError(
             "engine",
@@ -246,8 +246,7 @@ def _check_layers(model_config: Any, known: Set[str]) -> None:
     if model_config.model_type in UNLOADABLE:
         raise EngineConfigError(
             "model",
-            f"{model_config.model_type} has weights that vLLM {compat.SUPPORTED[-1]} cannot load: "
-            "choose another model",
+            f"{model_config.model_type} has weights that vLLM cannot load: choose another model",
         )
     if others := sorted(_kinds(model_config.get_text_config()) - known):
         raise EngineConfigError(

@@ -15,7 +15,7 @@ BACKEND = "distributed_executor_backend"
 """vLLM's argument that chooses an executor."""
 
 _OLD_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
-"""vLLM's variable that can choose the executor over compiled graphs."""
+"""The variable with which vLLM 0.32 can be asked for its executor over compiled graphs."""
 
 
 def uses_ray(arguments: Mapping[str, Any]) -> bool:
@@ -38,7 +38,8 @@ def executor(config: EngineConfig) -> str:
         )
     if find_spec("ray") is None:
         raise EngineConfigError(BACKEND, "ray is not installed; install specgate[ray]")
-    if os.environ.get(_OLD_EXECUTOR, "1") != "1":
+    is_read = _OLD_EXECUTOR in compat.envs.environment_variables
+    if is_read and os.environ.get(_OLD_EXECUTOR, "1") != "1":
         raise EngineConfigError(
             BACKEND, f"{_OLD_EXECUTOR} must be 1: the executor over compiled graphs is not proven"
         )

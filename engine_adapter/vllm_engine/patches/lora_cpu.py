@@ -16,6 +16,8 @@ def patch_lora_masking() -> None:
 
     Otherwise, in a batch of rows with and without an adapter, every row runs with one.
     """
+    if not compat.has_defect("lora_without_adapter"):
+        return
     for name in _EXPAND_OPERATIONS:
         operation = getattr(compat.lora_ops, name)
         if not hasattr(operation, "__wrapped__"):

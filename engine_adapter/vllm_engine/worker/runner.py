@@ -1,6 +1,6 @@
 """The model runner: vLLM's V1 runners with Specgate's hooks.
 
-One step, in the order in which vLLM 0.32 calls the hooks (`EngineCore.step`, then `post_step`):
+One step, in the order in which vLLM calls the hooks (`EngineCore.step`, then `post_step`):
 
     core    SpecgateScheduler.schedule              PLAN    proposer and k of each row
     worker  RunnerHooks._update_states              dispatch: ended requests, changed KV blocks

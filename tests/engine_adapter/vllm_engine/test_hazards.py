@@ -1,4 +1,4 @@
-"""Known defects of vLLM 0.32, each with a test that Specgate does not have it."""
+"""Known defects of vLLM, each with a test that Specgate does not have it."""
 
 import asyncio
 import json

@@ -31,10 +31,11 @@ class DraftConfig(compat.SpeculativeConfig):
         """
 
     @staticmethod
-    def compose_draft_hf_overrides(target_hf_overrides: Any) -> Any:
+    def compose_draft_hf_overrides(target_hf_overrides: Any, *_: Any, **__: Any) -> Any:
         """How a draft model's configuration is changed: as the target's, if that is a function.
 
-        vLLM adds a change that takes a model whose type can have MTP layers for these layers.
+        vLLM adds a change that takes a model whose type can have MTP layers for these layers, and
+        0.33 passes its options.
         This one is called only while vLLM's class has the name of this one, see
         `patch_speculative_config`: heads need vLLM's.
         """

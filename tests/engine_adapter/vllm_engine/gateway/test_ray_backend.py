@@ -20,12 +20,13 @@ from engine_adapter.vllm_engine.gateway.ray_backend import BACKEND, executor, tr
 from tests.server.gateway import eventually
 
 OURS = "engine_adapter.vllm_engine.core.ray_executor.CPURayExecutor"
+OLD_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 
 
 @pytest.fixture(autouse=True)
 def ray_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_backend, "find_spec", lambda name: object())
-    monkeypatch.delenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", raising=False)
+    monkeypatch.delenv(OLD_EXECUTOR, raising=False)
 
 
 @pytest.mark.parametrize(("is_cpu", "expected"), [(True, OURS), (False, "ray")])
@@ -44,10 +45,26 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.setting == BACKEND
 
 
+def vllm_reads(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Pretends that vLLM reads these environment variables."""
+    envs = SimpleNamespace(environment_variables=dict.fromkeys(names))
+    monkeypatch.setitem(vars(compat), "envs", envs)
+
+
 def test_the_executor_over_compiled_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    vllm_reads(monkeypatch, OLD_EXECUTOR)
+    monkeypatch.setenv(OLD_EXECUTOR, "0")
     with pytest.raises(EngineConfigError, match="VLLM_USE_RAY_V2_EXECUTOR_BACKEND must be 1"):
         executor(config())
+
+
+def test_a_variable_that_vllm_no_longer_reads_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vllm_reads(monkeypatch)
+    monkeypatch.setenv(OLD_EXECUTOR, "0")
+    monkeypatch.setitem(vars(compat), "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    assert executor(config()) == OURS
 
 
 def test_several_engines_are_refused() -> None:

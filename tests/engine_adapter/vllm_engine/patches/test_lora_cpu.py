@@ -29,6 +29,19 @@ def test_rows_without_an_adapter_stay_as_they_were() -> None:
             torch.testing.assert_close(output[row], weights[slot, 0] @ inputs[row])
 
 
+def test_vllms_own_operation_has_the_defect() -> None:
+    """In a release that mends it, `DEFECTS` names the release."""
+    from engine_adapter.vllm_engine import compat
+
+    for name in ("bgmv_expand", "bgmv_expand_slice"):
+        operation = getattr(compat.lora_ops, name)
+        own = getattr(operation, "__wrapped__", operation)
+        output, slots = torch.zeros(1, WIDTH), torch.tensor([-1])
+        where = (0, WIDTH) if name == "bgmv_expand_slice" else ()
+        own(torch.ones(1, RANK), torch.ones(SLOTS, 1, WIDTH, RANK), output, slots, *where, True)
+        assert bool(output.any()) is compat.has_defect("lora_without_adapter"), name
+
+
 def test_the_same_holds_where_rows_come_in_sequences() -> None:
     from engine_adapter.vllm_engine import compat
 

@@ -19,6 +19,10 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Any:
     kernel = compat.RotaryEmbedding.forward_cpu
     monkeypatch.setattr(compat.RotaryEmbedding, "forward_cpu", kernel)  # restored after the test
     patch_rotary_embedding()
+    return new_layer()
+
+
+def new_layer() -> Any:
     config = import_module("vllm.config")
     with config.set_current_vllm_config(config.VllmConfig()):
         return compat.RotaryEmbedding(SIZE, SIZE, 64, 10000.0, True, torch.float32)
@@ -42,3 +46,11 @@ def test_each_head_is_turned_by_its_tokens_position(
             continue
         assert made.shape == shape.shape
         torch.testing.assert_close(made.reshape(right.shape), right)
+
+
+def test_vllms_own_kernel_has_the_defect() -> None:
+    """If it no longer has, the patch can go: see `DEFECTS`."""
+    layer, query = new_layer(), torch.randn(TOKENS, HEADS, SIZE)
+    wanted, _ = layer.forward_native(torch.arange(TOKENS), query.clone(), None)
+    got, _ = layer.forward_cpu(torch.arange(TOKENS), query.clone())
+    assert torch.allclose(got, wanted) is not compat.has_defect("rotary_heads")

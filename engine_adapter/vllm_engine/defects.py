@@ -1,0 +1,210 @@
+"""Defects of vLLM that Specgate works around, as data.
+
+A new release is compared with this table (docs/upgrading-vllm.md): a defect that it mends gets its
+release, the repair then runs only before it, and is deleted when no supported release needs it.
+"""
+
+from dataclasses import dataclass
+
+_PULL = "https://github.com/vllm-project/vllm/pull/"
+_ISSUE = "https://github.com/vllm-project/vllm/issues/"
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """A defect of vLLM.
+
+    Attributes:
+        effect: what vLLM does.
+        code: vLLM's code that does it, "module:name".
+        repair: our code, "file:name" below engine_adapter/vllm_engine.
+        test: a test of what users see, "file::name" below tests/engine_adapter/vllm_engine. It
+            fails without the repair.
+        watch: the same, of a test that fails when vLLM is mended; empty if there is none.
+        upstream: an issue or a pull request; empty if none is known.
+        mended_in: the first release (major.minor) without the defect.
+    """
+
+    effect: str
+    code: tuple[str, ...]
+    repair: str
+    test: str
+    watch: str = ""
+    upstream: str = ""
+    mended_in: str = ""
+
+
+DEFECTS = {
+    "lora_without_adapter": Defect(
+        "on CPU, a row without an adapter gets the product of the last one",
+        (
+            "vllm.lora.ops.torch_ops.lora_ops:bgmv_expand",
+            "vllm.lora.ops.torch_ops.lora_ops:bgmv_expand_slice",
+        ),
+        "patches/lora_cpu.py:patch_lora_masking",
+        "patches/test_lora_cpu.py::test_rows_without_an_adapter_stay_as_they_were",
+        watch="patches/test_lora_cpu.py::test_vllms_own_operation_has_the_defect",
+        upstream=_PULL + "48421",
+        mended_in="0.33",
+    ),
+    "gated_delta_short_rows": Defect(
+        "on CPU, the convolution of a gated delta network takes a row with fewer drafts than a row "
+        "can have for one with all of them",
+        ("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",),
+        "patches/recurrent_layers.py:verify_gated_delta",
+        "patches/test_recurrent_layers.py::test_a_gated_delta_layer_follows_accepted_drafts",
+        watch="patches/test_recurrent_layers.py::test_vllms_own_gated_delta_layer_has_the_defect",
+        mended_in="0.33",
+    ),
+    "mamba_2_drafts": Defect(
+        "on CPU, Mamba 2 continues from a state that does not follow the accepted drafts",
+        (
+            "vllm.model_executor.layers.mamba.ops.cpu.causal_conv1d:causal_conv1d_update_cpu",
+            "vllm.model_executor.layers.mamba.ops.ssu_dispatch:CPUSSUBackend",
+        ),
+        "patches/recurrent_layers.py:update_states",
+        "patches/test_recurrent_layers.py::test_the_recurrence_follows_accepted_drafts",
+    ),
+    "short_convolution_drafts": Defect(
+        "on CPU, short convolutions have no rows with drafts",
+        ("vllm.model_executor.layers.mamba.short_conv:ShortConv.forward_native",),
+        "patches/recurrent_layers.py:update_convolution",
+        "patches/test_recurrent_layers.py::test_a_state_follows_accepted_drafts",
+    ),
+    "recomputed_rows_as_drafts": Defect(
+        "a row that computes a few tokens again after a preemption is taken for one with drafts",
+        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata",),
+        "worker/recurrent.py:RecurrentStateHooks._recomputed_as_prompt",
+        "worker/test_recurrent.py::"
+        "test_tokens_that_a_resumed_request_computes_again_count_as_its_prompt",
+    ),
+    "rotary_heads": Defect(
+        "on CPU, queries and keys that are split into heads are rotated by wrong positions",
+        ("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_cpu",),
+        "patches/rotary_embedding.py:patch_rotary_embedding",
+        "patches/test_rotary_embedding.py::test_each_head_is_turned_by_its_tokens_position",
+        watch="patches/test_rotary_embedding.py::test_vllms_own_kernel_has_the_defect",
+    ),
+    "context_norms": Defect(
+        "on CPU, the keys of a DFlash head's context have the first layer's norm in every layer",
+        ("vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model._normalize_context_k",),
+        "patches/dflash_norms.py:patch_context_norms",
+        "patches/test_dflash_norms.py::test_each_layer_has_its_own_weights",
+        watch="patches/test_dflash_norms.py::test_vllms_own_kernel_has_the_defect",
+    ),
+    "causal_blocks": Defect(
+        "`sliding_window_non_causal` of a head in the format of speculators makes the layers of "
+        "full attention causal",
+        ("vllm.transformers_utils.configs.speculators.algos:update_dflash",),
+        "worker/drafting/draft_config.py:_make_blocks_non_causal",
+        "worker/drafting/test_draft_config.py::"
+        "test_blocks_of_a_head_in_the_format_of_speculators_are_not_causal",
+        upstream=_PULL + "56692",
+    ),
+    "head_by_path": Defect(
+        'a model is taken for a head if its path has a word such as "eagle3"',
+        ("vllm.config.speculative:SpeculativeConfig.__post_init__",),
+        "worker/drafting/draft_config.py:DraftConfig.__setattr__",
+        "worker/drafting/test_draft_config.py::"
+        "test_a_word_in_the_path_makes_no_head_of_a_draft_model",
+    ),
+    "padded_vocabulary": Defect(
+        "a draft model whose vocabulary is padded to another size is refused",
+        ("vllm.config.speculative:SpeculativeConfig.verify_equal_vocab_size_if_draft_model",),
+        "worker/drafting/draft_config.py:DraftConfig.verify_equal_vocab_size_if_draft_model",
+        "test_hazards.py::test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer",
+        upstream=_PULL + "42775",
+    ),
+    "seed_offset": Defect(
+        "on CPU, a seeded request whose prompt is read in parts ends the engine",
+        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",),
+        "worker/runner.py:RunnerHooks._bookkeeping_sync",
+        "test_hazards.py::test_a_seeded_request_survives_chunked_prefill_and_repeats",
+    ),
+    "end_of_context": Defect(
+        "a row near the end of its context takes the drafts of every row",
+        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._input_fits_in_drafter",),
+        "worker/runner.py:RunnerHooks._input_fits_in_drafter",
+        "test_hazards.py::test_a_row_near_the_end_of_its_context_does_not_change_others",
+    ),
+    "placeholder_drafts": Defect(
+        "a row that resumes, or whose prompt but one token is cached, is padded with drafts that "
+        "count",
+        ("vllm.v1.core.sched.scheduler:Scheduler.schedule",),
+        "core/scheduler.py:SpecgateScheduler.__init__",
+        "test_hazards.py::test_a_prefix_hit_with_one_token_left_is_not_padded_with_drafts",
+    ),
+    "rejection_on_cpu": Defect(
+        "on CPU, texts that are sampled with drafts have a wrong distribution",
+        ("vllm.v1.sample.rejection_sampler:RejectionSampler",),
+        "worker/verification/verifier.py:Verifier",
+        "test_engine_distribution.py::test_generations_have_the_targets_distribution",
+    ),
+    "min_p_and_logit_bias": Defect(
+        "requests with `min_p` or `logit_bias` are refused as soon as an engine speculates",
+        ("vllm.sampling_params:SamplingParams._validate_spec_decode",),
+        "patches/admission.py:patch_admission",
+        "test_sampling.py::test_logit_bias_bans_and_forces_tokens",
+        upstream=_ISSUE + "42744",
+    ),
+    "prompt_logprobs_of_adapters": Defect(
+        "log probabilities of a prompt have the adapters of other rows",
+        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",),
+        "worker/runner.py:RunnerHooks._get_prompt_logprobs_dict",
+        "test_lora.py::"
+        "test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter",
+    ),
+    "compiled_ranks": Defect(
+        "the first request for log probabilities waits for a compiler, and all others with it",
+        ("vllm.v1.sample.ops.logprobs:batched_count_greater_than",),
+        "patches/logprob_ranks.py:patch_logprob_ranks",
+        "patches/test_logprob_ranks.py::test_vllms_sampler_ranks_tokens_as_before",
+    ),
+    "token_texts": Defect(
+        "every alternative of a log probability is decoded alone, on the event loop",
+        ("vllm.v1.engine.logprobs:LogprobsProcessor",),
+        "patches/token_texts.py:patch_token_texts",
+        "patches/test_token_texts.py::test_vllms_texts_are_as_before",
+    ),
+    "fatal_dump": Defect(
+        "the log of a failed step has stop strings, schemas and predictions of its requests",
+        ("vllm.logging_utils.dump_input:prepare_object_to_dump",),
+        "patches/fatal_dump.py:patch_fatal_dump",
+        "patches/test_fatal_dump.py::test_the_dump_has_sizes_only",
+        upstream=_ISSUE + "47364",
+    ),
+    "compiler_panics": Defect(
+        "a panic while a grammar is compiled ends EngineCore",
+        ("vllm.v1.structured_output:StructuredOutputManager._create_grammar",),
+        "patches/grammars.py:patch_grammar_compiler",
+        "patches/test_grammars.py::test_a_panic_is_the_reason_why_a_request_fails",
+        watch="patches/test_grammars.py::test_a_panic_is_the_reason_why_a_request_fails",
+    ),
+    "failed_matcher": Defect(
+        "a matcher that has failed ends its text as if it were complete",
+        ("vllm.v1.structured_output.backend_guidance:GuidanceGrammar",),
+        "core/constrained.py:BoundedGrammar",
+        "core/test_constrained.py::"
+        "test_an_ambiguous_grammar_fails_with_its_reason_and_does_not_end_its_text",
+    ),
+    "reasoning_ended_by_prompt": Defect(
+        "in an answer that is not streamed, reasoning that the prompt has ended is not noticed",
+        ("vllm.parser.abstract_parser:Parser",),
+        "gateway/output_parser.py:VllmParser.whole",
+        "gateway/test_parsing.py::test_a_prompt_can_have_ended_the_reasoning",
+    ),
+    "ray_on_cpu": Defect(
+        "the CPU platform has no device for Ray",
+        ("vllm.platforms.cpu:CpuPlatform",),
+        "patches/ray_on_cpu.py:patch_ray_device",
+        "core/test_ray_executor.py::test_the_ranks_are_actors_of_ray",
+    ),
+    "dbrx_weights": Defect(
+        "the weights of DBRX cannot be loaded",
+        ("vllm.model_executor.models.dbrx:DbrxModel.load_weights",),
+        "gateway/preflight.py:UNLOADABLE",
+        "architectures/test_table.py::test_what_the_table_calls_refused_is_refused",
+        upstream=_ISSUE + "49004",
+    ),
+}
+"""Name -> the defect."""
