@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from benchmarks.estimate import Estimate, median_interval, paired_difference, paired_ratio
-from benchmarks.sides import Side, loaded_specs, specs_by_name, supported_sides
+from benchmarks.sides import DEFAULT_SIDES, Side, loaded_specs, specs_by_name, supported_sides
 from benchmarks.system import System, SystemLauncher, measure
 from benchmarks.timeline import Decoding
 from benchmarks.workload import Messages, Request, chats
@@ -45,7 +45,7 @@ class ComparisonPlan:
     target: str
     specs: Sequence[ProposerSpec]
     methods: Sequence[str]
-    sides: Sequence[Side] = tuple(Side)
+    sides: Sequence[Side] = DEFAULT_SIDES
     levels: Sequence[int] = (1, 8)
     pairs: int = 30
     max_tokens: int = 128

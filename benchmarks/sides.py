@@ -18,11 +18,17 @@ class Side(StrEnum):
     """One way to run the measured proposer."""
 
     STOCK = "stock"
-    """Stock vLLM with the proposer."""
+    """Stock vLLM with the proposer, on its model runner V1."""
+    STOCK_V2 = "stock-v2"
+    """Stock vLLM on its model runner V2, without a proposer."""
     ONE = "one"
     """Specgate with only this proposer loaded."""
     ALL = "all"
     """Specgate with all proposers loaded."""
+
+
+DEFAULT_SIDES = (Side.STOCK, Side.ONE, Side.ALL)
+"""The sides of a comparison that names none."""
 
 
 def specs_by_name(
@@ -43,6 +49,7 @@ def supported_sides(sides: Sequence[Side], spec: ProposerSpec | None) -> list[Si
     """The sides that can run the proposer: stock vLLM does not have every method."""
     without = set()
     if spec is not None:
+        without.add(Side.STOCK_V2)
         if spec.method not in STOCK_METHODS and not _was_in_stock(spec.method):
             without.add(Side.STOCK)
     return [side for side in sides if side not in without]

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_arguments
-from benchmarks.sides import Side, loaded_specs, specs_by_name, supported_sides
+from benchmarks.sides import DEFAULT_SIDES, Side, loaded_specs, specs_by_name, supported_sides
 from benchmarks.step_times import ModelTime, StepTime, table_rows
 from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.proposers.contract import ProposerSpec
@@ -43,7 +43,7 @@ STEPS, WARM_UP, MAX_TOKENS = 10, 60, 160
 SHOWN = 70
 """Functions that a profile shows."""
 
-PROFILED = ("/benchmarks/step_cost", "/engine_adapter/", "/spec_decode/", "/v1/sample/")
+PROFILED = ("/benchmarks/step_cost", "/engine_adapter/", "/spec_decode/", "/v1/sample/", "/gpu/")
 """Parts of file names whose functions a profile shows."""
 
 PrintLine = Callable[[str], None]
@@ -67,7 +67,7 @@ class StepPlan:
     target: str
     specs: Sequence[ProposerSpec]
     methods: Sequence[str]
-    sides: Sequence[Side] = tuple(Side)
+    sides: Sequence[Side] = DEFAULT_SIDES
     streams: int = 1
     rounds: int = 60
     starts: int = 1
@@ -82,17 +82,20 @@ class EngineSetup:
         target: path or id of the model.
         method: the proposer that drafts for every request, if any.
         specs: the loaded proposers; `None` is stock vLLM.
+        runner_v2: whether stock vLLM runs its model runner V2.
     """
 
     target: str
     method: ProposerSpec | None
     specs: Sequence[ProposerSpec] | None
+    runner_v2: bool = False
 
 
 class Stepper:
     """An engine in this thread, stepped by its caller."""
 
     def __init__(self, setup: EngineSetup) -> None:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(setup.runner_v2))
         from transformers import AutoTokenizer
         from vllm import LLMEngine, SamplingParams
 
@@ -135,12 +138,17 @@ def _stock(setup: EngineSetup) -> tuple[None, Any]:
     """`extra_args` of stock vLLM's requests, and its engine arguments."""
     from vllm import AsyncEngineArgs
 
+    arguments = vllm_arguments()
+    if setup.runner_v2:
+        from engine_adapter.vllm_engine.worker import v2_on_cpu
+
+        arguments["worker_cls"] = f"{v2_on_cpu.__name__}.CPUWorker"
     return None, AsyncEngineArgs(
         model=setup.target,
         async_scheduling=False,
         enforce_eager=True,
         speculative_config=speculative_config(setup.method) if setup.method else None,
-        **vllm_arguments(),
+        **arguments,
     )
 
 
@@ -179,7 +187,9 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
     os.environ.update({**one, **os.environ, **ENVIRONMENT})
     for name, method in specs_by_name(plan.methods, plan.specs).items():
         setups = {
-            side: EngineSetup(plan.target, method, _loaded(side, method, plan.specs))
+            side: EngineSetup(
+                plan.target, method, _loaded(side, method, plan.specs), side == Side.STOCK_V2
+            )
             for side in supported_sides(plan.sides, method)
         }
         if plan.profile_steps is None:
@@ -195,7 +205,8 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
 def _loaded(
     side: Side, method: ProposerSpec | None, specs: Sequence[ProposerSpec]
 ) -> Sequence[ProposerSpec] | None:
-    return None if side == Side.STOCK else loaded_specs(side, method, specs)
+    stock = side in {Side.STOCK, Side.STOCK_V2}
+    return None if stock else loaded_specs(side, method, specs)
 
 
 def _step_in_turn(setups: Mapping[Side, EngineSetup], plan: StepPlan) -> dict[Side, list[StepTime]]:

@@ -165,6 +165,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "current_platform": ("ray_device_key",),
     "envs": ("environment_variables", "VLLM_USE_V2_MODEL_RUNNER"),
     "ray_executor_v2": ("RayWorkerProc", "ray"),
+    # Model runner V2 on a CPU.
+    "triton_utils": ("HAS_TRITON", "triton"),
+    "vllm_config": ("HAS_TRITON",),
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
     "CPUWorker": ("vllm_config", "rank", "model_runner"),
@@ -254,6 +257,9 @@ PATCHES = {
     "mamba_mixer2, causal_conv1d_update and ShortConv.forward_native of short_conv, "
     "gdn_attention._spec_forward",
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
+    "v2_kernels.patch_v2_kernels": "the kernels of `v2_kernels.twins`, in the modules v2_*; "
+    "triton_utils.triton.next_power_of_2",
+    "v2_kernels.patch_v2_runner": "vllm_config.HAS_TRITON, on CPU with model runner V2",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",

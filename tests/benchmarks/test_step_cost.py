@@ -20,7 +20,7 @@ from benchmarks.step_cost import (
 from benchmarks.step_times import StepTime
 from tests.benchmarks.fake_systems import HEADS, NGRAM
 
-STEP_MS = {Side.STOCK: 4.0, Side.ONE: 4.5, Side.ALL: 5.0}
+STEP_MS = {Side.STOCK: 4.0, Side.STOCK_V2: 4.0, Side.ONE: 4.5, Side.ALL: 5.0}
 MODELS_MS = 3.0
 
 
@@ -94,6 +94,14 @@ def test_each_side_has_its_own_proposers(engines: Any) -> None:
         Side.ALL: EngineSetup("t", NGRAM, [NGRAM, HEADS]),
     }
     assert list(heads) == [Side.ONE, Side.ALL], "vLLM has no MLP speculator"
+
+
+def test_stock_vllm_runs_v2_only_without_a_proposer(engines: Any) -> None:
+    sides = (Side.STOCK, Side.STOCK_V2)
+    printed(StepPlan("t", [NGRAM], ["none", "look"], sides, rounds=1))
+    plain, ngram = engines[0]
+    assert plain[Side.STOCK_V2] == EngineSetup("t", None, None, runner_v2=True)
+    assert list(ngram) == [Side.STOCK]
 
 
 def test_the_engines_have_one_openmp_thread_unless_set(engines: Any) -> None:

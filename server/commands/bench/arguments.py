@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.sides import Side
+from benchmarks.sides import DEFAULT_SIDES, Side
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.factory import ENGINES
 from engine_adapter.proposers.contract import ProposerSpec
@@ -80,8 +80,8 @@ def add_count(parser: Parser, flag: str, default: int, purpose: str) -> None:
     )
 
 
-def add_sides(parser: Parser) -> None:
-    """Adds `--method` and `--side`."""
+def add_sides(parser: Parser, *more: Side) -> None:
+    """Adds `--method` and `--side`; `more` are sides that only this measurement has."""
     parser.add_argument(
         "--method",
         action="append",
@@ -91,9 +91,10 @@ def add_sides(parser: Parser) -> None:
     parser.add_argument(
         "--side",
         action="append",
-        choices=[side.value for side in Side],
+        choices=[side.value for side in (*DEFAULT_SIDES, *more)],
         help="stock: vLLM; one: Specgate with only that proposer; all: Specgate with all of them "
-        "(repeatable; default: all three; the others are compared with the first)",
+        "(repeatable; default: these three; the others are compared with the first)"
+        + ("; stock-v2: vLLM on its model runner V2" if Side.STOCK_V2 in more else ""),
     )
 
 
@@ -123,7 +124,7 @@ def method_names(options: argparse.Namespace, specs: Specs) -> list[str]:
 
 def measured_sides(options: argparse.Namespace) -> tuple[Side, ...]:
     """The sides to measure."""
-    return tuple(Side(name) for name in options.side or Side)
+    return tuple(Side(name) for name in options.side or DEFAULT_SIDES)
 
 
 def launcher(options: argparse.Namespace) -> "SystemLauncher":

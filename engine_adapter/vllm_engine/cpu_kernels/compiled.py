@@ -1,0 +1,38 @@
+"""Functions of tensors that numba compiles on first use."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from llvmlite.binding import ffi
+from numba import njit
+
+# When a worker starts, vLLM looks into the `__dict__` of what every module holds (`_rebind_kernels`
+# of `triton_utils/dispatcher.py`). llvmlite's library answers each name with a function, at which
+# that search fails: a process that has imported numba could start no worker.
+ffi.lib._fntab["__dict__"] = {}
+
+
+def compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """The function compiled: it gets numpy's view of each tensor, and writes its results there.
+
+    The machine code is kept on disk beside the source or in the user's cache; where neither can be
+    written, each process compiles for itself.
+    """
+    machine = machine_code(function)
+
+    @wraps(function)
+    def call(*arguments: Any) -> None:
+        machine(*[a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments])
+
+    return call
+
+
+def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled, for arrays: what other compiled functions of its file call."""
+    try:
+        code: Callable[..., Any] = njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:  # numba found no folder for the machine code
+        code = njit(error_model="numpy")(function)
+    return code

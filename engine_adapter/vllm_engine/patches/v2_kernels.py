@@ -1,0 +1,98 @@
+"""vLLM's model runner V2 on a CPU without Triton: twins in place of its kernels."""
+
+from typing import Any
+
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.cpu_kernels import block_tables, inputs, logits, logprobs, noise
+from engine_adapter.vllm_engine.cpu_kernels.launch import CpuKernel, TwinKernel
+
+
+def patch_v2_runner() -> None:
+    """Lets this process run V2 on a CPU, if `VLLM_USE_V2_MODEL_RUNNER=1` asks for it.
+
+    vLLM refuses V2 where Triton has no backend. In a process that neither asks for V2 nor lacks a
+    backend nothing is changed. Must run before the engine's configuration is made, and in its
+    worker's process too (`worker/v2_on_cpu.py`).
+    """
+    asked = compat.envs.VLLM_USE_V2_MODEL_RUNNER and compat.current_platform.is_cpu()
+    if asked and not compat.triton_utils.HAS_TRITON:
+        compat.vllm_config.HAS_TRITON = True
+        patch_v2_kernels()
+
+
+def patch_v2_kernels() -> None:
+    """Puts each twin in its kernel's place, and the one helper of Triton that launches call.
+
+    Raises `ImportError` if a kernel is gone or has other parameters than its twin.
+    """
+    compat.triton_utils.triton.next_power_of_2 = _next_power_of_2
+    for module, name, twin in twins():
+        kernel = getattr(module, name, None)
+        if kernel is None:
+            raise ImportError(f"vLLM {compat.installed_version()} has no {module.__name__}.{name}")
+        if not isinstance(kernel, CpuKernel):
+            setattr(module, name, CpuKernel(kernel, twin))
+
+
+def twins() -> list[tuple[Any, str, TwinKernel]]:
+    """Each kernel that has a twin: vLLM's module, its name there, and the twin.
+
+    Long because it is a table.
+    """
+    table: list[tuple[Any, dict[str, TwinKernel]]] = [
+        (
+            compat.v2_input_batch,
+            {
+                "_prepare_prefill_inputs_kernel": inputs.prepare_prefill_inputs,
+                "_prepare_pos_seq_lens_kernel": inputs.prepare_pos_seq_lens,
+                "_combine_sampled_and_draft_tokens_kernel": inputs.combine_sampled_and_draft_tokens,
+                "_get_num_sampled_and_rejected_kernel": inputs.get_num_sampled_and_rejected,
+                "_post_update_kernel": inputs.post_update,
+                "_post_update_num_computed_tokens_kernel": inputs.post_update_num_computed_tokens,
+                "_expand_idx_mapping_kernel": inputs.expand_idx_mapping,
+            },
+        ),
+        (
+            compat.v2_prompt_logprob,
+            {"_prompt_logprobs_token_ids_kernel": inputs.prompt_logprobs_token_ids},
+        ),
+        (
+            compat.v2_gumbel,
+            {
+                "_temperature_kernel": logits.temperature,
+                "_gumbel_sample_kernel": noise.gumbel_sample,
+            },
+        ),
+        (compat.v2_min_p, {"_min_p_kernel": logits.min_p}),
+        (
+            compat.v2_penalties,
+            {"_penalties_kernel": logits.penalties, "_bincount_kernel": logits.bincount},
+        ),
+        (compat.v2_logit_bias, {"_bias_kernel": logits.bias}),
+        (compat.v2_bad_words, {"_bad_words_kernel": logits.bad_words}),
+        (
+            compat.v2_structured_outputs,
+            {"_apply_grammar_bitmask_kernel": logits.grammar_bitmask},
+        ),
+        (
+            compat.v2_logprob,
+            {
+                "_topk_log_softmax_kernel": logprobs.topk_log_softmax,
+                "_ranks_kernel": logprobs.ranks,
+                "_fill_logprob_token_ids_kernel": logprobs.fill_logprob_token_ids,
+            },
+        ),
+        (compat.v2_buffer_utils, {"_apply_write_kernel": block_tables.apply_write}),
+        (
+            compat.v2_block_table,
+            {
+                "_gather_block_tables_kernel": block_tables.gather_block_tables,
+                "_compute_slot_mappings_kernel": block_tables.compute_slot_mappings,
+            },
+        ),
+    ]
+    return [(module, name, twin) for module, rows in table for name, twin in rows.items()]
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,54 @@
+"""vLLM's model runner V2 gets twins of its kernels only where it is asked for and Triton is not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches import v2_kernels
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_cpu", "has_triton", "installed"),
+    [
+        (True, True, False, True),
+        (None, True, False, False),  # vLLM's default, in Specgate's engine too
+        (False, True, False, False),
+        (True, False, False, False),
+        (True, True, True, False),  # a Triton with a backend for CPUs
+    ],
+)
+def test_twins_are_installed_on_a_cpu_without_triton_that_runs_v2(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: bool | None,
+    on_cpu: bool,
+    has_triton: bool,
+    installed: bool,
+) -> None:
+    calls: list[None] = []
+    config = SimpleNamespace(HAS_TRITON=has_triton)
+    replaced = {
+        "envs": SimpleNamespace(VLLM_USE_V2_MODEL_RUNNER=asked),
+        "current_platform": SimpleNamespace(is_cpu=lambda: on_cpu),
+        "triton_utils": SimpleNamespace(HAS_TRITON=has_triton),
+        "vllm_config": config,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setitem(vars(compat), name, value)
+    monkeypatch.setattr(v2_kernels, "patch_v2_kernels", lambda: calls.append(None))
+    v2_kernels.patch_v2_runner()
+    assert bool(calls) is installed
+    assert config.HAS_TRITON is (installed or has_triton)
+
+
+@pytest.mark.needs_vllm
+def test_a_kernel_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = (compat.v2_min_p, "_gone_kernel", lambda: None)
+    monkeypatch.setattr(v2_kernels, "twins", lambda: [row])
+    with pytest.raises(ImportError, match=r"vLLM .* has no vllm\.v1\..*\.min_p\._gone_kernel"):
+        v2_kernels.patch_v2_kernels()
+
+
+@pytest.mark.parametrize(("number", "power"), [(1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048)])
+def test_the_next_power_of_2(number: int, power: int) -> None:
+    assert v2_kernels._next_power_of_2(number) == power
