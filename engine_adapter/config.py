@@ -23,6 +23,9 @@ RESERVED_ARGUMENTS = {
 }
 """Engine arguments that users cannot set because Specgate sets them, each with the reason."""
 
+DEFAULT_GRAMMAR_BYTES = 256 << 20
+"""The default of `EngineConfig.max_compiled_grammar_bytes`."""
+
 MIN_CAPACITY = 5
 """The least default of the draft capacity: it leaves room for proposers that are loaded later."""
 
@@ -76,6 +79,8 @@ class EngineConfig:
         primary: the proposer that a policy's parameters may leave out, if one is configured.
         tool_call_parser: finds the calls that the target makes by itself; `None` looks for none.
         max_constraint_s: the most CPU time that compiling a request's constraint takes, in seconds.
+        max_compiled_grammar_bytes: the most bytes of all compiled grammars of an engine; one may
+            take a quarter.
         reasoning_parser: tells the target's reasoning from its answer; `None` does not.
         data_parallel_index: which one this is of the engines that share the requests.
     """
@@ -92,6 +97,7 @@ class EngineConfig:
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     primary: str | None = None
     max_constraint_s: float = 2.0
+    max_compiled_grammar_bytes: int = DEFAULT_GRAMMAR_BYTES
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     data_parallel_index: int = 0

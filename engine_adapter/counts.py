@@ -93,6 +93,27 @@ class PolicyStep:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledGrammars:
+    """The grammars that an engine has compiled for constraints.
+
+    Attributes:
+        number: those that take memory, because they are kept or in use.
+        bytes: the memory that they take.
+    """
+
+    number: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "CompiledGrammars") -> "CompiledGrammars":
+        """The sum, field by field."""
+        return CompiledGrammars(self.number + other.number, self.bytes + other.bytes)
+
+
+NO_GRAMMARS = CompiledGrammars()
+"""Those of an engine that has compiled none."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """One engine step, for the metrics.
 
@@ -106,6 +127,7 @@ class StepReport:
         quarantined: proposers that this step quarantined.
         policy: what the policies did; `None` in a step without rows under a policy.
         evidence: every few seconds, what the policies have measured so far: plain JSON.
+        grammars: the compiled grammars after the step.
     """
 
     kind: StepKind
@@ -118,3 +140,4 @@ class StepReport:
     quarantined: tuple[str, ...] = ()
     policy: PolicyStep | None = None
     evidence: Mapping[str, Any] | None = None
+    grammars: CompiledGrammars = NO_GRAMMARS

@@ -5,6 +5,7 @@ EngineError
 ├── EngineStartError    the engine cannot be loaded
 ├── EngineNotReady      a call came before the start had ended
 ├── EngineDead          the engine process is dead
+├── EngineFull          the engine has no room for a request now; it may have some later
 ├── ProposerRefused     a proposer cannot be loaded or unloaded in the current state
 ├── LoraRefused         a LoRA adapter cannot be loaded or unloaded in the current state
 └── InvalidRequest      the engine cannot do what one request asks; `param` names its field
@@ -57,6 +58,10 @@ class EngineDead(EngineError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class EngineFull(EngineError):
+    """The engine has no room for a request while others run; the message says why, as a clause."""
 
 
 class ProposerRefused(EngineError):

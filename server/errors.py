@@ -31,6 +31,7 @@ from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
     EngineError,
+    EngineFull,
     EngineNotReady,
     InvalidRequest,
     LoraRefused,
@@ -86,6 +87,19 @@ class NotFound(ApiError):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(404, message, param=param, code=code)
+
+
+class Overloaded(ApiError):
+    """429: the engine has no room now; `reason` says why, as a clause."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            429,
+            f"The server is overloaded: {reason}. Try again later.",
+            type="rate_limit_error",
+            code="server_overloaded",
+            headers={RETRY_AFTER: str(RETRY_AFTER_LOADING_S)},
+        )
 
 
 class Unavailable(ApiError):
@@ -164,6 +178,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():
             return Unavailable(str(error), "engine_dead", error.retry_after_s)
+        case EngineFull():
+            return Overloaded(str(error))
         case RequestValidationError():
             return _invalid(error, None)
         case HTTPException():

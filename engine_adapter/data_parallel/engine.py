@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from engine_adapter.counts import StepReport
+from engine_adapter.counts import NO_GRAMMARS, StepReport
 from engine_adapter.data_parallel.adapters import Adapters
 from engine_adapter.data_parallel.balance import Balancer
 from engine_adapter.data_parallel.changes import make
@@ -82,6 +82,7 @@ class DataParallelEngine:
         self._adapters = Adapters()
         # Policy -> held by its guard, for each engine.
         self._suspended: list[Mapping[str, bool]] = [{} for _ in range(size)]
+        self._grammars = [NO_GRAMMARS for _ in range(size)]
 
     # -- state -------------------------------------------------------------------------------
 
@@ -245,7 +246,10 @@ class DataParallelEngine:
     # -- reports -----------------------------------------------------------------------------
 
     def on_member_step(self, index: int, report: StepReport) -> None:
-        """Passes a step of one engine on. A policy is held if its guard holds it anywhere."""
+        """Passes a step of one engine on, with the compiled grammars of all.
+
+        A policy is held if its guard holds it anywhere.
+        """
         if report.policy is not None:
             self._suspended[index] = report.policy.suspended
             held = {
@@ -253,12 +257,15 @@ class DataParallelEngine:
                 for name in report.policy.suspended
             }
             report = replace(report, policy=replace(report.policy, suspended=held))
-        self._observer.on_step(report)
+        self._grammars[index] = report.grammars
+        total = sum(self._grammars, NO_GRAMMARS)
+        self._observer.on_step(replace(report, grammars=total))
 
     def on_member_restart(self, index: int, succeeded: bool) -> None:
         """Passes the attempt to replace one engine on; one that is back gets what it missed."""
         if succeeded:
             self._suspended[index] = {}
+            self._grammars[index] = NO_GRAMMARS
             self._ranks[index].catch_up()
         self._observer.on_restart(succeeded)
 

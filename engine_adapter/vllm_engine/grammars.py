@@ -5,8 +5,6 @@ that all see the same.
 """
 
 import json
-import threading
-from collections import OrderedDict
 from functools import cache
 from typing import Any
 
@@ -18,9 +16,6 @@ _FORMATS = {
     ConstraintKind.CHOICE: "choice",
     ConstraintKind.GRAMMAR: "grammar",
 }
-
-MAX_COMPILED = 64
-"""The compiled grammars that are kept."""
 
 MAX_ITEMS_IN_ROW = 2500
 """Items of a parser at one place of the text: a list of choices takes one for each."""
@@ -38,10 +33,6 @@ MAX_LEXER_STATES = 50_000
 
 BACKEND = "guidance"
 """The backend of vLLM's that these grammars are for."""
-
-_lock = threading.Lock()
-_compiled: OrderedDict[str, Any] = OrderedDict()
-
 
 _NAMED_SCHEMAS = (
     *("properties", "patternProperties", "$defs", "definitions"),
@@ -110,24 +101,6 @@ def new_matcher(tokenizer: Any, grammar: str) -> Any:
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     return matcher
-
-
-def remember(grammar: str, matcher: Any) -> None:
-    """Keeps the matcher of a serialized grammar, which must never advance, for this process."""
-    with _lock:
-        _compiled[grammar] = matcher
-        _compiled.move_to_end(grammar)
-        if len(_compiled) > MAX_COMPILED:
-            _compiled.popitem(last=False)
-
-
-def recall(grammar: str) -> Any:
-    """The matcher that `remember` keeps, to be copied; `None` if there is none.
-
-    With one rank, EngineCore and the worker are one process, so no step waits for a compilation.
-    """
-    with _lock:
-        return _compiled.get(grammar)
 
 
 @cache

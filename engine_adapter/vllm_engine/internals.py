@@ -117,12 +117,16 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # EngineCore's process: what a plan reads, what the counts read, where they leave.
     "EngineCore": ("scheduler",),
     "GuidanceBackend": (
-        *("compile_grammar", "disable_any_whitespace", "disable_additional_properties"),
+        *("disable_any_whitespace", "disable_additional_properties"),
         *("ll_tokenizer", "vocab_size", "is_tokenizer_supported", "_build_ll_tokenizer"),
     ),
     "GuidanceGrammar": ("ll_matcher",),
-    "StructuredOutputManager": ("reasoner_cls", "enable_in_reasoning", "_create_grammar"),
-    "vllm.v1.structured_output.request:StructuredOutputRequest": ("grammar", "reasoning_ended"),
+    "StructuredOutputManager": (
+        *("reasoner_cls", "enable_in_reasoning", "_create_grammar", "backend"),
+    ),
+    "vllm.v1.structured_output.request:StructuredOutputRequest": (
+        *("grammar", "reasoning_ended", "structured_output_key"),
+    ),
     "Scheduler": (
         *("requests", "waiting", "get_request_counts", "scheduler_config", "max_model_len"),
         *("max_num_scheduled_tokens", "block_size", "max_num_running_reqs", "num_spec_tokens"),
@@ -244,8 +248,7 @@ PATCHES = {
     "AsyncLLM.input_processor",
     "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
-    "grammars.patch_compiler_panics": "StructuredOutputManager._create_grammar",
-    "grammars.patch_grammar_compiler": "GuidanceBackend.compile_grammar",
+    "grammars.patch_grammar_compiler": "StructuredOutputManager._create_grammar",
     "fatal_dump.patch_fatal_dump": "dump_input.prepare_object_to_dump",
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
     "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",

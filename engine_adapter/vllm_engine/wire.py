@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
+from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
+from engine_adapter.counts import (
+    CompiledGrammars,
+    PolicyStep,
+    ProposerCounts,
+    SpecStats,
+    StepKind,
+    StepReport,
+)
 from engine_adapter.policies.contract import DraftFate
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
@@ -33,6 +41,12 @@ COMPILED_FOR = "specgate_compiled_for"
 
 FAILURE = "specgate_failure"
 """The key of the reason for which a request's constraint has ended it."""
+
+GRAMMARS_FULL = "grammars_full"
+"""The reason if the grammars of running requests leave no room for its own."""
+
+GRAMMAR_BYTES = "specgate_grammar_bytes"
+"""The key of the bytes that the grammar of a request's constraint takes."""
 
 # -- gateway to engine -----------------------------------------------------------------------
 
@@ -75,6 +89,7 @@ class SpecgateConfig:
         policies: policy -> its parameters, where they are not the defaults.
         primary: the primary proposer, if there is one.
         layouts: head -> a hash of its configuration, and of its tensors' names and shapes.
+        max_grammar_bytes: the most bytes of all compiled grammars of a process.
     """
 
     proposers: tuple[ProposerSpec, ...] = ()
@@ -82,6 +97,7 @@ class SpecgateConfig:
     policies: Mapping[str, Any] = field(default_factory=dict)
     primary: str | None = None
     layouts: Mapping[str, str] = field(default_factory=dict)
+    max_grammar_bytes: int = DEFAULT_GRAMMAR_BYTES
 
     @property
     def traits(self) -> tuple[ProposerTraits, ...]:
@@ -96,7 +112,7 @@ class SpecgateConfig:
     def to_additional_config(self) -> "AdditionalConfig":
         """The dictionary for vLLM."""
         specs = [asdict(spec) for spec in self.proposers]
-        names = ("progress_pipe", "policies", "primary", "layouts")
+        names = ("progress_pipe", "policies", "primary", "layouts", "max_grammar_bytes")
         others = {name: getattr(self, name) for name in names}
         return AdditionalConfig({KEY: {"proposers": specs, **others}})
 
@@ -122,11 +138,21 @@ def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Propo
     )
 
 
-def to_extra_args(params: SpecDecodeParams) -> dict[str, Any]:
-    """A request's spec method, for `SamplingParams.extra_args`."""
+def to_extra_args(params: SpecDecodeParams, grammar_bytes: int | None = None) -> dict[str, Any]:
+    """A request's spec method, for `SamplingParams.extra_args`.
+
+    Args:
+        grammar_bytes: what the grammar of its constraint takes; `None` if that is not known.
+    """
     method = params.spec_method
     fields = [method.proposer, method.num_speculative_tokens, params.pinned, params.switch_epoch]
-    return {KEY: [*fields, list(params.prediction), params.streams_stats]}
+    size = {} if grammar_bytes is None else {GRAMMAR_BYTES: grammar_bytes}
+    return {KEY: [*fields, list(params.prediction), params.streams_stats], **size}
+
+
+def grammar_bytes_of(sampling_params: Any) -> int | None:
+    """What the grammar of a request's constraint takes; `None` if that is not known."""
+    return (sampling_params.extra_args or {}).get(GRAMMAR_BYTES) if sampling_params else None
 
 
 def from_extra_args(sampling_params: Any) -> SpecDecodeParams:
@@ -238,7 +264,7 @@ def decode_failure(params: Mapping[str, Any] | None) -> str | None:
 def decode_step(stats: Mapping[str, Any]) -> StepReport:
     """The report of `StepTally.to_wire`."""
     kind, seconds, tallies, draft_seconds, proposed, catchup, faults, *rest = stats[KEY]
-    quarantined, policy, evidence = rest
+    quarantined, policy, evidence, grammars = rest
     verified = {name: decode_counts(wire) for name, wire in tallies.items()}
     return StepReport(
         kind=StepKind(kind),
@@ -251,4 +277,5 @@ def decode_step(stats: Mapping[str, Any]) -> StepReport:
         quarantined=tuple(quarantined),
         policy=None if policy is None else PolicyStep(*policy),
         evidence=evidence,
+        grammars=CompiledGrammars(*grammars),
     )

@@ -35,6 +35,11 @@ class Admission:
         self._checked_prompt_tokens = 0
         metrics.watch(self)
 
+    @property
+    def max_grammar_bytes(self) -> int:
+        """The most bytes of compiled grammars of one engine."""
+        return self._settings.max_compiled_grammar_bytes
+
     @contextmanager
     def place(self, demand: Demand) -> Iterator[Place]:
         """A place for a request, until the block ends."""

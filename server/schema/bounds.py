@@ -4,6 +4,7 @@ Each bound is checked before work that grows with the part. What one of them wou
 the same, such as a grammar that is small and slow, is bounded where it is compiled.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from server.errors import InvalidField
@@ -46,6 +47,21 @@ MAX_GRAMMAR_CHARS = 100_000
 
 MAX_SCHEMA_CHARS = 500_000
 """Characters of a JSON schema, and of the schemas of all tools together."""
+
+MAX_SCHEMA_TEXT_CHARS = 20_000
+"""Characters of a name in a JSON schema, and of a text of its `const`, `enum`, `pattern` or
+`required`. Each takes some 600 bytes of the engine's memory. The longer a text is that must follow,
+the more CPU time each of its tokens takes.
+"""
+
+MAX_SCHEMA_TEXTS_CHARS = 200_000
+"""Characters of all these texts together: as many as a `choice` may have."""
+
+_TEXT_KEYWORDS = ("const", "enum", "pattern", "required")
+"""Keywords whose texts are part of the answer, or match it."""
+
+_NAME_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose keys are names, so that a property can be called `const`."""
 
 MAX_SCHEMA_VALUES = 50_000
 """Values of a JSON schema: objects, lists, texts, numbers."""
@@ -96,3 +112,37 @@ def check_schema(schema: Any, param: str, levels: int = MAX_NESTING) -> None:
     if depth > levels:
         reason = too_many("levels of objects and lists", levels, depth)
         raise InvalidField(param, f"{param} {reason}.")
+    _check_texts(schema, param)
+
+
+def _check_texts(schema: Any, param: str) -> None:
+    """Raises `InvalidField` for a schema whose texts are too long, alone or together."""
+    chars = 0
+    for keyword, text in _texts(schema):
+        if len(text) > MAX_SCHEMA_TEXT_CHARS:
+            what = f"characters in a text of {keyword}" if keyword else "characters in a name"
+            reason = too_many(what, MAX_SCHEMA_TEXT_CHARS, len(text))
+            raise InvalidField(param, f"{param} {reason}.")
+        chars += len(text) if keyword else 0
+    if chars > MAX_SCHEMA_TEXTS_CHARS:
+        what = f"characters in all texts of {', '.join(_TEXT_KEYWORDS)}"
+        reason = too_many(what, MAX_SCHEMA_TEXTS_CHARS, chars)
+        raise InvalidField(param, f"{param} {reason}.")
+
+
+def _texts(schema: Any) -> Iterator[tuple[str | None, str]]:
+    """Each text that a schema may put into an answer, with its keyword; `None` is a name's."""
+    # Whose text a node is, and whether its keys are names of properties or definitions.
+    nodes: list[tuple[str | None, bool, Any]] = [(None, False, schema)]
+    while nodes:
+        keyword, has_names, node = nodes.pop()
+        if isinstance(node, dict):
+            for name, child in node.items():
+                yield None, name
+                key = None if keyword or has_names else name
+                of = key if key in _TEXT_KEYWORDS else keyword
+                nodes.append((of, key in _NAME_KEYWORDS, child))
+        elif isinstance(node, list):
+            nodes.extend((keyword, False, child) for child in node)
+        elif isinstance(node, str) and keyword is not None:
+            yield keyword, node

@@ -268,6 +268,7 @@ class Settings(
             tool_call_parser=self.tool_call_parser if self.enable_auto_tool_choice else None,
             reasoning_parser=self.reasoning_parser,
             max_constraint_s=self.max_constraint_s,
+            max_compiled_grammar_bytes=int(self.max_compiled_grammar_bytes),
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
             restart=self.restart_policy,
             hang=self.hang_policy,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ByteSize, Field
 
+from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
 from server.settings.types import Count, PositiveSeconds, Seconds
 
 
@@ -20,6 +21,11 @@ class LimitSettings(BaseModel):
         2.0,
         description="most seconds of CPU time to compile a request's schema, regex, choice or "
         "grammar",
+    )
+    max_compiled_grammar_bytes: Annotated[ByteSize, Field(ge=2**20)] = Field(
+        ByteSize(DEFAULT_GRAMMAR_BYTES),
+        description="most bytes of compiled schemas, regexes, choices and grammars of an engine, "
+        "or as 256MiB; one of them may take a quarter",
     )
     strict_fields: bool = Field(
         False, description="refuse fields of request bodies that would be ignored"

@@ -8,10 +8,14 @@ The queue now, and how long requests wait in it:
     histogram_quantile(0.99, sum by (le) (rate(specgate_queue_seconds_bucket[5m])))
 The share of the engine's slots that requests hold:
     specgate_slots_in_use / specgate_slots
+The share of the memory for compiled formats that is in use, and how many there are:
+    specgate_compiled_grammar_bytes / specgate_compiled_grammar_max_bytes
+    specgate_compiled_grammars
 """
 
 from typing import Protocol
 
+from engine_adapter.counts import CompiledGrammars
 from server.limit_errors import LIMIT_CODES
 from server.telemetry.metric_maker import MetricMaker
 
@@ -37,6 +41,11 @@ class WatchedQueue(Protocol):
     @property
     def slots(self) -> WatchedSlots:
         """The engine's slots."""
+        ...
+
+    @property
+    def max_grammar_bytes(self) -> int:
+        """The most bytes of compiled grammars of one engine."""
         ...
 
     @property
@@ -68,6 +77,15 @@ class AdmissionMetrics:
         self._limited = make.counter(
             "specgate_limited_requests", "Requests that a limit refused or ended", "reason"
         )
+        self._grammars = make.gauge(
+            "specgate_compiled_grammars", "Compiled formats that the engine has in memory"
+        )
+        self._grammar_bytes = make.gauge(
+            "specgate_compiled_grammar_bytes", "Bytes that these formats take"
+        )
+        self._max_grammar_bytes = make.gauge(
+            "specgate_compiled_grammar_max_bytes", "Most bytes that formats of one engine may take"
+        )
         for codes in LIMIT_CODES.values():
             for code in codes:
                 self._limited.labels(code)
@@ -78,6 +96,13 @@ class AdmissionMetrics:
         self._queued_tokens.set_function(lambda: queue.queued_prompt_tokens)
         self._slots.set_function(lambda: queue.slots.total)
         self._in_use.set_function(lambda: queue.slots.in_use)
+
+        self._max_grammar_bytes.set(queue.max_grammar_bytes)
+
+    def show_grammars(self, grammars: CompiledGrammars) -> None:
+        """Shows what the engine has compiled."""
+        self._grammars.set(grammars.number)
+        self._grammar_bytes.set(grammars.bytes)
 
     def count_limited(self, code: str) -> None:
         """Counts a request that a limit refused or ended."""

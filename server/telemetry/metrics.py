@@ -72,7 +72,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.counts import ProposerCounts, StepReport
+from engine_adapter.counts import NO_GRAMMARS, ProposerCounts, StepReport
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
@@ -236,6 +236,7 @@ class Metrics:
             self._proposers.catchup.labels(name).inc(tokens)
         for name in report.faults:
             self._proposers.errors.labels(name).inc()
+        self.admission.show_grammars(report.grammars)
         if report.policy is not None:
             self.policies.on_step(report.policy)
 
@@ -243,6 +244,8 @@ class Metrics:
         """Counts an attempt to replace a dead engine process (`EngineObserver`)."""
         outcome = RestartOutcome.RESTARTED if succeeded else RestartOutcome.FAILED
         self._restarts.labels(outcome).inc()
+        if succeeded:
+            self.admission.show_grammars(NO_GRAMMARS)
 
     def set_engine(self, *, up: bool, given_up: bool, quarantined: Collection[str] = ()) -> None:
         """Shows the engine's state.

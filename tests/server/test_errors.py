@@ -8,6 +8,7 @@ import pytest
 from engine_adapter.errors import (
     EngineConfigError,
     EngineDead,
+    EngineFull,
     EngineNotReady,
     EngineStartError,
     InvalidRequest,
@@ -42,6 +43,7 @@ MALFORMED = [
         (InvalidRequest(None, "no", "why"), 400, "invalid_request_error", None, "why"),
         (EngineNotReady("no"), 503, "server_error", None, "engine_not_ready"),
         (EngineDead("no"), 503, "server_error", None, "engine_dead"),
+        (EngineFull("no"), 429, "rate_limit_error", None, "server_overloaded"),
         (EngineStartError("no"), 500, "server_error", None, "internal_error"),
         (EngineConfigError("model", "no"), 400, "invalid_request_error", None, None),
         (RuntimeError("a secret"), 500, "server_error", None, "internal_error"),
@@ -62,6 +64,7 @@ def test_every_exception_has_a_status_and_four_fields(
     ("error", "seconds"),
     [
         (EngineNotReady("no"), "5"),
+        (EngineFull("no"), "5"),
         (EngineDead("no", 17.2), "18"),
         (EngineDead("no", 0.0), "1"),
         (EngineDead("no"), None),

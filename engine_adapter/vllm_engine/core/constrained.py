@@ -6,54 +6,18 @@ whose masks take too long, ends its request with the reason. Workers have matche
 drafts; drafts then ignore a grammar for which these take too long.
 """
 
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.grammars import MAX_COMPILED, new_matcher, remember
-
-BURST_S = 0.3
-"""CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
-
-CREDIT_S = 0.05
-"""CPU time that each new sequence brings, in seconds: many clients may share one grammar."""
-
-MOST_S = 1.0
-"""The most CPU time that is left by it, in seconds, however many sequences begin at once."""
-
-PER_CALL_S = 0.002
-"""CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
-
-
-@dataclass(slots=True)
-class Allowance:
-    """The CPU time that the matchers of one grammar have left, in seconds.
-
-    All sequences with the grammar share it. What the choices of one request bring has a bound.
-    """
-
-    left_s: float = BURST_S
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether the grammar has taken too long."""
-        return self.left_s <= 0
-
-    def begin(self) -> None:
-        """Counts a new sequence."""
-        if not self.is_spent:
-            self.left_s = min(MOST_S, self.left_s + CREDIT_S)
-
-    def spend(self, seconds: float, calls: int = 1) -> None:
-        """Counts calls of a matcher, which took `seconds` together. What is spent stays spent."""
-        if not self.is_spent:
-            given_back = min(BURST_S, self.left_s + PER_CALL_S * calls)
-            self.left_s = max(self.left_s, given_back) - seconds
+from engine_adapter.vllm_engine.compiled_grammars import (
+    GrammarsFull,
+    GrammarStore,
+    GrammarUse,
+)
+from engine_adapter.vllm_engine.grammars import new_matcher
+from engine_adapter.vllm_engine.wire import GRAMMARS_FULL
 
 
 class BoundedGrammar(compat.GuidanceGrammar):
@@ -61,27 +25,19 @@ class BoundedGrammar(compat.GuidanceGrammar):
 
     vLLM also asks it about drafts, which it takes back. What fails on a draft must not end a text
     that plain decoding would finish: a failure counts only when a token is accepted after it, and
-    is forgotten when vLLM continues with the sequence. A failed matcher is made again.
+    is forgotten when vLLM continues with the sequence. A failed matcher is made again. The store
+    forgets a grammar that has failed: with it, it forgets what lexers have learned in vain.
 
     Attributes:
         failure: why the sequence cannot be continued; `None` while it can.
     """
 
-    def __init__(
-        self,
-        pristine: Any,
-        tokenizer: Any,
-        vocab_size: int,
-        allowance: Allowance,
-        draft_allowance: Allowance,
-    ) -> None:
-        super().__init__(
-            ll_matcher=pristine.deep_copy(), ll_tokenizer=tokenizer, vocab_size=vocab_size
-        )
+    def __init__(self, use: GrammarUse, tokenizer: Any, vocab_size: int) -> None:
+        super().__init__(ll_matcher=use.copy(), ll_tokenizer=tokenizer, vocab_size=vocab_size)
         self.failure: str | None = None
-        self._pristine = pristine
-        self._allowance = allowance
-        self._draft_allowance = draft_allowance
+        self._use = use
+        self._allowance = use.compiled.allowance
+        self._draft_allowance = use.compiled.draft_allowance
         self._tokens: list[int] = []
         # The tokens after which no mask could be computed, and the reason.
         self._maskless: tuple[list[int], str] | None = None
@@ -127,7 +83,7 @@ class BoundedGrammar(compat.GuidanceGrammar):
     @property
     def guides_drafts(self) -> bool:
         """Whether proposers may still ask the workers' matchers of this grammar."""
-        return not self._draft_allowance.is_spent
+        return not (self._draft_allowance.is_spent or self._allowance.is_spent)
 
     def spend_on_drafts(self, seconds: float, calls: int) -> None:
         """Counts a step's calls of a worker's matcher. They never end a text, only the guiding."""
@@ -136,22 +92,26 @@ class BoundedGrammar(compat.GuidanceGrammar):
     def check_error(self) -> None:
         """Nothing: `failure` goes to the client instead of the log."""
 
+    def forget(self) -> None:
+        """Lets the store forget the grammar."""
+        self._use.drop()
+
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Around a call of the matcher, which begins without an error."""
-        began = time.thread_time()
-        if not self._allowance.is_spent:
-            # vLLM would have ended the sequence if the failure had been on a token of its own.
-            self.failure = None
-            if self.ll_matcher.is_error():
-                self._make_again()
-        yield
-        self._allowance.spend(time.thread_time() - began)
+        with self._use.timed(self._allowance.spend):
+            if not self._allowance.is_spent:
+                # vLLM would have ended the sequence if the failure had been on its own token.
+                self.failure = None
+                if self.ll_matcher.is_error():
+                    self._make_again()
+            yield
         if self._allowance.is_spent:
             self.failure = self._fault()
+            self._use.drop()
 
     def _make_again(self) -> None:
-        self.ll_matcher = self._pristine.deep_copy()
+        self.ll_matcher = self._use.copy()
         for token in self._tokens:
             if self.ll_matcher.is_stopped():
                 break
@@ -174,30 +134,22 @@ class BoundedGrammar(compat.GuidanceGrammar):
         return None
 
 
-@dataclass(slots=True)
-class _Compiled:
-    """A grammar that is compiled once. Its matcher never advances; sequences get copies.
-
-    A spent `draft_allowance` is not renewed: drafts do without it until the grammar is forgotten.
-    """
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    matcher: Any = None
-    allowance: Allowance = field(default_factory=Allowance)
-    draft_allowance: Allowance = field(default_factory=Allowance)
-
-
 class GrammarCompiler:
     """Compiles grammars for vLLM, equal ones once. vLLM calls it from several threads."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
+    def __init__(self, store: GrammarStore) -> None:
+        self._store = store
 
-    def compile(self, backend: Any, request_type: Any, grammar_spec: str) -> BoundedGrammar:
-        """The matcher of a new sequence; `backend` is vLLM's `GuidanceBackend`.
+    def compile(
+        self, backend: Any, request_type: Any, grammar_spec: str, size: int | None = None
+    ) -> BoundedGrammar:
+        """The matcher of a new sequence.
 
-        Raises `ValueError` for a grammar that cannot be enforced.
+        Args:
+            backend: vLLM's `GuidanceBackend`.
+            size: the bytes that the grammar takes, if they are known.
+
+        Raises `ValueError` for a grammar that cannot be enforced, or takes too much memory.
         """
         grammar = compat.serialize_guidance_grammar(
             request_type,
@@ -205,27 +157,13 @@ class GrammarCompiler:
             backend.disable_any_whitespace,
             backend.disable_additional_properties,
         )
-        entry = self._entry(grammar)
-        with entry.lock:
-            if entry.matcher is None:
-                entry.matcher = _warmed(new_matcher(backend.ll_tokenizer, grammar))
-                remember(grammar, entry.matcher)
-            for allowance in (allowances := (entry.allowance, entry.draft_allowance)):
+        use = self._store.use(
+            grammar, lambda: _warmed(new_matcher(backend.ll_tokenizer, grammar)), size
+        )
+        with use.compiled.lock:
+            for allowance in (use.compiled.allowance, use.compiled.draft_allowance):
                 allowance.begin()
-            return BoundedGrammar(
-                entry.matcher, backend.ll_tokenizer, backend.vocab_size, *allowances
-            )
-
-    def _entry(self, grammar: str) -> _Compiled:
-        with self._lock:
-            entry = self._kept.get(grammar)
-            if entry is None or entry.allowance.is_spent:
-                # One that was too slow may be tried again.
-                entry = self._kept[grammar] = _Compiled()
-            self._kept.move_to_end(grammar)
-            if len(self._kept) > MAX_COMPILED:
-                self._kept.popitem(last=False)
-            return entry
+        return BoundedGrammar(use, backend.ll_tokenizer, backend.vocab_size)
 
 
 def _warmed(matcher: Any) -> Any:
@@ -236,12 +174,20 @@ def _warmed(matcher: Any) -> Any:
     return matcher
 
 
+def forget_constraint(request: Any) -> None:
+    """Lets the store forget the grammar of vLLM's `Request`, which has failed."""
+    if isinstance(grammar := request.structured_output_request.grammar, BoundedGrammar):
+        grammar.forget()
+
+
 def failure_of(request: Any) -> str | None:
     """Why a constraint has ended vLLM's `Request`; `None` if it has not."""
     constrained = request.structured_output_request
     if constrained is None:
         return None
     grammar = constrained.grammar
+    if isinstance(grammar, GrammarsFull):
+        return GRAMMARS_FULL
     if isinstance(grammar, Exception):
         return str(grammar)
     return getattr(grammar, "failure", None)

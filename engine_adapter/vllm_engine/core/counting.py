@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine_adapter.counts import PolicyStep, StepKind
+from engine_adapter.counts import NO_GRAMMARS, CompiledGrammars, PolicyStep, StepKind
 from engine_adapter.policies.contract import RequestClass
 from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import KEY, NUM_TOTALS, DraftReport
@@ -109,6 +109,7 @@ class StepTally:
         quarantined: proposers that this step's faults quarantined.
         policy: what the policies did.
         evidence: every few seconds, what they measured.
+        grammars: the compiled grammars.
         tallies: counts by proposer; `NONE` counts tokens emitted without drafts.
     """
 
@@ -117,6 +118,7 @@ class StepTally:
     quarantined: list[str] = field(default_factory=list)
     policy: PolicyStep | None = None
     evidence: Mapping[str, Any] | None = None
+    grammars: CompiledGrammars = NO_GRAMMARS
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def to_wire(self, seconds: float) -> dict[str, Any]:
@@ -125,5 +127,6 @@ class StepTally:
         drafting = self.drafting
         report = [drafting.seconds, drafting.proposed, drafting.catchup, drafting.faults]
         policy = self.policy and [getattr(self.policy, f.name) for f in fields(self.policy)]
-        rest = [self.quarantined, policy, self.evidence]
+        grammars = [self.grammars.number, self.grammars.bytes]
+        rest = [self.quarantined, policy, self.evidence, grammars]
         return {KEY: [self.kind.value, seconds, tallies, *report, *rest]}

@@ -1,15 +1,14 @@
 """The live requests as rows of a table: what drafts for each, and what was counted. No vLLM.
 
 One step, in the order of the calls: `start_step`, `plan`, then, when the step's outputs arrive,
-`start_count`, `count_verified` and `count_emitted` for each row, `end_count`, `attach_stats`,
-`step_stats`.
+`start_count`, `count_verified`, `count_emitted`, `end_count`, `attach_stats`, `step_stats`.
 """
 
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from engine_adapter.counts import StepKind
+from engine_adapter.counts import NO_GRAMMARS, CompiledGrammars, StepKind
 from engine_adapter.policies.contract import (
     NO_PLAN,
     DraftFate,
@@ -282,10 +281,11 @@ class RowTable:
             if row is not None and row.streams_stats:
                 output.kv_transfer_params = row.to_wire()
 
-    def step_stats(self) -> dict[str, Any] | None:
+    def step_stats(self, grammars: CompiledGrammars = NO_GRAMMARS) -> dict[str, Any] | None:
         """The step's report; `None` before the first step."""
         if not self._step_start:
             return None
+        self._step.grammars = grammars
         return self._step.to_wire(time.perf_counter() - self._step_start)
 
 

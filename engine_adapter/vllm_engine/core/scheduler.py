@@ -11,20 +11,19 @@ from engine_adapter.counts import StepKind
 from engine_adapter.policies.contract import RequestClass
 from engine_adapter.policies.planner import Planner
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.compiled_grammars import process_store
 from engine_adapter.vllm_engine.core.constrained import (
     GrammarCompiler,
     constraint_starts,
     count_draft_times,
     failure_of,
+    forget_constraint,
 )
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
 from engine_adapter.vllm_engine.patches.fatal_dump import patch_fatal_dump
-from engine_adapter.vllm_engine.patches.grammars import (
-    patch_compiler_panics,
-    patch_grammar_compiler,
-)
+from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler
 from engine_adapter.vllm_engine.patches.log_filters import silence_rejected_tokens
 from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args
 
@@ -115,6 +114,7 @@ class SchedulerHooks:
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if (failure := failure_of(request)) is not None:
             self._failures[request.request_id] = failure
+            forget_constraint(request)
         _, ec_transfer_params = super()._free_request(request, *args, **kwargs)
         return self.row_table.free(request.request_id), ec_transfer_params
 
@@ -138,7 +138,7 @@ class SchedulerHooks:
             self._step_size = None
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
-            stats.kv_connector_stats = self.row_table.step_stats()
+            stats.kv_connector_stats = self.row_table.step_stats(process_store().usage)
         return stats
 
 
@@ -152,19 +152,19 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         exit_with_parent()
         patch_engine_core()
         patch_fatal_dump()
-        patch_grammar_compiler(GrammarCompiler())
-        patch_compiler_panics()
+        config = SpecgateConfig.of(vllm_config)
+        process_store().budget = config.max_grammar_bytes
+        patch_grammar_compiler(GrammarCompiler(process_store()))
         silence_rejected_tokens()
         # vLLM pads a row that resumes, or whose prompt but one token is in the prefix cache, with
         # k placeholder drafts, and counts them. A dynamic schedule of k turns that off; a constant
         # one changes nothing else.
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
-        if SpecgateConfig.of(vllm_config).needs_draft_kv:
+        if config.needs_draft_kv:
             # vLLM reserves slots for draft KV only if its own configuration is a draft model.
             self.num_lookahead_tokens = lookahead(self.num_spec_tokens)
             reserved = 1 + self.num_spec_tokens + self.num_lookahead_tokens
             self._spec_decode_step_blocks = -(-reserved // self.block_size)
-        config = SpecgateConfig.of(vllm_config)
         planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
         self.row_table = RowTable(planner, self.max_model_len)
         self._failures = {}

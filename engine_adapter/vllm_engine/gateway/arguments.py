@@ -150,6 +150,7 @@ def _own_config(config: EngineConfig, progress_pipe: str | None) -> Any:
             for spec in config.proposers
             if spec.model and get_method(spec.method).capabilities.is_paged_head
         },
+        config.max_compiled_grammar_bytes,
     ).to_additional_config()
 
 

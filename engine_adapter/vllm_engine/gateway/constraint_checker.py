@@ -12,9 +12,11 @@ import signal
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import structlog
 
+from engine_adapter.config import DEFAULT_GRAMMAR_BYTES, EngineConfig
 from engine_adapter.errors import (
     CONSTRAINT_TOO_COMPLEX,
     EngineError,
@@ -23,7 +25,9 @@ from engine_adapter.errors import (
 )
 from engine_adapter.text import cut
 from engine_adapter.types import StructuredOutput
+from engine_adapter.vllm_engine.compiled_grammars import too_large
 from engine_adapter.vllm_engine.gateway.constraint_process import (
+    Answer,
     CompileLimits,
     ConstraintProcess,
     Vocabulary,
@@ -61,10 +65,15 @@ MAX_VERDICTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a check; a `reason` refuses the constraint."""
+    """The result of a check; a `reason` refuses the constraint.
+
+    Attributes:
+        size: the bytes that it takes when it is compiled; `None` if that is not known.
+    """
 
     reason: str | None = None
     code: str | None = None
+    size: int | None = None
 
 
 @dataclass(slots=True)
@@ -84,10 +93,17 @@ class ConstraintChecker:
 
     Args:
         cpu_seconds: the most CPU time that compiling one constraint takes.
+        grammar_bytes: the most bytes of all compiled grammars of the engine.
     """
 
-    def __init__(self, vocabulary: Vocabulary, cpu_seconds: float) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        cpu_seconds: float,
+        grammar_bytes: int = DEFAULT_GRAMMAR_BYTES,
+    ) -> None:
         self._vocabulary = vocabulary
+        self._grammar_bytes = grammar_bytes
         self._limits = CompileLimits(cpu_seconds, MEMORY_BYTES, stack_bytes())
         self._setup: bytes | None = None
         self._turns = FairTurns(MAX_PROCESSES, MAX_PROCESSES_OF_ONE)
@@ -96,6 +112,11 @@ class ConstraintChecker:
         # Also those of jobs whose clients have all left, until they have ended their process.
         self._tasks: set[asyncio.Task[Verdict]] = set()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    @classmethod
+    def of(cls, config: EngineConfig, vocabulary: Vocabulary) -> "ConstraintChecker":
+        """That of an engine."""
+        return cls(vocabulary, config.max_constraint_s, config.max_compiled_grammar_bytes)
 
     async def start(self) -> None:
         """Starts the first process, so that no request waits for it. Raises `EngineStartError`."""
@@ -125,6 +146,11 @@ class ConstraintChecker:
         if verdict.reason is not None:
             message = f"{constraint.param}: {cut(verdict.reason)}"
             raise InvalidRequest(constraint.param, message, verdict.code)
+
+    def size_of(self, constraint: StructuredOutput) -> int | None:
+        """The bytes that a constraint takes when it is compiled; `None` if that is not known."""
+        verdict = self._verdicts.get(_key(constraint))
+        return None if verdict is None else verdict.size
 
     async def stop(self) -> None:
         """Ends all processes, and the checks that run."""
@@ -176,7 +202,7 @@ class ConstraintChecker:
             if answer is None:
                 verdict = self._of_ended(await process.ended())
             else:
-                verdict = Verdict(answer.reason)
+                verdict = self._of_answer(answer)
                 if answer.retires:
                     await process.end()
                 else:
@@ -185,6 +211,13 @@ class ConstraintChecker:
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
         return verdict
+
+    def _of_answer(self, answer: Answer) -> Verdict:
+        if answer.reason is not None:
+            return Verdict(answer.reason)
+        if (reason := too_large(answer.size, self._grammar_bytes)) is not None:
+            return Verdict(reason, CONSTRAINT_TOO_COMPLEX)
+        return Verdict(size=answer.size)
 
     def _of_ended(self, status: int) -> Verdict:
         """The verdict on a constraint that has ended its process with this status.
@@ -211,6 +244,7 @@ def stack_bytes() -> int:
     return STACK_BYTES if soft == resource.RLIM_INFINITY else min(STACK_BYTES, soft // 2)
 
 
+@lru_cache(maxsize=1)  # all sequences of a request ask in a row
 def _key(constraint: StructuredOutput) -> bytes:
     """Equal for constraints that compile to the same grammar."""
     parts = hashlib.sha256(constraint.kind.value.encode())

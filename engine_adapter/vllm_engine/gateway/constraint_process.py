@@ -81,10 +81,12 @@ class Answer:
     Attributes:
         reason: why it cannot be enforced; `None` if it can be.
         retires: the worker keeps so much memory that it should be replaced.
+        size: the bytes that it takes when it is compiled.
     """
 
     reason: str | None
     retires: bool
+    size: int = 0
 
 
 class ConstraintProcess:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from engine_adapter.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
+from engine_adapter.vllm_engine.heap import allocated_bytes
 from engine_adapter.vllm_engine.panics import panics_as_errors
 
 _NICENESS = 5
@@ -44,24 +45,27 @@ def main() -> None:
     write_frame(answers, {"error": None})
     while (request := read_frame(requests)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
-        reason = fault_of(compiler, ConstraintKind(request["kind"]), request["value"])
+        reason, size = compiled(compiler, ConstraintKind(request["kind"]), request["value"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         # Memory that is not given back would count for the next constraint.
         retires = _address_space() - base > setup["memory_bytes"] // 2
-        write_frame(answers, {"reason": reason, "retires": retires})
+        write_frame(answers, {"reason": reason, "retires": retires, "size": size})
 
 
-def fault_of(compiler: Any, kind: ConstraintKind, value: str) -> str | None:
-    """Why a constraint cannot be enforced. One that needs too much memory ends the process."""
+def compiled(compiler: Any, kind: ConstraintKind, value: str) -> tuple[str | None, int]:
+    """Why a constraint cannot be enforced, `None` if it can be; and the bytes that it takes.
+
+    One that needs too much memory ends the process.
+    """
     try:
         with panics_as_errors():
-            reason: str | None = compiler.fault(kind, value)
+            result: tuple[str | None, int] = compiler.compile(kind, value)
+            return result
     except MemoryError:
         # As llguidance ends it, so that the gateway says that the constraint is too complex.
         os.abort()
     except Exception as error:
-        reason = f"it cannot be compiled: {type(error).__name__}: {error}"
-    return reason
+        return f"it cannot be compiled: {type(error).__name__}: {error}", 0
 
 
 class _Compiler:
@@ -76,20 +80,22 @@ class _Compiler:
         )
         self._json_rules = json_rules
 
-    def fault(self, kind: ConstraintKind, value: str) -> str | None:
-        """Why a constraint cannot be enforced, up to its first token; `None` if it can be."""
+    def compile(self, kind: ConstraintKind, value: str) -> tuple[str | None, int]:
+        """As `compiled`, up to the constraint's first token."""
         try:
             grammar = serialized(kind, value, **self._json_rules)
         except (ValueError, KeyError, TypeError) as error:
-            return f"Invalid grammar specification: {error}"
+            return f"Invalid grammar specification: {error}", 0
         # Without a tokenizer first: then tokens that are not text cannot be named.
         reason = self._matcher.validate_grammar(grammar, None, limits=matcher_limits())
+        before, size = allocated_bytes(), 0
         if not reason:
             matcher = self._matcher(self._tokenizer, grammar, log_level=0, limits=matcher_limits())
             if not matcher.is_error():
                 matcher.compute_bitmask()
             reason = matcher.get_error()
-        return f"Grammar error: {reason}" if reason else None
+            size = max(0, allocated_bytes() - before)
+        return f"Grammar error: {reason}" if reason else None, size
 
 
 def read_frame(stream: BinaryIO) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.cancellation import was_cancelled
 from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.counts import StepReport
-from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
+from engine_adapter.errors import EngineDead, EngineError, EngineFull, EngineNotReady
 from engine_adapter.interface import EngineObserver
 from engine_adapter.lora_registry import LoraRegistry
 from engine_adapter.parsing import ParsingRequest
@@ -112,7 +112,7 @@ class VllmEngine:
         vocabulary = self._supervisor.child.vocabulary
         if vocabulary is not None:
             on_progress("starting the check of constraints")
-            checker = ConstraintChecker(vocabulary, self._config.max_constraint_s)
+            checker = ConstraintChecker.of(self._config, vocabulary)
             await checker.start()
             self._checker = checker
 
@@ -168,7 +168,7 @@ class VllmEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
         process = self._supervisor.child
-        params = sampling_params(request, is_checked=self._checker is not None)
+        params = sampling_params(request, self._checker)
         prompt = token_prompt(request)
         adapter = lora_request(request.lora_adapter)
         with self._lora_registry.used(request.lora_adapter):
@@ -296,5 +296,5 @@ def _is_refusal(error: BaseException, request: GenerationRequest) -> bool:
     """Whether an error before the first output means that vLLM refuses the request."""
     if isinstance(error, EngineError):
         # vLLM compiles a grammar after admission; a grammar that fails ends its request.
-        return request.sampling.structured_output is not None
+        return request.sampling.structured_output is not None and not isinstance(error, EngineFull)
     return isinstance(error, ValueError | compat.VLLMClientError)

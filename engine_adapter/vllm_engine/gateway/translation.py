@@ -1,9 +1,15 @@
 """Translates a request into vLLM's types, and vLLM's outputs and refusals into the seam's."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX, EngineDead, EngineError, InvalidRequest
+from engine_adapter.errors import (
+    CONSTRAINT_TOO_COMPLEX,
+    EngineDead,
+    EngineError,
+    EngineFull,
+    InvalidRequest,
+)
 from engine_adapter.text import cut
 from engine_adapter.types import (
     Alternative,
@@ -17,18 +23,30 @@ from engine_adapter.types import (
 )
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.grammars import BACKEND
-from engine_adapter.vllm_engine.wire import decode_failure, decode_request, to_extra_args
+from engine_adapter.vllm_engine.wire import (
+    GRAMMARS_FULL,
+    decode_failure,
+    decode_request,
+    to_extra_args,
+)
 
 
 class ConstraintFailed(EngineError):
     """The engine ended a request because of its constraint; the message has the reason."""
 
 
-def sampling_params(request: GenerationRequest, *, is_checked: bool = False) -> Any:
+class Checker(Protocol):
+    """What checks constraints before a request: `ConstraintChecker`."""
+
+    def size_of(self, constraint: StructuredOutput) -> int | None:
+        """The bytes that a constraint takes when it is compiled; `None` if that is not known."""
+
+
+def sampling_params(request: GenerationRequest, checker: Checker | None = None) -> Any:
     """vLLM's `SamplingParams` of a request.
 
     Args:
-        is_checked: `ConstraintChecker` checks its constraint, and vLLM does not.
+        checker: has checked its constraint, and vLLM does not; `None` if vLLM does.
 
     Raises:
         InvalidRequest: vLLM refuses a value.
@@ -36,6 +54,8 @@ def sampling_params(request: GenerationRequest, *, is_checked: bool = False) -> 
     from vllm import SamplingParams
 
     options = request.sampling
+    constraint = options.structured_output
+    size = checker.size_of(constraint) if checker and constraint else None
     try:
         return SamplingParams(
             temperature=options.temperature,
@@ -53,16 +73,14 @@ def sampling_params(request: GenerationRequest, *, is_checked: bool = False) -> 
             logit_bias=dict(options.logit_bias) or None,
             allowed_token_ids=list(options.allowed_token_ids) or None,
             bad_words=list(options.bad_words) or None,
-            structured_outputs=_structured_outputs(
-                options.structured_output, is_checked=is_checked
-            ),
+            structured_outputs=_structured_outputs(constraint, is_checked=checker is not None),
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
             ignore_eos=options.ignore_eos,
             skip_special_tokens=options.skip_special_tokens,
             include_stop_str_in_output=options.include_stop_str_in_output,
             output_kind=compat.RequestOutputKind.DELTA,
-            extra_args=to_extra_args(request.spec_decode),
+            extra_args=to_extra_args(request.spec_decode, size),
         )
     except (ValueError, compat.VLLMClientError) as error:
         raise to_invalid_request(error, request) from error
@@ -128,6 +146,7 @@ def to_delta(output: Any) -> Delta:
 
     Raises:
         EngineDead: vLLM ended the request because it is stopping.
+        EngineFull: the grammars of running requests leave no room for the request's own.
         ConstraintFailed: the request's constraint could not be enforced to its end.
         EngineError: vLLM ended the request with another error.
     """
@@ -150,7 +169,10 @@ def _finish_reason(reason: str | None, attached: Mapping[str, Any] | None) -> Fi
     if reason == "abort":
         raise EngineDead("the engine stopped before the request was finished")
     if reason == "error":
-        if (failure := decode_failure(attached)) is not None:
+        failure = decode_failure(attached)
+        if failure == GRAMMARS_FULL:
+            raise EngineFull("the formats of running requests take all memory for formats")
+        if failure is not None:
             raise ConstraintFailed(failure)
         raise EngineError("the engine could not finish the request")
     return FinishReason.LENGTH if reason == "length" else FinishReason.STOP

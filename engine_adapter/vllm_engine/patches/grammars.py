@@ -4,36 +4,33 @@ from typing import Any, Protocol
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.panics import panics_as_errors
+from engine_adapter.vllm_engine.wire import grammar_bytes_of
 
 
 class Compiler(Protocol):
     """What compiles in place of vLLM: `core.constrained.GrammarCompiler`."""
 
-    def compile(self, backend: Any, request_type: Any, grammar_spec: str) -> Any:
+    def compile(
+        self, backend: Any, request_type: Any, grammar_spec: str, size: int | None = None
+    ) -> Any:
         """The matcher of a new sequence."""
 
 
 def patch_grammar_compiler(compiler: Compiler) -> None:
-    """Lets every `GuidanceBackend` compile with `compiler`."""
-
-    def compile_grammar(
-        backend: Any, request_type: Any, grammar_spec: str, stop_token_ids: Any = None
-    ) -> Any:
-        return compiler.compile(backend, request_type, grammar_spec)
-
-    compat.GuidanceBackend.compile_grammar = compile_grammar
-
-
-def patch_compiler_panics() -> None:
-    """Lets a panic in the compilation of a grammar, by any backend, end its request alone.
+    """Lets `compiler` compile what is for a `GuidanceBackend`, and ends panics of any backend.
 
     vLLM keeps each exception of a compilation, and raises one that is not an `Exception` in the
-    scheduler, which ends EngineCore.
+    scheduler, which ends EngineCore. With the patch a panic ends its request alone.
     """
     create = compat.StructuredOutputManager._create_grammar
 
     def create_grammar(manager: Any, request: Any) -> Any:
         with panics_as_errors():
-            return create(manager, request)
+            if not isinstance(manager.backend, compat.GuidanceBackend):
+                return create(manager, request)
+            kind, spec = request.structured_output_request.structured_output_key
+            return compiler.compile(
+                manager.backend, kind, spec, grammar_bytes_of(request.sampling_params)
+            )
 
     compat.StructuredOutputManager._create_grammar = create_grammar

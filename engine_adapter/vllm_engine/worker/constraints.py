@@ -8,7 +8,6 @@ took too much.
 """
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +17,10 @@ import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher, recall, remember
+from engine_adapter.vllm_engine.compiled_grammars import GrammarUse, process_store
+from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher
 from engine_adapter.vllm_engine.panics import panics_as_errors
+from engine_adapter.vllm_engine.wire import grammar_bytes_of
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class RowConstraint:
     it does for the rest of a step in which it has taken too long.
 
     Args:
-        matcher: llguidance's, at its beginning.
+        use: the row's hold of its grammar.
         eos: the token that ends a text.
         start: the position in the row at which the constraint begins.
         forces: forced tokens are looked for.
@@ -53,7 +54,7 @@ class RowConstraint:
 
     def __init__(
         self,
-        matcher: Any,
+        use: GrammarUse,
         eos: int,
         start: int,
         *,
@@ -66,7 +67,8 @@ class RowConstraint:
         # The forced text that was found last, and the number of tokens before it.
         self._found: list[int] = []
         self._found_after = 0
-        self._matcher = matcher
+        self._use = use
+        self._matcher = use.copy()
         self._eos = eos
         self._seconds = 0.0
         self._calls = 0
@@ -143,9 +145,11 @@ class RowConstraint:
     @contextmanager
     def _timed(self) -> Iterator[None]:
         """Around a call of the matcher."""
-        began = time.thread_time()
-        yield
-        self._seconds += time.thread_time() - began
+        with self._use.timed(self._spend):
+            yield
+
+    def _spend(self, seconds: float) -> None:
+        self._seconds += seconds
         self._calls += 1
 
     @property
@@ -234,11 +238,16 @@ class RowConstraints:
         return row
 
     def _new_row(self, request_id: str, start: int) -> RowConstraint | None:
-        params = self._runner.requests[request_id].sampling_params.structured_outputs
+        params = self._runner.requests[request_id].sampling_params
         try:
             with panics_as_errors():
-                grammar = self._serialized(params)
-                matcher = self._matcher(grammar).deep_copy()
+                grammar = self._serialized(params.structured_outputs)
+                use = process_store().use(
+                    grammar,
+                    lambda: new_matcher(self._tokenizer, grammar),
+                    grammar_bytes_of(params),
+                    refuses=False,
+                )
         except ValueError as error:
             # EngineCore has compiled it. Without it the row is only drafted for less well.
             log.error("the drafts of %s do not know its constraint: %s", request_id, error)
@@ -247,7 +256,7 @@ class RowConstraints:
         # Ranks take different times, but must draft the same.
         step_s = STEP_S if is_only_rank(self._vllm_config.parallel_config) else float("inf")
         eos = self._tokenizer.eos_token
-        return RowConstraint(matcher, eos, start, forces=forces, step_s=step_s)
+        return RowConstraint(use, eos, start, forces=forces, step_s=step_s)
 
     def _serialized(self, params: Any) -> str:
         config = self._vllm_config.structured_outputs_config
@@ -258,11 +267,3 @@ class RowConstraints:
                 config.disable_additional_properties,
             )
         )
-
-    def _matcher(self, grammar: str) -> Any:
-        """The matcher of a grammar, which never advances."""
-        matcher = recall(grammar)
-        if matcher is None:
-            matcher = new_matcher(self._tokenizer, grammar)
-            remember(grammar, matcher)
-        return matcher

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from demo import model_path
 from engine_adapter.config import EngineConfig
-from engine_adapter.counts import PolicyStep, StepKind, StepReport
+from engine_adapter.counts import CompiledGrammars, PolicyStep, StepKind, StepReport
 from engine_adapter.data_parallel.engine import DataParallelEngine
 from engine_adapter.data_parallel.merging import MergedProposers, merged
 from engine_adapter.data_parallel.proposer_changes import fields_of
@@ -121,6 +121,18 @@ async def test_policies_and_evidence_show_each_engine(start: StartFleet) -> None
     (goodput,) = [info for info in fleet.engine.policies if info.name == "goodput"]
     assert set(goodput.state["engines"]) == {"0", "1"}
     assert goodput.parameters["min_gain"] == 0.01
+
+
+async def test_the_compiled_grammars_are_those_of_all_engines(start: StartFleet) -> None:
+    fleet = await start()
+    step = StepReport(StepKind.DECODE, 0.1, {}, {}, {}, {})
+    for index, number, shown in ((0, 3, 3), (1, 4, 7), (0, 1, 5)):
+        grammars = CompiledGrammars(number, 1000 * number)
+        fleet.engine.on_member_step(index, replace(step, grammars=grammars))
+        assert fleet.reports.steps[-1].grammars == CompiledGrammars(shown, 1000 * shown)
+    fleet.engine.on_member_restart(0, succeeded=True)
+    fleet.engine.on_member_step(0, step)
+    assert fleet.reports.steps[-1].grammars.number == 4
 
 
 async def test_a_policy_is_held_while_the_guard_of_one_engine_holds_it(start: StartFleet) -> None:

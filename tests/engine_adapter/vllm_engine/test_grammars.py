@@ -1,7 +1,6 @@
-"""The grammars that constraints become: vLLM's own, and those that are kept."""
+"""The grammars that constraints become: vLLM's own."""
 
 import json
-from collections import OrderedDict
 
 import pytest
 
@@ -45,11 +44,3 @@ def test_the_grammar_is_vllms(
         kind, value, any_whitespace=any_whitespace, named_properties=named_properties
     )
     assert ours == vllms
-
-
-def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_compiled", OrderedDict())
-    for i in range(grammars.MAX_COMPILED + 2):
-        grammars.remember(str(i), i)
-    assert grammars.recall("1") is None
-    assert grammars.recall("2") == 2

@@ -13,6 +13,7 @@ from engine_adapter.vllm_engine.wire import (
     AdditionalConfig,
     SpecgateConfig,
     from_extra_args,
+    grammar_bytes_of,
     to_extra_args,
 )
 
@@ -129,3 +130,12 @@ def test_proposers_with_one_checkpoint_have_code_of_their_own() -> None:
     specs = parse_specs([SMALL, SMALL | {"name": "same"}])
     made = SimpleNamespace(additional_config=of_each[0])
     assert SpecgateConfig.of(made) == SpecgateConfig(specs)
+
+
+def test_the_size_of_a_compiled_constraint_crosses_to_the_engine() -> None:
+    extra_args = json.loads(json.dumps(to_extra_args(SpecDecodeParams(), 12_345)))
+    assert grammar_bytes_of(SimpleNamespace(extra_args=extra_args)) == 12_345
+    assert read_back(extra_args) == SpecDecodeParams()
+    for unknown in (None, SimpleNamespace(extra_args=None)):
+        assert grammar_bytes_of(unknown) is None
+    assert grammar_bytes_of(SimpleNamespace(extra_args=to_extra_args(SpecDecodeParams()))) is None

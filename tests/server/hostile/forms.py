@@ -24,6 +24,11 @@ FORMS = (
     Hostile(
         "2,000 choices", lambda: {"structured_outputs": {"choice": [f"c{i}" for i in range(2000)]}}
     ),
+    Hostile("a choice of 200,000", outputs(choice=["ab cd" * 40_000])),
+    Hostile(
+        "2,000 choices of 100", outputs(choice=[f"{i:05}" + "ab cd" * 19 for i in range(2000)])
+    ),
+    Hostile("a literal of 90,000 in Lark", outputs(grammar=f'start: "{"ab cd" * 18_000}"')),
     Hostile("a choice of 1 MB", outputs(choice=["a" * 1_000_000]), "structured_outputs.choice"),
     Hostile("100,000 guided choices", lambda: {"guided_choice": ["a"] * 100_000}, "guided_choice"),
     Hostile("a regex of 1 MB", pattern("a" * 1_000_000), "structured_outputs.regex"),

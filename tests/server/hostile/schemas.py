@@ -1,5 +1,6 @@
 """JSON schemas, in every field that takes one."""
 
+import json
 from typing import Any
 
 from tests.server.hostile.body import RESPONSES, Fields, Hostile, in_string, outputs, schema
@@ -52,6 +53,15 @@ def nested_items(levels: int, count: int) -> Fields:
     for _ in range(levels):
         inner = {"type": "array", "items": inner, "minItems": count, "maxItems": count}
     return inner
+
+
+def texts(count: int, chars: int) -> list[str]:
+    return [f"{i:04}" + "ab cd" * ((chars - 4) // 5) for i in range(count)]
+
+
+def consts(count: int, chars: int) -> Fields:
+    properties = {text[:4]: {"const": text} for text in texts(count, chars)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def tool(parameters: Any, name: str = "f") -> Fields:
@@ -110,6 +120,30 @@ SCHEMAS = (
     ),
     Hostile("an enum of 300,000", schema(lambda: {"enum": list(range(300_000))}), FORMAT),
     Hostile("an enum of 20,000", schema(lambda: {"enum": [f"v{i}" for i in range(20_000)]})),
+    Hostile("a const of 400,000", schema(lambda: {"const": "ab cd" * 80_000}), FORMAT),
+    Hostile("a const of 20,000", schema(lambda: {"const": "ab cd" * 4000})),
+    Hostile(
+        "a const as text",
+        outputs(json=json.dumps({"const": "ab cd" * 80_000})),
+        "structured_outputs.json",
+    ),
+    Hostile(
+        "an enum of 100,000 in a tool",
+        lambda: {
+            "tools": [tool({"properties": {"a": {"enum": ["ab cd" * 20_000]}}})],
+            "tool_choice": "required",
+        },
+        "tools.0.function.parameters",
+    ),
+    Hostile("ten consts of 20,000", schema(lambda: consts(10, 20_000))),
+    Hostile("eleven consts of 20,000", schema(lambda: consts(11, 20_000)), FORMAT),
+    Hostile("an enum of 2,000 times 100", schema(lambda: {"enum": texts(2000, 100)})),
+    Hostile("names of 30,000", schema(lambda: {"properties": {"a" * 30_000: {}}}), FORMAT),
+    Hostile(
+        "five names of 20,000",
+        schema(lambda: {"properties": {name: {} for name in texts(5, 20_000)}}),
+    ),
+    Hostile("a pattern of 30,000", in_string("ab" * 15_000), FORMAT),
     Hostile("a description of 1 MB", schema(lambda: {"description": "a" * 1_000_000}), FORMAT),
     Hostile(
         "a product of alternatives",

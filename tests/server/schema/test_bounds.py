@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from server.errors import InvalidField
 from server.schema.base import MAX_FIELDS
-from server.schema.bounds import MAX_PARTS
+from server.schema.bounds import MAX_PARTS, MAX_SCHEMA_TEXT_CHARS, check_schema
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 from server.schema.messages import MAX_MESSAGES
@@ -129,3 +130,70 @@ async def test_a_bound_that_is_passed_is_named_with_what_was_given(
     response = await gateway.complete(**{"prompt": "a", **fields})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(message)
+
+
+def longest(what: str, chars: int) -> dict[str, Any]:
+    """A schema whose longest text, at some place, has so many characters."""
+    text = "a" * chars
+    schemas: dict[str, dict[str, Any]] = {
+        "const": {"const": text},
+        "const within": {"properties": {"a": {"anyOf": [{"const": [{"b": text}]}]}}},
+        "name in a const": {"const": {text: 1}},
+        "enum": {"enum": ["a", 1, text]},
+        "pattern": {"type": "string", "pattern": text},
+        "required": {"required": [text]},
+        "name": {"properties": {text: {}}},
+        "pattern of a name": {"patternProperties": {text: {}}},
+        "property called as a keyword": {"properties": {"properties": {"const": text}}},
+    }
+    return schemas[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [
+        ("const", "a text of const"),
+        ("const within", "a text of const"),
+        ("name in a const", "a name"),
+        ("enum", "a text of enum"),
+        ("pattern", "a text of pattern"),
+        ("required", "a text of required"),
+        ("name", "a name"),
+        ("pattern of a name", "a name"),
+        ("property called as a keyword", "a text of const"),
+    ],
+)
+def test_a_text_that_a_schema_puts_into_the_answer_has_a_bound(what: str, place: str) -> None:
+    check_schema(longest(what, MAX_SCHEMA_TEXT_CHARS), "field")
+    with pytest.raises(InvalidField) as refused:
+        check_schema(longest(what, MAX_SCHEMA_TEXT_CHARS + 1), "field")
+    expected = f"field has 20,001 characters in {place}; the maximum is 20,000."
+    assert (refused.value.param, refused.value.message) == ("field", expected)
+
+
+def test_such_texts_have_a_bound_together() -> None:
+    texts: dict[str, Any] = {f"p{i}": {"enum": ["a" * 10_000]} for i in range(20)}
+    check_schema({"properties": texts}, "field")
+    texts["one more"] = {"const": "a"}
+    with pytest.raises(InvalidField, match="has 200,001 characters in all texts of const, enum"):
+        check_schema({"properties": texts}, "field")
+
+
+def test_other_texts_may_be_long_and_properties_may_be_called_as_keywords() -> None:
+    long = {"description": "a" * 50_000, "examples": ["a" * 30_000]}
+    check_schema({**long, "properties": {"const": long, "pattern": long, "enum": long}}, "field")
+
+
+@pytest.mark.parametrize("tools", [False, True])
+async def test_a_long_const_is_refused_by_its_field(gateway: Gateway, tools: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": "a" * 20_001}}}
+    body: dict[str, Any] = {"structured_outputs": {"json": schema}}
+    if tools:
+        function = {"name": "f", "parameters": schema}
+        body = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    message = {"role": "user", "content": "a"}
+    response = await gateway.post("/v1/chat/completions", {"messages": [message], **body})
+    field = "tools.0.function.parameters" if tools else "structured_outputs.json"
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert "20,001 characters in a text of const; the maximum is 20,000" in error["message"]

@@ -277,6 +277,13 @@ def test_the_scheduling_policy_is_the_engines() -> None:
     assert "--scheduling-policy" in refusal(engine_args={"scheduling_policy": "priority"})
 
 
+def test_the_memory_for_compiled_grammars_is_the_engines() -> None:
+    assert Settings().engine_config().max_compiled_grammar_bytes == 256 * 2**20
+    config = Settings(max_compiled_grammar_bytes="1GiB").engine_config()  # type: ignore[arg-type]
+    assert config.max_compiled_grammar_bytes == 2**30
+    assert "max_compiled_grammar_bytes" in refusal(max_compiled_grammar_bytes=0)
+
+
 def test_the_hang_limits_and_the_restarts_are_the_engines() -> None:
     config = Settings(engine_hang_timeout_s=7, engine_restart_limit=2).engine_config()
     assert (config.hang.idle_s, config.hang.busy_s) == (7, 1800)

@@ -1,11 +1,12 @@
 """The gateway's metrics and their names."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine_adapter.counts import ProposerCounts, StepKind, StepReport
+from engine_adapter.counts import CompiledGrammars, ProposerCounts, StepKind, StepReport
 from server.control.types import SelectedBy
 from server.telemetry import admission_metrics, connection_metrics, http_metrics, usage_metrics
 from server.telemetry import metrics as module
@@ -147,3 +148,20 @@ def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: M
     documentation = " ".join(str(each.__doc__) for each in modules)
     for family in registry.collect():
         assert family.name in documentation, family.name
+
+
+def test_the_compiled_grammars_of_the_last_step_are_shown(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    def values() -> tuple[float | None, float | None]:
+        names = ("specgate_compiled_grammars", "specgate_compiled_grammar_bytes")
+        number, size = (registry.get_sample_value(name) for name in names)
+        return number, size
+
+    assert values() == (0, 0)
+    metrics.on_step(replace(STEP, grammars=CompiledGrammars(3, 5000)))
+    assert values() == (3, 5000)
+    metrics.on_restart(succeeded=False)
+    assert values() == (3, 5000)
+    metrics.on_restart(succeeded=True)
+    assert values() == (0, 0), "a new process has compiled nothing"

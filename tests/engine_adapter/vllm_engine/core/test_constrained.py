@@ -1,5 +1,6 @@
 """Matchers of constraints: shared compilation, failures, and the time that masks may take."""
 
+import random
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,13 @@ from typing import Any
 import pytest
 
 from engine_adapter.types import ConstraintKind
+from engine_adapter.vllm_engine.compiled_grammars import (
+    BURST_S,
+    MOST_S,
+    PER_CALL_S,
+    Allowance,
+    GrammarStore,
+)
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.server.hostile.forms import AMBIGUOUS
@@ -26,7 +34,7 @@ def compiled(backend: Any, option: str, spec: str, compiler: Any = None) -> Any:
 
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
 
-    compiler = compiler or GrammarCompiler()
+    compiler = compiler or GrammarCompiler(GrammarStore())
     return compiler.compile(backend, StructuredOutputOptions[option], spec)
 
 
@@ -71,7 +79,7 @@ def test_equal_grammars_are_compiled_once_and_matched_apart(
     from engine_adapter.vllm_engine.core import constrained
 
     made = record_compilations(constrained, monkeypatch)
-    compiler = constrained.GrammarCompiler()
+    compiler = constrained.GrammarCompiler(GrammarStore())
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
     assert one.accept_tokens("a", backend.encode("yes"))
     assert other.accept_tokens("b", backend.encode("no"))
@@ -85,7 +93,7 @@ def test_threads_that_ask_at_once_compile_once(
     from engine_adapter.vllm_engine.core import constrained
 
     made = record_compilations(constrained, monkeypatch)
-    compiler = constrained.GrammarCompiler()
+    compiler = constrained.GrammarCompiler(GrammarStore())
     threads = [
         threading.Thread(target=compiled, args=(backend, "CHOICE", CHOICE, compiler))
         for _ in range(8)
@@ -97,20 +105,10 @@ def test_threads_that_ask_at_once_compile_once(
     assert len(made) == 1
 
 
-def test_few_compilations_are_kept(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine_adapter.vllm_engine.core import constrained
-
-    monkeypatch.setattr(constrained, "MAX_COMPILED", 2)
-    compiler = constrained.GrammarCompiler()
-    for i in range(5):
-        compiled(backend, "REGEX", f"a{i}", compiler)
-    assert len(compiler._kept) == 2
-
-
 def test_a_grammar_with_a_fault_is_an_error_each_time(backend: Any) -> None:
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
 
-    compiler = GrammarCompiler()
+    compiler = GrammarCompiler(GrammarStore())
     for _ in range(2):
         with pytest.raises(ValueError, match="unclosed group"):
             compiled(backend, "REGEX", "(a", compiler)
@@ -172,7 +170,7 @@ def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
     from engine_adapter.vllm_engine.core import constrained
 
     clock = iter(range(1000))
-    compiler = constrained.GrammarCompiler()
+    compiler = constrained.GrammarCompiler(GrammarStore())
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
     monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.12)
     bitmask = mask(backend)
@@ -189,8 +187,6 @@ def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
 
 
 def test_time_is_given_back_by_quick_calls() -> None:
-    from engine_adapter.vllm_engine.core.constrained import BURST_S, PER_CALL_S, Allowance
-
     allowance = Allowance()
     for _ in range(10_000):
         allowance.spend(PER_CALL_S * 0.9)
@@ -206,7 +202,7 @@ def test_many_clients_with_one_grammar_are_never_ended(
     from engine_adapter.vllm_engine.core import constrained
 
     clock = iter(range(1_000_000))
-    compiler = constrained.GrammarCompiler()
+    compiler = constrained.GrammarCompiler(GrammarStore())
     # Each call takes 4 ms, as on a large vocabulary: twice what is given back for it.
     monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.004)
     bitmask = mask(backend)
@@ -220,11 +216,10 @@ def test_many_clients_with_one_grammar_are_never_ended(
 def test_the_choices_of_one_request_do_not_multiply_its_time(backend: Any) -> None:
     from engine_adapter.vllm_engine.core import constrained
 
-    compiler = constrained.GrammarCompiler()
+    compiler = constrained.GrammarCompiler(GrammarStore())
     for _ in range(128):
-        compiled(backend, "CHOICE", CHOICE, compiler)
-    (entry,) = compiler._kept.values()
-    assert entry.allowance.left_s == constrained.MOST_S
+        grammar = compiled(backend, "CHOICE", CHOICE, compiler)
+    assert grammar._allowance.left_s == MOST_S
 
 
 def test_the_first_mask_of_a_sequence_is_computed_before_it(
@@ -242,7 +237,7 @@ def test_the_first_mask_of_a_sequence_is_computed_before_it(
 
     matcher.deep_copy = deep_copy
     monkeypatch.setattr(constrained, "new_matcher", lambda *_: matcher)
-    compiler = constrained.GrammarCompiler()
+    compiler = constrained.GrammarCompiler(GrammarStore())
     for _ in range(3):
         compiled(backend, "CHOICE", CHOICE, compiler)
     assert copied == [1, 1, 1]
@@ -253,6 +248,46 @@ def test_limits_hold_where_constraints_are_checked_too() -> None:
 
     grammar = serialized(ConstraintKind.REGEX, "a", any_whitespace=False)
     assert not llguidance.LLMatcher.validate_grammar(grammar, None, limits=matcher_limits())
+
+
+def test_a_grammar_that_took_too_long_is_not_kept(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
+
+    store = GrammarStore()
+    clock = iter(range(1000))
+    grammar = compiled(backend, "CHOICE", CHOICE, GrammarCompiler(store))
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.4)
+    grammar.fill_bitmask(mask(backend), 0)
+    assert grammar.failure is not None
+    assert store.usage.number == 1, "its sequence is live"
+    assert not grammar.guides_drafts, "the worker would compile it again"
+    del grammar
+    assert store.usage.number == 0
+
+
+def test_the_next_sequence_does_not_inherit_a_lexer_that_has_too_many_states(
+    backend: Any,
+) -> None:
+    """Copies share what their lexers learn, also that there are too many states."""
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler, forget_constraint
+
+    compiler, spec = GrammarCompiler(GrammarStore()), r"(.|\n)*[x-z](.|\n){200}[xé]"
+    grammar = compiled(backend, "REGEX", spec, compiler)
+    bitmask, before = mask(backend), backend.encode("yes")
+    letters = random.Random(1)
+    for _ in range(5000):
+        (token, *_) = backend.encode(letters.choice("abcwxyz"))
+        grammar._allowance.left_s = 1.0  # this is about states, not about time
+        grammar.fill_bitmask(bitmask, 0)
+        if not grammar.accept_tokens("r", [token]):
+            break
+    assert "too many states" in (grammar.failure or "")
+    forget_constraint(SimpleNamespace(structured_output_request=SimpleNamespace(grammar=grammar)))
+    fresh = compiled(backend, "REGEX", spec, compiler)
+    fresh.fill_bitmask(bitmask, 0)
+    assert fresh.accept_tokens("r", before), fresh.failure
 
 
 # -- where constraints begin -------------------------------------------------------------------
@@ -302,7 +337,7 @@ def test_while_a_request_reasons_its_constraint_has_not_begun(backend: Any) -> N
 def test_a_grammar_that_takes_too_long_at_drafts_guides_no_more_of_them(backend: Any) -> None:
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler, count_draft_times
 
-    compiler = GrammarCompiler()
+    compiler = GrammarCompiler(GrammarStore())
     one, equal = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
     other = compiled(backend, "CHOICE", '["yes"]', compiler)
     requests = [constrained(g, tokens=n) for n, g in enumerate((one, equal, other), start=7)]
@@ -321,7 +356,7 @@ def test_the_time_of_masks_is_not_that_of_drafts(
 ) -> None:
     from engine_adapter.vllm_engine.core import constrained as module
 
-    compiler = module.GrammarCompiler()
+    compiler = module.GrammarCompiler(GrammarStore())
     slow, equal = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
     slow.spend_on_drafts(10.0, 1)
     fresh = compiled(backend, "CHOICE", CHOICE, compiler)

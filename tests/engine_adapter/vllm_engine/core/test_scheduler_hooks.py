@@ -9,6 +9,7 @@ from engine_adapter.counts import ProposerCounts, StepKind
 from engine_adapter.policies.contract import NO_PLAN
 from engine_adapter.policies.proposers import DraftTime
 from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
+from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import (
     DraftReport,
@@ -166,7 +167,7 @@ def test_what_constraints_take_at_drafts_is_counted(scheduler: Any) -> None:
 
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
 
-    compiler, options = GrammarCompiler(), StructuredOutputOptions
+    compiler, options = GrammarCompiler(GrammarStore()), StructuredOutputOptions
     grammar = compiler.compile(demo_backend(), options.CHOICE, '["yes"]')
     scheduler.add_request(arriving("r"))
     scheduler.requests["r"].structured_output_request = SimpleNamespace(grammar=grammar)

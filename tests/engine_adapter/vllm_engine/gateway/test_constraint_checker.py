@@ -155,7 +155,7 @@ async def test_the_tokenizer_is_encoded_once(
 
 def test_an_error_of_the_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing:
-        def fault(self, kind: ConstraintKind, value: str) -> str | None:
+        def compile(self, kind: ConstraintKind, value: str) -> tuple[str | None, int]:
             raise MemoryError if value == "large" else RecursionError("deep")
 
     class AbortedError(Exception):
@@ -165,10 +165,10 @@ def test_an_error_of_the_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
         raise AbortedError
 
     monkeypatch.setattr("os.abort", abort)
-    reason = constraint_worker.fault_of(Failing(), ConstraintKind.REGEX, "a")
-    assert reason == "it cannot be compiled: RecursionError: deep"
+    reason = constraint_worker.compiled(Failing(), ConstraintKind.REGEX, "a")
+    assert reason == ("it cannot be compiled: RecursionError: deep", 0)
     with pytest.raises(AbortedError):
-        constraint_worker.fault_of(Failing(), ConstraintKind.REGEX, "large")
+        constraint_worker.compiled(Failing(), ConstraintKind.REGEX, "large")
 
 
 async def test_equal_constraints_are_compiled_once(
@@ -317,3 +317,31 @@ async def test_the_check_reads_a_schema_as_the_engine_does() -> None:
         else:
             await made.check(constraint)
         await made.stop()
+
+
+async def test_the_size_of_a_compiled_constraint_is_known_after_its_check(
+    patient: ConstraintChecker,
+) -> None:
+    small, large = regex("[a-z]+"), regex("some text " * 1500)
+    assert patient.size_of(small) is None
+    for constraint in (small, large, small):
+        await patient.check(constraint)
+    assert 1000 < (patient.size_of(small) or 0) < 2**20
+    measured = patient.size_of(large) or 0
+    assert 5 * 2**20 < measured < 20 * 2**20
+    for i in range(5):
+        other = regex("text" * 3750 + str(i))
+        await patient.check(other)
+        assert patient.size_of(other) == pytest.approx(measured, rel=0.3), "whatever came before"
+
+
+async def test_one_that_takes_more_than_a_quarter_of_the_budget_is_refused() -> None:
+    checker = ConstraintChecker(VOCABULARY, ENDLESS_S, 20 * 2**20)
+    try:
+        error = await refused(checker, regex("some text " * 1500))
+        assert error.code == CONSTRAINT_TOO_COMPLEX
+        assert str(error).startswith("it: takes ")
+        assert "MiB of memory when it is compiled; the most is 5.0 MiB" in str(error)
+        await checker.check(regex("some text"))
+    finally:
+        await checker.stop()

@@ -41,8 +41,8 @@ def test_a_panic_of_the_compiler_is_a_reason() -> None:
         """As PyO3 names a panic in Rust."""
 
     class Panics:
-        def fault(self, kind: ConstraintKind, value: str) -> str | None:
+        def compile(self, kind: ConstraintKind, value: str) -> tuple[str | None, int]:
             raise PanicException("index out of bounds")
 
-    reason = constraint_worker.fault_of(Panics(), ConstraintKind.JSON_SCHEMA, "{}")
+    reason, _ = constraint_worker.compiled(Panics(), ConstraintKind.JSON_SCHEMA, "{}")
     assert reason == "it cannot be compiled: CompilerPanic: index out of bounds"

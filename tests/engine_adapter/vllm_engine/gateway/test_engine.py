@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.config import EngineConfig
 from engine_adapter.counts import StepKind, StepReport
-from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
+from engine_adapter.errors import EngineDead, EngineError, EngineFull, InvalidRequest
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import (
@@ -211,3 +211,9 @@ async def test_a_failed_grammar_is_an_invalid_request() -> None:
     assert type(unconstrained) is EngineError
     late = await failure(Llm(AssertionError(), [output(), *failed]), CONSTRAINT)
     assert type(late) is EngineError
+
+
+async def test_an_engine_without_room_for_a_constraint_says_so_and_blames_no_field() -> None:
+    full = EngineFull("the formats of running requests take all memory for formats")
+    constraint = StructuredOutput(ConstraintKind.REGEX, "a", param="it")
+    assert await failure(Llm(full), constraint) is full

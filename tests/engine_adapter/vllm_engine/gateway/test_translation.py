@@ -1,13 +1,13 @@
 """The translation between the seam's types and vLLM's."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine_adapter.counts import SpecStats
-from engine_adapter.errors import EngineDead, EngineError, InvalidRequest
+from engine_adapter.errors import EngineDead, EngineError, EngineFull, InvalidRequest
 from engine_adapter.types import (
     ConstraintKind,
     FinishReason,
@@ -19,12 +19,18 @@ from engine_adapter.types import (
 )
 from engine_adapter.vllm_engine.core.counting import RowState
 from engine_adapter.vllm_engine.gateway.translation import (
+    ConstraintFailed,
     sampling_params,
     to_delta,
     to_invalid_request,
     token_prompt,
 )
-from engine_adapter.vllm_engine.wire import from_extra_args
+from engine_adapter.vllm_engine.wire import (
+    FAILURE,
+    GRAMMARS_FULL,
+    from_extra_args,
+    grammar_bytes_of,
+)
 
 UNPINNED = SpecDecodeParams()
 OPTIONS = SamplingOptions(
@@ -202,6 +208,26 @@ def test_an_aborted_or_failed_sequence_raises() -> None:
         to_delta(output({"finish_reason": "abort"}))
     with pytest.raises(EngineError):
         to_delta(output({"finish_reason": "error"}))
+
+
+def test_a_constraint_that_ended_its_sequence_raises_with_the_reason() -> None:
+    failed = {"finish_reason": "error"}
+    with pytest.raises(ConstraintFailed, match="it is slow"):
+        to_delta(output(failed, kv_transfer_params={FAILURE: "it is slow"}))
+    with pytest.raises(EngineFull, match="the formats of running requests take all memory"):
+        to_delta(output(failed, kv_transfer_params={FAILURE: GRAMMARS_FULL}))
+
+
+def test_the_size_that_the_checker_knows_goes_with_the_request() -> None:
+    constraint = StructuredOutput(ConstraintKind.REGEX, "[0-9]+")
+    checker = SimpleNamespace(size_of={constraint: 7000}.get)
+    for options, size in (
+        (SamplingOptions(structured_output=constraint), 7000),
+        (SamplingOptions(structured_output=replace(constraint, value="a")), None),
+        (SamplingOptions(), None),
+    ):
+        params = sampling_params(GenerationRequest("r", (1,), options), checker)
+        assert grammar_bytes_of(params) == size
 
 
 def test_statistics_come_with_their_output() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine_adapter.types import ConstraintKind
+from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.grammars import new_matcher, serialized
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 
@@ -37,7 +38,8 @@ class Row:
 
         grammar = serialized(kind, value, any_whitespace=False)
         self.eos = backend.ll_tokenizer.eos_token
-        self.constraint = RowConstraint(new_matcher(backend.ll_tokenizer, grammar), self.eos, 0)
+        use = GrammarStore().use(grammar, lambda: new_matcher(backend.ll_tokenizer, grammar))
+        self.constraint = RowConstraint(use, self.eos, 0)
         self.encode: Callable[[str], list[int]] = backend.encode
         self.decode: Callable[[list[int]], str] = backend.decode
         self.tokens: list[int] = []
@@ -182,7 +184,7 @@ def test_masks_are_those_of_the_engines_core(row: Row, backend: Any) -> None:
 
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
 
-    core = GrammarCompiler().compile(backend, StructuredOutputOptions.JSON, SCHEMA)
+    core = GrammarCompiler(GrammarStore()).compile(backend, StructuredOutputOptions.JSON, SCHEMA)
     for i, token in enumerate(row.encode(TEXT)):
         bitmask = llguidance.torch.allocate_token_bitmask(1, backend.vocab_size)
         core.fill_bitmask(bitmask, 0)

@@ -1,13 +1,13 @@
 """The constraints of a batch's rows in the worker: which rows have one, and what is compiled."""
 
 import json
-from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine_adapter.vllm_engine import grammars
+from engine_adapter.vllm_engine import compiled_grammars
+from engine_adapter.vllm_engine.compiled_grammars import GrammarStore, process_store
 from engine_adapter.vllm_engine.grammars import new_matcher
 from server.settings import Settings
 from tests.engine_adapter.proposers.batches import batch
@@ -21,7 +21,7 @@ CHOICES = '["maybe not", "maybe so"]'
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_compiled", OrderedDict())
+    monkeypatch.setattr(compiled_grammars, "_PROCESS_STORE", GrammarStore())
 
 
 def constraints(ranks: int = 1, **kinds: Any) -> Any:
@@ -40,7 +40,9 @@ def constraints(ranks: int = 1, **kinds: Any) -> Any:
     )
     requests = {
         name: SimpleNamespace(
-            sampling_params=SimpleNamespace(structured_outputs=StructuredOutputsParams(**kind))
+            sampling_params=SimpleNamespace(
+                structured_outputs=StructuredOutputsParams(**kind), extra_args=None
+            )
         )
         for name, kind in kinds.items()
     }
@@ -117,7 +119,9 @@ def test_what_the_engines_core_has_compiled_is_not_compiled_again(
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
     from engine_adapter.vllm_engine.worker import constraints as module
 
-    GrammarCompiler().compile(demo_backend(), StructuredOutputOptions.CHOICE, CHOICES)
+    GrammarCompiler(process_store()).compile(
+        demo_backend(), StructuredOutputOptions.CHOICE, CHOICES
+    )
     monkeypatch.setattr(module, "new_matcher", None)
     made = constraints(r={"choice": json.loads(CHOICES)})
     made.starts = {"r": len(PROMPT)}
@@ -187,7 +191,9 @@ def test_a_row_whose_constraint_took_too_long_is_drafted_for_without_it() -> Non
     )
 
     made = constraints(r={"choice": json.loads(CHOICES)})
-    grammar = GrammarCompiler().compile(demo_backend(), StructuredOutputOptions.CHOICE, CHOICES)
+    grammar = GrammarCompiler(process_store()).compile(
+        demo_backend(), StructuredOutputOptions.CHOICE, CHOICES
+    )
     request = SimpleNamespace(
         request_id="r",
         num_tokens=len(PROMPT),

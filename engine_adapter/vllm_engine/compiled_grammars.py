@@ -1,0 +1,398 @@
+"""The compiled grammars of a process: one store, bounded in bytes.
+
+Long because what is compiled, counted, dropped and freed has one lock.
+
+EngineCore compiles what constrains texts, the worker what guides drafts. With one rank they are one
+process and share the store, so no step waits for a compilation. Equal grammars share one matcher,
+which never advances: a sequence gets a copy. Copies share what their lexers learn while they read,
+so a grammar grows as it is used, and its memory is free when it has left the store and the last
+copy is gone.
+
+Whether a grammar is still in the store is seen in its masks: a lexer keeps a limited number of
+states. So ranks that draft for the same rows measure nothing, and drop the same grammars.
+"""
+
+import random
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
+from engine_adapter.counts import CompiledGrammars
+from engine_adapter.vllm_engine import heap
+
+BURST_S = 0.3
+"""CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
+
+CREDIT_S = 0.05
+"""CPU time that each new sequence brings, in seconds: many clients may share one grammar."""
+
+MOST_S = 1.0
+"""The most CPU time that is left by it, in seconds, however many sequences begin at once."""
+
+PER_CALL_S = 0.002
+"""CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
+
+LEAST_BYTES = 64 << 10
+"""What a grammar counts at least: Python's objects and the allocator's own data."""
+
+SAMPLED = 1 / 16
+"""The share of a matcher's calls around which the memory is read. Reading it takes longer than many
+calls, so what they learn is estimated: each sampled call stands for 16.
+"""
+
+UNMEASURED_BYTES_PER_CHARACTER = 600
+"""What a grammar counts for each character of its text if nobody measures it: as a forced text."""
+
+MOST_LEARNED = 128 << 20
+"""The most that a grammar counts for what it has learned, in bytes. 115 MB were seen, when a lexer
+had all the states that it may have.
+"""
+
+TRIM_BYTES = 16 << 20
+"""Freed bytes after which memory is given back: the allocator keeps half of them as a rule."""
+
+TRIM_DELAY_S = 1.0
+"""How long the return waits for more to be freed, in seconds."""
+
+
+class GrammarsFull(ValueError):
+    """The grammars of live sequences leave no room for another one; later there may be some."""
+
+
+def most_of_one(budget: int) -> int:
+    """The most bytes that one compiled grammar may take, so that others can be live beside it."""
+    return budget // 4
+
+
+def too_large(size: int, budget: int) -> str | None:
+    """Why a grammar of `size` bytes is refused; `None` if it is not."""
+    most = most_of_one(budget)
+    if size <= most:
+        return None
+    return (
+        f"takes {_mib(size)} MiB of memory when it is compiled; the most is {_mib(most)} MiB, a "
+        "quarter of --max-compiled-grammar-bytes; simplify it."
+    )
+
+
+@dataclass(slots=True)
+class Allowance:
+    """The CPU time that the matchers of one grammar have left, in seconds.
+
+    All sequences with the grammar share it. What the choices of one request bring has a bound.
+    """
+
+    left_s: float = BURST_S
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the grammar has taken too long."""
+        return self.left_s <= 0
+
+    def begin(self) -> None:
+        """Counts a new sequence."""
+        if not self.is_spent:
+            self.left_s = min(MOST_S, self.left_s + CREDIT_S)
+
+    def spend(self, seconds: float, calls: int = 1) -> None:
+        """Counts calls of a matcher, which took `seconds` together. What is spent stays spent."""
+        if not self.is_spent:
+            given_back = min(BURST_S, self.left_s + PER_CALL_S * calls)
+            self.left_s = max(self.left_s, given_back) - seconds
+
+
+class CompiledGrammar:
+    """A grammar that is compiled once. Its matcher never advances; sequences get copies.
+
+    A spent `draft_allowance` is not renewed: drafts do without it until the grammar is forgotten.
+
+    Attributes:
+        grammar: its serialized text.
+        matcher: llguidance's; `None` until it is compiled.
+        uses: those that are live.
+        compiled_bytes: what it takes without what its lexer learns.
+        learned_bytes: an estimate of that.
+        freed: its size is appended when it is gone. The garbage collector may do that in any
+            thread, whatever locks this one has, so it does no more.
+    """
+
+    def __init__(self, grammar: str, compiled_bytes: int, freed: deque[int]) -> None:
+        self.grammar = grammar
+        self.lock = threading.Lock()
+        self.matcher: Any = None
+        self.allowance = Allowance()
+        self.draft_allowance = Allowance()
+        self.uses: weakref.WeakSet[GrammarUse] = weakref.WeakSet()
+        self.compiled_bytes = compiled_bytes
+        self.learned_bytes = 0
+        self.freed = freed
+
+    def __del__(self) -> None:
+        self.freed.append(0 if self.matcher is None else self.size)
+
+    @property
+    def size(self) -> int:
+        """What it takes, in bytes."""
+        return max(LEAST_BYTES, self.compiled_bytes) + self.learned_bytes
+
+    def learn(self, sampled_bytes: int) -> None:
+        """Counts what a sampled call has allocated, for those that were not sampled too."""
+        learned = self.learned_bytes + int(sampled_bytes / SAMPLED)
+        self.learned_bytes = min(MOST_LEARNED, max(0, learned))
+
+
+class _Sections:
+    """The sections of code, in all threads, in which matchers allocate memory.
+
+    The heap is the process's: what it grows by belongs to a section that has run alone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._begun = 0
+
+    def begin(self) -> int | None:
+        """A number for `end`; `None` if others run."""
+        with self._lock:
+            self._running += 1
+            self._begun += 1
+            return self._begun if self._running == 1 else None
+
+    def end(self, number: int | None) -> bool:
+        """Whether the section has run alone."""
+        with self._lock:
+            self._running -= 1
+            return number == self._begun
+
+
+class GrammarUse:
+    """A sequence's hold of a grammar. While it lives, the grammar's memory counts as in use."""
+
+    __slots__ = ("__weakref__", "_store", "compiled")
+
+    def __init__(self, store: "GrammarStore", compiled: CompiledGrammar) -> None:
+        self._store = store
+        self.compiled = compiled
+
+    def copy(self) -> Any:
+        """A matcher of its own, at the beginning of the text."""
+        return self.compiled.matcher.deep_copy()
+
+    def drop(self) -> None:
+        """Lets the store forget the grammar: the next sequence compiles it again."""
+        self._store.drop(self.compiled)
+
+    @contextmanager
+    def timed(self, spend: Callable[[float], None]) -> Iterator[None]:
+        """Around a call of a matcher: hands its CPU seconds to `spend`, and counts its memory."""
+        store = self._store
+        number = store.sections.begin()
+        before = store.sample()
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            spend(time.thread_time() - began)
+            after = None if before is None else heap.allocated_bytes()
+            alone = store.sections.end(number)
+        if before is not None and after is not None and alone:
+            self.compiled.learn(after - before)
+
+
+class GrammarStore:
+    """Compiled grammars, the least recently used first. Threads may call it at once.
+
+    Attributes:
+        budget: the most bytes of all grammars. What live sequences use is not dropped, so what
+            their lexers learn may pass it.
+        measures: memory is read. `False` in a rank that must drop the same grammars as others: then
+            a grammar counts the size that came with its request, or one by the length of its text.
+        sections: those of all its matchers.
+
+    Args:
+        draw: a random number from 0 to 1, which decides about a sample.
+    """
+
+    def __init__(
+        self, budget: int = DEFAULT_GRAMMAR_BYTES, draw: Callable[[], float] = random.random
+    ) -> None:
+        self.budget = budget
+        self.measures = True
+        self.sections = _Sections()
+        self._draw = draw
+        self._lock = threading.Lock()
+        # What is measured is compiled by one thread at a time.
+        self._measuring = threading.Lock()
+        self._grammars: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        # Grammars that have left the store and are still used.
+        self._dropped: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()
+        self._usage: CompiledGrammars | None = None
+        self._freed: deque[int] = deque()
+        self._freed_bytes = 0
+        self._trimmer: threading.Timer | None = None
+
+    @property
+    def usage(self) -> CompiledGrammars:
+        """All grammars that take memory, those included that have left the store.
+
+        What lexers have learned is that of the last time when a grammar came, went or was asked.
+        """
+        usage = self._usage
+        if usage is None or self._freed:
+            with self._lock:
+                self._count_freed()
+                sizes = [compiled.size for compiled in self._all()]
+                usage = self._usage = CompiledGrammars(len(sizes), sum(sizes))
+        return usage
+
+    def use(
+        self,
+        grammar: str,
+        make: Callable[[], Any],
+        size: int | None = None,
+        *,
+        refuses: bool = True,
+    ) -> GrammarUse:
+        """A use of a serialized grammar, which is compiled if the store does not have it.
+
+        Args:
+            make: compiles it.
+            size: the bytes that it takes, if they are known.
+            refuses: there are bounds for one grammar and for those of live sequences. Without them,
+                a grammar that has left the store is not compiled again while a sequence has it.
+
+        Raises:
+            GrammarsFull: those of live sequences leave no room for it.
+            ValueError: it cannot be compiled, or takes too much memory.
+        """
+        if size is None and not self.measures:
+            size = UNMEASURED_BYTES_PER_CHARACTER * len(grammar)
+        with self._lock:
+            self._count_freed()
+            compiled = self._grammars.get(grammar)
+            if compiled is None and not refuses:
+                compiled = self._live_dropped(grammar)
+            if compiled is None:
+                compiled = CompiledGrammar(grammar, size or 0, self._freed)
+                if refuses:
+                    self._check(compiled, compiled.compiled_bytes)
+                self._grammars[grammar] = compiled
+            if grammar in self._grammars:
+                self._grammars.move_to_end(grammar)
+            use = GrammarUse(self, compiled)
+            compiled.uses.add(use)
+            self._make_room()
+        try:
+            with compiled.lock:
+                if compiled.matcher is None:
+                    self._compile(compiled, make, measures=size is None, refuses=refuses)
+        except BaseException as error:
+            self.drop(compiled)
+            # vLLM keeps the error in its request; its frames would keep the grammar there.
+            del use, compiled
+            raise error.with_traceback(None) from None
+        return use
+
+    def sample(self) -> int | None:
+        """The bytes that are allocated, if the next call of a matcher is sampled."""
+        return heap.allocated_bytes() if self.measures and self._draw() < SAMPLED else None
+
+    def drop(self, compiled: CompiledGrammar) -> None:
+        """Forgets a grammar. Its live sequences keep it until they end."""
+        with self._lock:
+            self._drop(compiled)
+
+    def _drop(self, compiled: CompiledGrammar) -> None:
+        if self._grammars.get(compiled.grammar) is compiled:
+            del self._grammars[compiled.grammar]
+            self._dropped.add(compiled)
+            self._usage = None
+
+    def _all(self) -> list[CompiledGrammar]:
+        return [*self._grammars.values(), *self._dropped]
+
+    def _live_dropped(self, grammar: str) -> CompiledGrammar | None:
+        """A grammar that has left the store and that a sequence still has."""
+        for compiled in self._dropped:
+            if compiled.grammar == grammar and compiled.uses and compiled.matcher is not None:
+                return compiled
+        return None
+
+    def _compile(
+        self, compiled: CompiledGrammar, make: Callable[[], Any], *, measures: bool, refuses: bool
+    ) -> None:
+        """Compiles a grammar. Those who wait for it get no matcher that is refused."""
+        number = self.sections.begin()
+        try:
+            if not measures:
+                compiled.matcher = make()
+                return
+            with self._measuring:
+                before = heap.allocated_bytes()
+                matcher = make()
+                size = max(0, heap.allocated_bytes() - before)
+        finally:
+            self.sections.end(number)
+        with self._lock:
+            if refuses:
+                self._check(compiled, size)
+            compiled.compiled_bytes = size
+            compiled.matcher = matcher
+            self._make_room()
+
+    def _check(self, compiled: CompiledGrammar, size: int) -> None:
+        """Raises `ValueError` for a grammar that is too large by itself or beside live ones."""
+        if (reason := too_large(size, self.budget)) is not None:
+            raise ValueError(reason)
+        others = (other for other in self._all() if other.uses and other is not compiled)
+        taken = sum(other.compiled_bytes for other in others)
+        if taken + size > self.budget:
+            raise GrammarsFull(
+                f"the formats of running requests take {_mib(taken)} MiB of memory and this one "
+                f"would take {_mib(size)} MiB, but {_mib(self.budget)} MiB are the most"
+            )
+
+    def _make_room(self) -> None:
+        """Drops grammars without a sequence, the least recently used first, while it is needed."""
+        self._usage = None
+        left = self.budget - sum(compiled.size for compiled in self._all())
+        for compiled in list(self._grammars.values()):
+            if left >= 0:
+                return
+            if not compiled.uses:
+                left += compiled.size
+                self._drop(compiled)
+
+    def _count_freed(self) -> None:
+        """Counts grammars that are gone. A thread that no step waits for gives memory back soon."""
+        while self._freed:
+            self._freed_bytes += self._freed.popleft()
+            self._usage = None
+        if self._freed_bytes >= TRIM_BYTES and self._trimmer is None:
+            self._trimmer = threading.Timer(TRIM_DELAY_S, self._trim)
+            self._trimmer.daemon = True
+            self._trimmer.start()
+
+    def _trim(self) -> None:
+        with self._lock:
+            self._freed_bytes, self._trimmer = 0, None
+        heap.trim()
+
+
+_PROCESS_STORE = GrammarStore()
+
+
+def process_store() -> GrammarStore:
+    """The store of this process."""
+    return _PROCESS_STORE
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f}"
