@@ -7,7 +7,7 @@ pydantic.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from engine_adapter.message_parts import AssistantMessage, Piece
 from engine_adapter.types import Delta, StructuredOutput
@@ -47,8 +47,28 @@ class NoCallGrammar(Exception):
     """No grammar can express the calls as the parser reads them; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class ParserFailure:
+    """Why a parser has not read a text to its end.
+
+    Attributes:
+        reason: it took too much time, or it had an error.
+        cause: the time that it had, or the class of the error. Nothing of the text is in it.
+    """
+
+    reason: Literal["time", "error"]
+    cause: str
+
+
 class OutputParser(Protocol):
-    """Parses one sequence: all deltas through `read`, or everything at once through `whole`."""
+    """Parses one sequence: all deltas through `read`, or everything at once through `whole`.
+
+    Attributes:
+        failure: `None` while the parser works. Afterwards the text that it has not read is text of
+            the answer as it is, with all marks.
+    """
+
+    failure: ParserFailure | None
 
     def read(self, delta: Delta) -> Sequence[Piece]:
         """The pieces that the delta completes; the last delta has a finish reason."""

@@ -21,7 +21,7 @@ from engine_adapter.message_parts import (
     TextPiece,
     assemble,
 )
-from engine_adapter.parsing import CallConstraint, ParsingRequest
+from engine_adapter.parsing import CallConstraint, ParserFailure, ParsingRequest
 from engine_adapter.types import ConstraintKind, Delta, StructuredOutput
 
 TOOL_CALL_PARSERS = ("hermes",)
@@ -92,9 +92,12 @@ class FakeParser:
         self._held = ""
         self._index = -1
         self._tokens = 0
+        self.failure: ParserFailure | None = None
 
     def read(self, delta: Delta) -> Sequence[Piece]:
         """See `OutputParser.read`. A call appears with its end."""
+        if self.failure is not None:
+            return [TextPiece(delta.text)] if delta.text else []
         pieces = list(self._pieces(delta))
         reasoning = sum(len(piece.text) for piece in pieces if isinstance(piece, ReasoningPiece))
         if reasoning:
@@ -120,7 +123,12 @@ class FakeParser:
                     self._held = body
                     return
                 self._open = ""
-                yield from self._call(body)
+                try:
+                    yield from self._call(body)
+                except (ValueError, LookupError, TypeError) as error:
+                    self.failure = ParserFailure("error", type(error).__name__)
+                    yield TextPiece(f"<tool_call>{body}{end}{text}")
+                    return
                 continue
             if (tag := _TAG.search(text)) is None:
                 if delta.finish_reason is None:
@@ -145,9 +153,10 @@ class FakeParser:
 
     def _call(self, body: str) -> Iterator[Piece]:
         called = json.loads(body)
+        name, arguments = called["name"], json.dumps(called["arguments"], ensure_ascii=False)
         self._index += 1
-        yield CallBegin(self._index, f"call_{uuid.uuid4().hex[:24]}", called["name"])
-        yield CallArguments(self._index, json.dumps(called["arguments"], ensure_ascii=False))
+        yield CallBegin(self._index, f"call_{uuid.uuid4().hex[:24]}", name)
+        yield CallArguments(self._index, arguments)
 
 
 def _split(text: str) -> tuple[str, str]:

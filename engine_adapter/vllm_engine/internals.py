@@ -252,6 +252,8 @@ PATCHES = {
     "fatal_dump.patch_fatal_dump": "dump_input.prepare_object_to_dump",
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
     "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",
+    "log_filters.silence_parser_lines": "the loggers of the packages of ParserManager, "
+    "ReasoningParserManager and ToolParserManager",
     "log_filters.silence_rejected_tokens": "the loggers of Scheduler and StructuredOutputManager",
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
     "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",

@@ -1,9 +1,9 @@
 """The readers of messages with reasoning or tool calls."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from engine_adapter.parsing import OutputParser
+from engine_adapter.parsing import OutputParser, ParserFailure
 from engine_adapter.types import Delta, FinishReason
 from server.openai.call_array import CallArray, new_call_id
 from server.openai.message_parts import (
@@ -24,37 +24,56 @@ class ParsedReader(MessageReader):
     Args:
         max_calls: further calls are left out; `None` leaves none out.
         shows_reasoning: otherwise reasoning is left out.
+        on_failure: called once if the parser fails.
     """
 
     def __init__(
-        self, parser: OutputParser, *, max_calls: int | None, shows_reasoning: bool
+        self,
+        parser: OutputParser,
+        *,
+        max_calls: int | None,
+        shows_reasoning: bool,
+        on_failure: Callable[[ParserFailure], None],
     ) -> None:
         self._parser = parser
         self._max_calls = max_calls
         self._shows_reasoning = shows_reasoning
+        self._on_failure = on_failure
+        self._has_failed = False
         self._has_calls = False
 
     def read(self, delta: Delta) -> Sequence[Piece]:
         """The pieces that the parser finds."""
         pieces = [piece for piece in self._parser.read(delta) if self._is_shown(piece)]
+        self._watch()
         self._has_calls |= any(isinstance(piece, CallBegin) for piece in pieces)
         return pieces
 
     def whole(self, everything: Delta) -> AssistantMessage:
         """The message that the parser finds."""
         message = self._parser.whole(everything)
+        self._watch()
         self._has_calls = bool(message.calls)
         reasoning = message.reasoning if self._shows_reasoning else ""
         return AssistantMessage(message.text, reasoning, message.calls[: self._max_calls])
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """`tool_calls` if the model has called a tool and ended by itself."""
-        return "tool_calls" if self._has_calls and reason is FinishReason.STOP else reason
+        """`tool_calls` if the model has called a tool and ended by itself.
+
+        Not if the parser has failed: the last call can be incomplete.
+        """
+        has_whole_calls = self._has_calls and not self._has_failed
+        return "tool_calls" if has_whole_calls and reason is FinishReason.STOP else reason
 
     @property
     def num_reasoning_tokens(self) -> int | None:
         """As the parser counts them."""
         return self._parser.num_reasoning_tokens
+
+    def _watch(self) -> None:
+        if not self._has_failed and (failure := self._parser.failure) is not None:
+            self._has_failed = True
+            self._on_failure(failure)
 
     def _is_shown(self, piece: Piece) -> bool:
         if isinstance(piece, ReasoningPiece):

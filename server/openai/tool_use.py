@@ -1,16 +1,29 @@
 """How a chat's tools and reasoning are held and read: from its body to a reader per choice."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from engine_adapter.parsing import CallConstraint, NoCallGrammar, Parsing, ParsingRequest
+from engine_adapter.parsing import (
+    CallConstraint,
+    NoCallGrammar,
+    ParserFailure,
+    Parsing,
+    ParsingRequest,
+)
 from engine_adapter.types import SamplingOptions, StructuredOutput
 from server.errors import InvalidField
+from server.http.connections import RepeatedWarning
 from server.openai.message_parts import MessageReader, TextReader
 from server.openai.prompts import template_variables
 from server.openai.readers import AnswerOrCallsReader, NamedReader, ParsedReader, RequiredReader
 from server.schema.chat import ChatCompletionRequest
 from server.schema.tools import NamedTool, call_schemas, check_choice, check_tools
 from server.state import Runtime
+from server.telemetry.metrics import Metrics
+
+_failures = RepeatedWarning("parser_failed")
 
 
 def check_tool_use(runtime: Runtime, body: ChatCompletionRequest) -> None:
@@ -36,12 +49,14 @@ class ToolUse:
     """How the text of one chat is held to its tools, and read.
 
     Attributes:
+        on_failure: called for each choice whose parser fails.
         parsing: the engine's parsers; `None` if the text needs none.
         of_answer: those of a text that is an answer where it can be calls.
         calls: the constraint on a text in which the model may call tools, if it has one.
     """
 
     body: ChatCompletionRequest
+    on_failure: Callable[[ParserFailure], None]
     parsing: Parsing | None
     of_answer: Parsing | None = None
     calls: CallConstraint | None = None
@@ -86,6 +101,7 @@ class ToolUse:
             parsing.new_parser(),
             max_calls=1 if self.body.parallel_tool_calls is False else None,
             shows_reasoning=self.body.include_reasoning is not False,
+            on_failure=self.on_failure,
         )
 
 
@@ -112,13 +128,19 @@ def tool_use(
         num_earlier_calls=num_calls,
     )
     parsing = runtime.engine.parsing(request)
+    on_failure = partial(_count_failure, runtime.metrics)
     if parsing is None or not request.tools:
-        return ToolUse(body, parsing)
+        return ToolUse(body, on_failure, parsing)
     calls = _chosen_calls(body, parsing, constraint)
     of_answer = None
     if calls is not None and calls.begins:
         of_answer = runtime.engine.parsing(replace(request, tools=()))
-    return ToolUse(body, parsing, of_answer, calls)
+    return ToolUse(body, on_failure, parsing, of_answer, calls)
+
+
+def _count_failure(metrics: Metrics, failure: ParserFailure) -> None:
+    metrics.count_parser_failure(failure.reason)
+    _failures.add(time.monotonic(), reason=failure.reason, cause=failure.cause)
 
 
 def _chosen_calls(

@@ -62,6 +62,8 @@ Mean absolute error of the prediction, relative to the step:
       / sum(rate(specgate_policy_step_seconds_total{value="measured"}[5m]))
 Policies whose guard holds them at plain decoding:
     specgate_policy_suspended == 1
+Choices that a parser of the model's output could not read to their end:
+    sum by (reason) (increase(specgate_parser_failures_total[1h])) > 0
 Requests by routing rule, and rules whose method cannot be used:
     sum by (rule) (rate(specgate_routing_rule_matches_total[5m]))
     sum by (rule) (increase(specgate_routing_rule_skips_total[5m])) > 0
@@ -169,6 +171,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        """Long because each metric without a class of its own is made here."""
         make = MetricMaker(registry)
         self._proposers = _ProposerMetrics(make)
         self.policies = PolicyMetrics(make)
@@ -176,6 +179,13 @@ class Metrics:
         self.usage = UsageMetrics(make)
         self.admission = AdmissionMetrics(make)
         self.connections = ConnectionMetrics(make)
+        self._parser_failures = make.counter(
+            "specgate_parser_failures",
+            "Choices that a parser could not read to their end",
+            "reason",
+        )
+        for reason in ("time", "error"):
+            self._parser_failures.labels(reason)
         self._spec_method = make.gauge(
             "specgate_spec_method_info", "The active method", "spec_method"
         )
@@ -263,6 +273,10 @@ class Metrics:
     def rolling_stats(self) -> dict[str, RollingStats]:
         """Each proposer's sums and ratios of the last minute."""
         return {name: counts.stats() for name, counts in self._rolling.items()}
+
+    def count_parser_failure(self, reason: str) -> None:
+        """Counts a choice whose parser has failed: see `ParserFailure`."""
+        self._parser_failures.labels(reason).inc()
 
     def count_request(self, proposer: str, selected_by: SelectedBy) -> None:
         """Counts a request at its admission."""

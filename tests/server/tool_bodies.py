@@ -42,6 +42,7 @@ ANSWERS = {
     "one call": "Well. " + call_text("get_weather", city="Bonn"),
     "two calls": call_text("now") + call_text("get-stock", unit=True),
     "no call": "Just 5 < 6.",
+    "broken call": "Well. " + call_text("now") + "<tool_call>{now}</tool_call> So.",
     "thinking": "<think>First, <b>this</b>.</think>Then that.",
     "think and call": "<think>I look.</think>" + call_text("now"),
 }

@@ -1,25 +1,18 @@
 """vLLM's own parsers of reasoning and of the calls that a target makes by itself."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.message_parts import (
-    AssistantMessage,
-    CallArguments,
-    CallBegin,
-    Piece,
-    ReasoningPiece,
-    TextPiece,
-    ToolCall,
-)
 from engine_adapter.parsing import CallConstraint, ParsingRequest
-from engine_adapter.types import Delta, StructuredOutput
+from engine_adapter.types import StructuredOutput
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.call_constraint import CallConstraints
+from engine_adapter.vllm_engine.gateway.output_parser import VllmParser
+from engine_adapter.vllm_engine.gateway.parser_calls import Allowance, ParserCalls
+from engine_adapter.vllm_engine.patches.log_filters import silence_parser_lines, taken_parser_errors
 
 
 class VllmParsers:
@@ -49,6 +42,7 @@ class VllmParsers:
         config = self._config
         _check_name("tool_call_parser", config.tool_call_parser, compat.ToolParserManager)
         _check_name("reasoning_parser", config.reasoning_parser, compat.ReasoningParserManager)
+        silence_parser_lines()
         self._tokenizer = _tokenizer(config)
         self._without_calls = self._composed(None)
         self._with_calls = self._without_calls
@@ -115,8 +109,10 @@ class VllmParsing:
         self._model_config = model_config
         self._request = request
         self._constraints = constraints
-        first = self._new_parser_of(_body(request))
-        self._body = first.adjust_request(_body(request))
+        self._allowance = Allowance()
+        with taken_parser_errors():  # the lines can hold what clients send
+            first = self._new_parser_of(_body(request))
+            self._body = first.adjust_request(_body(request))
         self._tool_parser = first.tool_parser
         self._marks_are_special = _marks_are_special(first.reasoning_parser, tokenizer)
 
@@ -128,8 +124,10 @@ class VllmParsing:
 
     def new_parser(self) -> "VllmParser":
         """See `Parsing.new_parser`."""
-        parser = self._new_parser_of(self._body)
-        return VllmParser(parser, self._body, self._request.prompt_token_ids)
+        calls = ParserCalls(self._allowance)
+        prompt = self._request.prompt_token_ids
+        with taken_parser_errors():
+            return VllmParser(lambda: self._new_parser_of(self._body), self._body, prompt, calls)
 
     def call_constraint(
         self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
@@ -176,91 +174,3 @@ def _body(request: ParsingRequest) -> Any:
 def _without_strict(tool: Any) -> dict[str, Any]:
     function = {name: value for name, value in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call that is being streamed; arguments wait until its name is known."""
-
-    has_begun: bool = False
-    waiting: str = ""
-
-
-class VllmParser:
-    """One choice. See `OutputParser`."""
-
-    def __init__(self, parser: Any, body: Any, prompt_token_ids: tuple[int, ...]) -> None:
-        self._parser = parser
-        self._body = body
-        self._prompt = list(prompt_token_ids)
-        self._token_ids: list[int] = []
-        self._calls: dict[int, _Call] = {}
-
-    def read(self, delta: Delta) -> Sequence[Piece]:
-        """See `OutputParser.read`."""
-        self._token_ids.extend(delta.token_ids)
-        message = self._parser.parse_delta(
-            delta_text=delta.text,
-            delta_token_ids=list(delta.token_ids),
-            request=self._body,
-            prompt_token_ids=self._prompt,
-            finished=delta.finish_reason is not None,
-        )
-        return [] if message is None else list(self._pieces(message))
-
-    def whole(self, everything: Delta) -> AssistantMessage:
-        """See `OutputParser.whole`."""
-        self._token_ids = list(everything.token_ids)
-        self._parser.set_prompt_token_ids(self._prompt)
-        reasoning, text, calls = self._parser.parse(
-            everything.text,
-            self._body,
-            enable_auto_tools=True,
-            model_output_token_ids=everything.token_ids,
-        )
-        if reasoning and not (text or calls) and self._parser.is_reasoning_end(self._prompt):
-            # The prompt has ended the reasoning; vLLM looks at it only for streams.
-            reasoning, text, calls = None, *self._without_reasoning(everything.text)
-        return AssistantMessage(
-            text or "",
-            reasoning or "",
-            tuple(
-                ToolCall(call.id or compat.make_tool_call_id(), call.name, call.arguments)
-                for call in calls or ()
-            ),
-        )
-
-    def _without_reasoning(self, text: str) -> tuple[str | None, list[Any]]:
-        """Answer and calls of a text."""
-        if self._parser.tool_parser is None:
-            return text, []
-        found = self._parser.tool_parser.extract_tool_calls(text, request=self._body)
-        return found.content, [call.function for call in found.tool_calls]
-
-    @property
-    def num_reasoning_tokens(self) -> int | None:
-        """See `OutputParser.num_reasoning_tokens`."""
-        if self._parser.reasoning_parser is None:
-            return None
-        return int(self._parser.count_reasoning_tokens(tuple(self._token_ids)))
-
-    def _pieces(self, message: Any) -> Iterator[Piece]:
-        """The pieces of vLLM's `DeltaMessage`."""
-        if message.reasoning:
-            yield ReasoningPiece(message.reasoning)
-        if message.content:
-            yield TextPiece(message.content)
-        for fragment in message.tool_calls or ():
-            yield from self._fragment(fragment)
-
-    def _fragment(self, fragment: Any) -> Iterator[Piece]:
-        call = self._calls.setdefault(fragment.index, _Call())
-        function = fragment.function
-        name = function.name if function is not None else None
-        call.waiting += (function.arguments if function is not None else None) or ""
-        if name and not call.has_begun:
-            call.has_begun = True
-            yield CallBegin(fragment.index, fragment.id or compat.make_tool_call_id(), name)
-        if call.has_begun and call.waiting:
-            yield CallArguments(fragment.index, call.waiting)
-            call.waiting = ""

@@ -66,3 +66,15 @@ def test_an_unknown_parser_is_refused(setting: str) -> None:
     with pytest.raises(EngineConfigError) as caught:
         checked(EngineConfig("m", "m", **{setting: "nope"}))  # type: ignore[arg-type]
     assert caught.value.setting == setting
+
+
+def test_a_call_that_is_no_call_stays_text() -> None:
+    made = parsing(BOTH, ParsingRequest((1,), TOOLS))
+    assert made is not None
+    for broken in ("nope", "[]", "{}", '{"name": "f"}'):
+        parser = made.new_parser()
+        text = f"<tool_call>{broken}</tool_call> and more"
+        got = assemble(parser.read(Delta(text, (1,))))
+        assert (got.text, got.calls) == (text, ())
+        assert parser.failure is not None
+        assert assemble(parser.read(Delta("<tool_call>", (1,)))).text == "<tool_call>"

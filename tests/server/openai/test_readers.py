@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine_adapter.parsing import ParserFailure
 from engine_adapter.types import Delta, FinishReason
 from server.openai.message_parts import (
     AssistantMessage,
@@ -39,6 +40,9 @@ class Parser:
     """An engine's parser that finds `TWO` in any text."""
 
     num_reasoning_tokens = 7
+
+    def __init__(self, failure: ParserFailure | None = None) -> None:
+        self.failure = failure
 
     def read(self, delta: Delta) -> Sequence[Piece]:
         return TWO
@@ -120,8 +124,10 @@ def test_a_whole_forced_call_is_in_the_whole_text_that_the_inner_reader_finds(ch
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_is_not_wanted_of_a_parsed_message_is_left_out(whole: bool) -> None:
+    failures: list[ParserFailure] = []
+
     def read(**options: object) -> AssistantMessage:
-        reader = ParsedReader(Parser(), **options)  # type: ignore[arg-type]
+        reader = ParsedReader(Parser(), on_failure=failures.append, **options)  # type: ignore[arg-type]
         delta = Delta("x", finish_reason=STOP)
         message = reader.whole(delta) if whole else assemble(reader.read(delta))
         assert (reader.finish_reason(STOP), reader.finish_reason(LENGTH)) == (
@@ -135,6 +141,22 @@ def test_what_is_not_wanted_of_a_parsed_message_is_left_out(whole: bool) -> None
     everything = read(max_calls=None, shows_reasoning=True)
     assert everything == AssistantMessage("I call", "hm", calls)
     assert read(max_calls=1, shows_reasoning=False) == AssistantMessage("I call", "", calls[:1])
+    assert failures == []
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_failed_parser_is_counted_once_and_its_calls_are_not_to_be_run(whole: bool) -> None:
+    failure, failures = ParserFailure("error", "RecursionError"), list[ParserFailure]()
+    reader = ParsedReader(
+        Parser(failure), max_calls=None, shows_reasoning=True, on_failure=failures.append
+    )
+    if whole:
+        reader.whole(Delta("x", finish_reason=STOP))
+    else:
+        for reason in (None, STOP):
+            reader.read(Delta("x", finish_reason=reason))
+    assert failures == [failure]
+    assert (reader.finish_reason(STOP), reader.finish_reason(LENGTH)) == ("stop", "length")
 
 
 GET = ToolCall("call_1", "get", '["get')

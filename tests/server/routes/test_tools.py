@@ -321,3 +321,21 @@ async def test_template_variables_and_earlier_calls_reach_the_engine(
     response = await choosing.post("/v1/chat/completions", body)
     assert response.status_code == 200
     assert seen == [(variables, 2, 3), variables]
+
+
+async def test_text_that_the_parser_cannot_read_is_text_of_the_answer(
+    choosing: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    for stream in (False, True):
+        response = await choosing.chat("broken call", tools=TOOLS, stream=stream)
+        if stream:
+            message, reason = streamed(events(response))
+        else:
+            choice = response.json()["choices"][0]
+            message, reason = choice["message"], choice["finish_reason"]
+        assert message["content"] == "Well. <tool_call>{now}</tool_call> So."
+        assert calls_of(message) == [("now", {})]
+        assert reason == "stop"
+    for cause, count in (("error", 2), ("time", 0)):
+        assert choosing.sample("specgate_parser_failures_total", reason=cause) == count
+    assert "{now}" not in caplog.text
