@@ -1,4 +1,4 @@
-"""The check of the server's certificate and key, before anything loads."""
+"""The server's certificate and key, loaded and checked before anything else is."""
 
 import re
 import ssl
@@ -14,11 +14,14 @@ _PASSWORD = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: *4,E
 _OF_ANOTHER = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 
-def check_certificate(settings: Settings) -> None:
-    """Raises `SettingsError`, which names the setting and its file, if they cannot be used."""
+def load_certificate(settings: Settings) -> ssl.SSLContext | None:
+    """How the server speaks TLS; `None` if it does not.
+
+    Raises `SettingsError`, which names the setting and its file, if they cannot be used.
+    """
     certfile = settings.ssl_certfile
     if certfile is None:
-        return
+        return None
     setting = settings.written("ssl_certfile")
     content = _read(setting, certfile)
     if _CERTIFICATE not in content:
@@ -38,7 +41,7 @@ def check_certificate(settings: Settings) -> None:
             f"{setting}: the key in {keyfile} has a password, and the server takes none: write "
             "one without it with `openssl pkey -in KEY -out NEW`"
         )
-    _load(settings, certfile, keyfile, setting)
+    return _context(settings, certfile, keyfile, setting)
 
 
 def _read(setting: str, path: str) -> bytes:
@@ -49,11 +52,11 @@ def _read(setting: str, path: str) -> bytes:
         raise SettingsError(f"{setting}: cannot read {path}: {reason}") from None
 
 
-def _load(settings: Settings, certfile: str, keyfile: str, key_setting: str) -> None:
-    """Loads both as the server does. Raises `SettingsError`."""
+def _context(settings: Settings, certfile: str, keyfile: str, key_setting: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # A password stops OpenSSL from asking for one.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password="")
+        context.load_cert_chain(certfile, keyfile, password="")
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         if reason in _OF_ANOTHER:
@@ -65,3 +68,4 @@ def _load(settings: Settings, certfile: str, keyfile: str, key_setting: str) -> 
             f"{settings.written('ssl_certfile')}: the certificate in {certfile} and the key in "
             f"{keyfile} cannot be used: {words}"
         ) from None
+    return context

@@ -17,11 +17,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import structlog
 import uvicorn
 
 from server.commands.terminal import Terminal
+from server.http.tls import NewConnection, TlsServer
 from server.state import AppState
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -44,12 +47,18 @@ class HttpServer(uvicorn.Server):
         config: uvicorn's; its own graceful time-out is not used.
         state: it is told when the server stops.
         reload: called at SIGHUP.
+        serve_tls: accepts the connections of a port that speaks TLS; `None` for one that does not.
     """
 
     def __init__(
-        self, config: uvicorn.Config, state: AppState, reload: Callable[[], object]
+        self,
+        config: uvicorn.Config,
+        state: AppState,
+        reload: Callable[[], object],
+        serve_tls: Callable[[socket.socket, NewConnection], TlsServer] | None = None,
     ) -> None:
         super().__init__(config)
+        self._serve_tls = serve_tls
         self._state = state
         self._reload = reload
         self._told_at: float | None = None
@@ -79,6 +88,21 @@ class HttpServer(uvicorn.Server):
         elif not self._hurry:
             log.warning("stopping_at_once", signal=name)
             self._hurry = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the lifespan and opens the port."""
+        if self._serve_tls is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        new_connection = partial(
+            cast(NewConnection, self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for listener in sockets or ():
+            self.servers.append(cast(asyncio.Server, self._serve_tls(listener, new_connection)))
 
     async def on_tick(self, counter: int) -> bool:
         """Ends the first stage of a stop."""

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from server.commands import BAD_SETTING, print_error
-from server.commands.certificate import check_certificate
+from server.commands.certificate import load_certificate
 from server.commands.startup_display import StartupDisplay
 from server.commands.terminal import Terminal
 from server.control.audit import Audit
@@ -41,7 +41,7 @@ def serve(argv: Sequence[str]) -> int:
         given = load_settings(argv, os.environ)
         settings = with_address(given)
         check_exposure(settings)
-        check_certificate(settings)
+        tls = load_certificate(settings)
         max_connections = connection_limit(settings, descriptors.raise_limit())
         audit = open_audit(settings)
         listener = bind(settings.host, settings.port, settings.written)
@@ -59,7 +59,7 @@ def serve(argv: Sequence[str]) -> int:
         # Imports transformers, which takes seconds: an invalid setting must be reported before.
         from server.commands.server_process import ServerProcess
 
-        return ServerProcess(settings, listener, display, audit, max_connections).run()
+        return ServerProcess(settings, listener, display, audit, max_connections, tls).run()
 
 
 def ignore_hang_ups() -> None:

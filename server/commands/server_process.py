@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import ssl
 from functools import partial
 from typing import cast
 
@@ -21,6 +22,7 @@ from server.commands.startup_display import StartupDisplay
 from server.control.audit import Audit
 from server.http.connection import Connection
 from server.http.connections import Connections
+from server.http.tls import TlsServer
 from server.lifespan import StartupCallbacks
 from server.settings import Settings
 from server.state import AppState
@@ -46,9 +48,11 @@ class ServerProcess:
         display: StartupDisplay,
         audit: Audit,
         max_connections: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._settings = settings
         self._max_connections = max_connections
+        self._tls = tls
         self._audit = audit
         self._listener = listener
         self._display = display
@@ -72,7 +76,8 @@ class ServerProcess:
         app = create_app(settings, engine, metrics, registry, callbacks, self._audit)
         connections = Connections(settings, self._max_connections, metrics.connections)
         config, state = self._config(app, connections), cast(AppState, app.state.specgate)
-        self._server = HttpServer(config, state, state.keyring.reload)
+        serve_tls = None if self._tls is None else partial(TlsServer, self._tls, connections)
+        self._server = HttpServer(config, state, state.keyring.reload, serve_tls)
         try:
             self._server.run(sockets=[self._listener])
         finally:
@@ -93,8 +98,6 @@ class ServerProcess:
             # The peer's address is used for authorization, so no header may change it.
             proxy_headers=False,
             server_header=False,
-            ssl_certfile=self._settings.ssl_certfile,
-            ssl_keyfile=self._settings.ssl_keyfile,
             timeout_keep_alive=self._settings.idle_timeout_s,
         )
 

@@ -4,6 +4,8 @@ uvicorn reads a head of any size, waits without end, and lets an answer wait for
 a head has limits, each wait for the client has a deadline, and a stream does not wait for its
 reader: what the client leaves unread is buffered up to a limit, above which the stream is aborted.
 So the engine's output is never held up, and a stream without a reader ends with its generation.
+
+Long because reading, answering and ending share the state of one connection.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from server.errors import ApiError, Unavailable, error_body, error_response
-from server.http.connections import Connections, Entry
+from server.http.connections import Connections, Entry, Handshaking
 from server.http.event_stream import json_text
 from server.http.middleware import shown_path
 from server.telemetry.connection_metrics import CloseReason
@@ -61,11 +63,19 @@ class _CountedWrites(asyncio.Transport):
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of a client."""
+    """A connection of a client.
 
-    def __init__(self, connections: Connections, **given: Any) -> None:
-        super().__init__(**given)
+    Args:
+        handshake: what has had its place until it spoke TLS; `None` for one that does not.
+        arguments: uvicorn's.
+    """
+
+    def __init__(
+        self, connections: Connections, handshake: Handshaking | None = None, **arguments: Any
+    ) -> None:
+        super().__init__(**arguments)
         self._connections = connections
+        self._handshake = handshake
         self._limits = connections.settings
         self._entry = Entry.OPEN
         self._reading = Reading.REQUEST
@@ -83,9 +93,11 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Asks for a place; a connection without one is closed, or kept for a refusal."""
         super().connection_made(transport)
+        # A TLS handshake came before, and has a deadline of its own.
+        self._since = self._sent_at = self.loop.time()
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         self._answers = _CountedWrites(transport)
-        self._entry = self._connections.opened(self, self.loop)
+        self._entry = self._connections.opened(self, self.loop, self._handshake)
         if self._entry is Entry.NONE:
             self._note(CloseReason.REFUSED)
             transport.abort()
@@ -193,18 +205,51 @@ class Connection(HttpToolsProtocol):
 
     # What the once-a-second look calls.
 
-    def check(self, now: float) -> None:
+    def check(self, now: float) -> int:
         """See `Watched.check`."""
-        unsent = self.transport.get_write_buffer_size()
-        sent = self._answers.written - unsent
-        if not unsent or sent != self._sent:
+        sent = self._num_sent()
+        unsent = self._answers.written - sent
+        closing = self.transport.is_closing()
+        if sent != self._sent or not (unsent or closing):
             self._sent, self._sent_at = sent, now
         elif now - self._sent_at >= self._limits.write_timeout_s:
-            self._abort_unread(CloseReason.NOT_READ)
-            return
-        answering = self._running is not None and not self._running.response_complete
-        if not answering and not self.transport.is_closing():
+            if unsent:
+                self._abort_unread(CloseReason.NOT_READ)
+            else:
+                # It was closed, and the client's end of TLS does not come.
+                self.transport.abort()
+            return 0
+        if not self._is_answering and not closing:
             self._check_reading(now - self._since)
+        return unsent
+
+    def _num_sent(self) -> int:
+        """The bytes of answers that are sent."""
+        written = self._answers.written
+        if self._handshake is not None and self._sent < written:
+            # A transport of TLS does not say what the one below it buffers. What is encrypted is
+            # a little more than what was written.
+            acknowledged = self._handshake.acknowledged()
+            if acknowledged is not None:
+                return min(acknowledged, written)
+        return written - self.transport.get_write_buffer_size()
+
+    def end_unread(self) -> None:
+        """See `Watched.end_unread`."""
+        self._abort_unread(CloseReason.ALL_UNSENT)
+
+    def give_way(self) -> bool:
+        """See `Pending.give_way`."""
+        if self._is_answering:
+            return False
+        if not self.transport.is_closing():
+            self._note(CloseReason.REFUSED)
+        self.transport.abort()
+        return True
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
 
     def _check_reading(self, waited_s: float) -> None:
         limits = self._limits
@@ -250,8 +295,7 @@ class Connection(HttpToolsProtocol):
         The error is not sent into another answer, nor as a second answer to a request.
         """
         self._note(reason)
-        idle = self._running is None or self._running.response_complete
-        if error is not None and idle and self._reading is not Reading.BODY:
+        if error is not None and not self._is_answering and self._reading is not Reading.BODY:
             self._answers.write(_raw_response(error, self.server_state.default_headers))
         self.transport.close()
 

@@ -5,9 +5,9 @@ between two looks costs nothing but a note of the time.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 
@@ -24,11 +24,34 @@ LOG_EVERY_S = 10.0
 log = structlog.get_logger(__name__)
 
 
-class Watched(Protocol):
-    """A connection, as `Connections` sees it."""
+class Pending(Protocol):
+    """A connection that waits for its client, as `Connections` sees it."""
 
-    def check(self, now: float) -> None:
-        """Closes the connection if one of its deadlines has passed; `now` is the loop's time."""
+    def give_way(self) -> bool:
+        """Closes the connection for a new one, unless a request runs; returns whether it did."""
+        ...
+
+
+class Handshaking(Pending, Protocol):
+    """A connection that is to speak TLS, as `Connection` sees it."""
+
+    def acknowledged(self) -> int | None:
+        """The bytes, encrypted, that the client's machine has; `None` if this one does not say."""
+        ...
+
+
+class Watched(Pending, Protocol):
+    """A connection that can send requests, as `Connections` sees it."""
+
+    def check(self, now: float) -> int:
+        """Closes the connection if one of its deadlines has passed; `now` is the loop's time.
+
+        Returns the bytes that its client leaves unread.
+        """
+        ...
+
+    def end_unread(self) -> None:
+        """Ends the connection because of what all clients leave unread."""
         ...
 
 
@@ -70,7 +93,10 @@ class RepeatedWarning:
 
 
 class Connections:
-    """The open connections of a server.
+    """The connections of a server, from the time when they are accepted.
+
+    When the most are open, a new one takes the place of the oldest TLS handshake. If there is none,
+    it is a spare one; the oldest spare one that waits for its client makes room.
 
     Args:
         limit: the most of them.
@@ -88,40 +114,57 @@ class Connections:
         self.limit = limit
         self._metrics = metrics
         self._exhausted = exhausted
-        self._open: set[Watched] = set()
+        # All of these in the order of their age.
+        self._open: dict[Watched, None] = {}
+        self._handshakes: dict[Pending, None] = {}
         # Those of them that may send requests: never more than the limit.
-        self._placed: set[Watched] = set()
+        self._placed: dict[Pending, None] = {}
+        self._spare: dict[Pending, None] = {}
         self._watching = False
         self._warnings = {reason: RepeatedWarning("connection_closed") for reason in CloseReason}
         self._no_descriptors = RepeatedWarning("descriptors_exhausted")
         metrics.limit.set(limit)
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._placed) + len(self._spare)
 
-    def opened(self, connection: Watched, loop: asyncio.AbstractEventLoop) -> Entry:
-        """Notes a new connection, and says what it gets."""
-        if not self._watching:
-            self._watching = True
-            loop.call_later(CHECK_EVERY_S, self._watch, loop)
-        self._open.add(connection)
-        self._metrics.open.set(len(self._open))
-        if self.give_place(connection):
-            return Entry.OPEN
-        num_spare = len(self._open) - len(self._placed)
-        return Entry.SPARE if num_spare <= descriptors.SPARE else Entry.NONE
+    def accepted(self, handshake: Pending, loop: asyncio.AbstractEventLoop) -> Entry:
+        """Notes a new connection that does not speak TLS yet, and says what it gets."""
+        self._begin_watch(loop)
+        entry = self._enter(handshake)
+        if entry is not Entry.NONE:
+            self._handshakes[handshake] = None
+        self._show()
+        return entry
 
-    def give_place(self, connection: Watched) -> bool:
+    def opened(
+        self, connection: Watched, loop: asyncio.AbstractEventLoop, after: Handshaking | None = None
+    ) -> Entry:
+        """Notes a connection that can send requests, and says what it gets.
+
+        Args:
+            after: the handshake that it has had until now.
+        """
+        self._begin_watch(loop)
+        if after is not None:
+            self._forget(after)
+        entry = self._enter(connection)
+        if entry is not Entry.NONE:
+            self._open[connection] = None
+        self._show()
+        return entry
+
+    def give_place(self, connection: Pending) -> bool:
         """Gives an open connection one of the places, for good. Returns whether there was one."""
-        if len(self._placed) < self.limit:
-            self._placed.add(connection)
+        if connection not in self._placed and len(self._placed) < self.limit:
+            self._spare.pop(connection, None)
+            self._placed[connection] = None
         return connection in self._placed
 
-    def lost(self, connection: Watched) -> None:
+    def lost(self, connection: Pending) -> None:
         """Forgets a connection that has ended."""
-        self._open.discard(connection)
-        self._placed.discard(connection)
-        self._metrics.open.set(len(self._open))
+        self._forget(connection)
+        self._show()
 
     def closing(self, reason: CloseReason, peer: str, now: float, **fields: object) -> None:
         """Counts and logs that the server closes a connection."""
@@ -131,13 +174,55 @@ class Connections:
 
     def check(self, now: float) -> None:
         """Looks at all connections and at the descriptors; `now` is the loop's time."""
-        for connection in tuple(self._open):
-            connection.check(now)
+        self._check_unsent({connection: connection.check(now) for connection in tuple(self._open)})
         if self._exhausted():
             self._metrics.exhausted.inc()
-            self._no_descriptors.add(now, connections=len(self._open))
+            self._no_descriptors.add(now, connections=len(self))
         for warning in (*self._warnings.values(), self._no_descriptors):
             warning.flush(now)
+
+    def _enter(self, connection: Pending) -> Entry:
+        if self.give_place(connection) or (
+            self._make_room(h for h in self._handshakes if h in self._placed)
+            and self.give_place(connection)
+        ):
+            return Entry.OPEN
+        if len(self._spare) < descriptors.SPARE or self._make_room(self._spare):
+            self._spare[connection] = None
+            return Entry.SPARE
+        return Entry.NONE
+
+    def _make_room(self, oldest_first: Iterable[Pending]) -> bool:
+        """Closes the first of them that can be closed; returns whether there was one."""
+        victim = next((pending for pending in oldest_first if pending.give_way()), None)
+        if victim is not None:
+            self._forget(victim)
+        return victim is not None
+
+    def _forget(self, connection: Pending) -> None:
+        for connections in (self._handshakes, self._placed, self._spare):
+            connections.pop(connection, None)
+        self._open.pop(cast(Watched, connection), None)
+
+    def _show(self) -> None:
+        self._metrics.open.set(len(self))
+        self._metrics.handshakes.set(len(self._handshakes))
+
+    def _check_unsent(self, unsent: dict[Watched, int]) -> None:
+        """Ends those whose clients leave most unread until the others are below the limit."""
+        excess = sum(unsent.values()) - self.settings.max_all_unsent_bytes
+        if excess <= 0:
+            return
+        for connection in sorted(unsent, key=unsent.__getitem__, reverse=True):
+            connection.end_unread()
+            excess -= unsent[connection]
+            if excess <= 0:
+                return
+
+    def _begin_watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._watching:
+            self._watching = True
+            loop.call_later(CHECK_EVERY_S, self._watch, loop)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_later(CHECK_EVERY_S, self._watch, loop)

@@ -5,7 +5,10 @@ import os
 import resource
 
 MOST_CONNECTIONS = 10_000
-"""The default of `--max-connections` where descriptors allow it: each takes some 20 kB."""
+"""The default of `--max-connections` where descriptors allow it.
+
+Each takes some 20 kB, and one with TLS some 60 kB.
+"""
 
 ROOM = 256
 """Descriptors that are left to files, to the engine and to refusals."""

@@ -53,11 +53,18 @@ class HttpSettings(BaseModel):
         description="most bytes of a stream that its client leaves unread; more end it; or as "
         "16MiB",
     )
+    max_all_unsent_bytes: Size = Field(
+        ByteSize(512 * 2**20),
+        description="most bytes of all answers together that their clients leave unread; more end "
+        "the connection that is most behind; or as 512MiB",
+    )
     idle_timeout_s: Count = Field(
         65, description="seconds for which a connection may wait without a request"
     )
     header_timeout_s: PositiveSeconds = Field(
-        30.0, description="seconds from the first byte of a request to the end of its headers"
+        30.0,
+        description="seconds from the first byte of a request to the end of its headers, and for "
+        "a TLS handshake",
     )
     body_timeout_s: PositiveSeconds = Field(
         30.0, description="seconds in which the next 16 KiB of a body, or its end, must arrive"

@@ -112,6 +112,77 @@ async def test_a_stream_of_128_choices_that_is_not_read_is_aborted(log: Path) ->
         writer.close()
 
 
+async def test_streams_that_nobody_reads_are_bounded_together(log: Path) -> None:
+    """Each leaves less than its own limit unread, and all together more than the limit of all."""
+    flags = ("--max-all-unsent-bytes", "16MiB", "--max-model-len", "100000")
+    with running(log, *flags, "--write-timeout-s", "600", fake_step_ms=0) as served:
+        warm_up(served)
+        before = rss(served)
+        body = {"prompt": "x", "n": 128, "logprobs": 5, "max_tokens": 50_000, "stream": True}
+        content = request("/v1/completions", {**body, "ignore_eos": True})
+        writers = []
+        for _ in range(30):
+            _, writer = await asyncio.open_connection(*address(served.url), limit=1)
+            writer.write(content)
+            writers.append(writer)
+        most = before
+        deadline = time.monotonic() + 480
+        while closed(served, "all_unsent") < 3:
+            assert time.monotonic() < deadline
+            for _ in range(10):
+                most = max(most, rss(served))
+                await asyncio.sleep(0.05)
+        assert closed(served, "unsent") == 0
+        print(f"RSS {before / MIB:.0f} MiB, at most {most / MIB:.0f} MiB")
+        assert most - before < 100 * MIB
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_5000_idle_connections_cost_little(log: Path) -> None:
+    assert raise_limit() >= 6000, "this test needs 6000 descriptors"
+    with running(log, "--idle-timeout-s", "300", "--max-connections", "5100") as served:
+        warm_up(served)
+        process = psutil.Process(served.process.pid)
+        memory, alone_s, alone_cpu_s = rss(served), await asked(served), await cpu_s(process)
+        idle = [await asyncio.open_connection(*address(served.url)) for _ in range(5000)]
+        wait_until(lambda: served.scrape()("specgate_connections") >= 5000, 60, "all are open")
+        grown, beside_s, beside_cpu_s = (
+            rss(served) - memory,
+            await asked(served),
+            await cpu_s(process),
+        )
+        print(
+            f"5000 idle connections: RSS +{grown / MIB:.0f} MiB, CPU of 10 s {alone_cpu_s:.2f} and "
+            f"{beside_cpu_s:.2f} s, /health p50 {alone_s[0] * 1e3:.1f} and "
+            f"{beside_s[0] * 1e3:.1f} ms, worst {alone_s[1] * 1e3:.1f} and {beside_s[1] * 1e3:.1f}"
+        )
+        assert grown < 200 * MIB
+        # The look at them once a second takes some milliseconds.
+        assert beside_cpu_s - alone_cpu_s < 1
+        for _, writer in idle:
+            writer.transport.abort()
+
+
+async def asked(served: Served) -> tuple[float, float]:
+    """The median and the worst seconds of 300 probes, each on a connection of its own."""
+    content = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+    times = []
+    for _ in range(300):
+        begun = time.perf_counter()
+        assert status(await exchange(served.url, content)) == 200
+        times.append(time.perf_counter() - begun)
+        await asyncio.sleep(0.01)
+    return sorted(times)[150], max(times)
+
+
+async def cpu_s(process: psutil.Process, seconds: float = 10) -> float:
+    """The CPU time that a process takes in some seconds."""
+    before = sum(process.cpu_times()[:2])
+    await asyncio.sleep(seconds)
+    return float(sum(process.cpu_times()[:2]) - before)
+
+
 async def test_an_unread_stream_blocks_no_drain_and_is_closed(log: Path) -> None:
     with running(
         log, "--write-timeout-s", "3", "--max-model-len", "4096", fake_step_ms=0

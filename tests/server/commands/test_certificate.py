@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
-from server.commands.certificate import check_certificate
+from server.commands.certificate import load_certificate
 from server.settings.sources import SettingsError, load_settings
 
 
@@ -41,7 +41,7 @@ def error_of(folder: Path, certfile: str, keyfile: str | None) -> str:
     if keyfile is not None:
         words += ["--ssl-keyfile", str(folder / keyfile)]
     with pytest.raises(SettingsError) as caught:
-        check_certificate(load_settings(words, {}))
+        load_certificate(load_settings(words, {}))
     return str(caught.value).replace(f"{folder}/", "")
 
 
@@ -73,14 +73,14 @@ def test_a_broken_certificate_is_named(folder: Path) -> None:
 def test_a_certificate_and_its_key_are_accepted_in_one_file_or_in_two(folder: Path) -> None:
     for words in (["both.pem"], ["server.pem", "--ssl-keyfile", str(folder / "server.key")]):
         argv = ["--engine", "fake", "--ssl-certfile", str(folder / words[0]), *words[1:]]
-        check_certificate(load_settings(argv, {}))
-    check_certificate(load_settings(["--engine", "fake"], {}))
+        load_certificate(load_settings(argv, {}))
+    load_certificate(load_settings(["--engine", "fake"], {}))
 
 
 def test_a_variable_is_named(folder: Path) -> None:
     variables = {"SPECGATE_ENGINE": "fake", "SPECGATE_SSL_CERTFILE": "/none"}
     with pytest.raises(SettingsError, match=r"^SPECGATE_SSL_CERTFILE: cannot read /none: "):
-        check_certificate(load_settings([], variables))
+        load_certificate(load_settings([], variables))
 
 
 def test_a_key_needs_a_certificate() -> None:

@@ -4,7 +4,7 @@ from structlog.testing import capture_logs
 
 from server.http.connection import SPARE_TIMEOUT_S
 from server.http.descriptors import SPARE
-from tests.server.http.wire import GET, Bench, answer, settle
+from tests.server.http.wire import GET, Bench, answer, settle, slow
 
 
 async def test_above_the_limit_probes_are_answered_and_requests_refused() -> None:
@@ -27,13 +27,31 @@ async def test_above_the_limit_probes_are_answered_and_requests_refused() -> Non
     assert lines == []  # written when the request was parsed
 
 
-async def test_far_above_the_limit_connections_are_closed_at_once() -> None:
+async def test_far_above_the_limit_the_oldest_silent_connection_makes_room() -> None:
     bench = Bench(answer, limit=1)
     wires = [bench.connect()[1] for _ in range(1 + SPARE + 2)]
-    assert [wire.aborted for wire in wires] == [False] * (1 + SPARE) + [True] * 2
+    aborted = [number for number, wire in enumerate(wires) if wire.aborted]
+    assert aborted == [1, 2]
     assert bench.closed("refused") == 2
-    assert bench.registry.get_sample_value("specgate_connections") == 1 + SPARE + 2
+    assert bench.registry.get_sample_value("specgate_connections") == 1 + SPARE
     assert bench.registry.get_sample_value("specgate_connections_limit") == 1
+    probe, probe_wire = bench.connect()
+    probe.data_received(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await settle()
+    assert b"200 OK" in probe_wire.sent
+
+
+async def test_a_connection_whose_probe_is_answered_does_not_make_room() -> None:
+    bench = Bench(slow, limit=1)
+    bench.connect()
+    for _ in range(SPARE):
+        probe, _ = bench.connect()
+        probe.data_received(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await settle()
+    _, wire = bench.connect()
+    assert wire.aborted
+    assert bench.closed("refused") == 1
+    assert bench.registry.get_sample_value("specgate_connections") == 1 + SPARE
 
 
 async def test_a_connection_above_the_limit_has_little_time() -> None:
@@ -63,6 +81,7 @@ async def test_a_connection_that_got_a_place_keeps_it() -> None:
 async def test_connections_above_the_limit_take_no_place_of_those_below_it() -> None:
     bench = Bench(answer, limit=2)
     (first, _), (second, _) = bench.connect(), bench.connect()
+    _, oldest = bench.connect()
     for _ in range(SPARE):
         bench.connect()
     first.connection_lost(None)
@@ -73,7 +92,8 @@ async def test_connections_above_the_limit_take_no_place_of_those_below_it() -> 
     fourth, other = bench.connect()
     fourth.data_received(GET)
     await settle()
-    assert (other.aborted, wire.aborted) == (True, False)
+    assert other.error[0] == 503
+    assert (oldest.aborted, wire.aborted) == (True, False)
     second.connection_lost(None)
     third.data_received(GET)
     await settle()

@@ -65,3 +65,38 @@ async def test_requests_sent_ahead_of_answers_that_are_not_read_are_not_run() ->
     await settle()
     assert app.runs == 1
     assert wire.aborted
+
+
+async def test_all_that_is_unread_is_bounded_and_the_largest_part_of_it_ends_first() -> None:
+    bench = Bench(Large(), max_unsent_bytes=100_000, max_all_unsent_bytes=20_000)
+    wires = []
+    for left in (5000, 9000, 2000, 8000):
+        connection, wire = bench.connect()
+        wire.reads = False
+        connection.data_received(GET)
+        await settle()
+        wire.read(wire.unsent - left)
+        wires.append(wire)
+    with capture_logs() as lines:
+        bench.later(0)
+    assert [wire.aborted for wire in wires] == [False, True, False, False]
+    assert bench.closed("all_unsent") == 1
+    assert [line["unsent_bytes"] for line in lines] == [9000]
+    bench.later(1)
+    assert bench.closed("all_unsent") == 1
+
+
+async def test_streams_that_are_not_read_are_bounded_together() -> None:
+    bench = Bench(Streaming(), max_unsent_bytes=10**9, max_all_unsent_bytes=5000)
+    wires = []
+    for _ in range(10):
+        connection, wire = await bench.ask()
+        wire.reads = False
+        await settle()
+        wires.append((connection, wire))
+    bench.later(0)
+    assert sum(wire.unsent for _, wire in wires if not wire.aborted) <= 5000
+    assert sum(wire.aborted for _, wire in wires) == bench.closed("all_unsent")
+    assert any(wire.aborted for _, wire in wires)
+    for connection, _ in wires:
+        connection.connection_lost(None)

@@ -64,8 +64,15 @@ async def test_all_connections_are_looked_at_once_a_second() -> None:
     looked = asyncio.Event()
 
     class Watched:
-        def check(self, now: float) -> None:
+        def check(self, now: float) -> int:
             looked.set()
+            return 0
+
+        def give_way(self) -> bool:
+            return False
+
+        def end_unread(self) -> None:
+            """Nothing is unread."""
 
     metrics = ConnectionMetrics(MetricMaker(CollectorRegistry()))
     connections = Connections(HttpSettings(), 5, metrics)

@@ -38,7 +38,7 @@ class Wire(asyncio.Transport):
         self.high = high or 0
 
     def get_write_buffer_size(self) -> int:
-        return self.unsent
+        return 0 if self.aborted else self.unsent
 
     def write(self, data: Any) -> None:
         if self.aborted:
