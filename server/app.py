@@ -140,6 +140,6 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
         Middleware(
             AuthMiddleware, settings=settings, keyring=state.keyring, has_console=has_console
         ),
-        Middleware(KeyLimit, limits=state.key_limits),
+        Middleware(KeyLimit, limits=state.key_limits, refusal=state.refusal),
         Middleware(BodyLimit, settings=settings, reading=state.reading),
     ]

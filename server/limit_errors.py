@@ -111,8 +111,11 @@ class RequestTimeout(ApiError):
         )
 
 
+KEY_LIMIT_CODES = (ConcurrencyLimit.code, RateLimit.code)
+"""The codes of the errors with which a limit of an API key refuses a request."""
+
 LIMIT_CODES: Mapping[int, Sequence[str]] = {
-    429: (QueueFull.code, ConcurrencyLimit.code, RateLimit.code),
+    429: (QueueFull.code, *KEY_LIMIT_CODES),
     503: (QueueTimeout.code,),
     504: (FirstTokenTimeout.code, RequestTimeout.code),
 }

@@ -21,6 +21,7 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
+from server.errors import ApiError
 from server.fleet.member import Member
 from server.fleet.peers import Peers
 from server.http.keyring import Keyring
@@ -96,6 +97,10 @@ class AppState:
         if self.runtime is not None:
             # Requests that a drain holds have the same time to finish as others.
             self.runtime.switcher.stop()
+
+    def refusal(self, key: str | None) -> ApiError | None:
+        """The error of a request of an API key for which the queue has no place now."""
+        return None if self.runtime is None else self.runtime.admission.refusal(key)
 
     @property
     def ready(self) -> bool:

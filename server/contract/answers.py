@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from server.http.headers import IGNORED_FIELDS, REQUEST_ID, SPEC_METHOD, UNENFORCED_KEYWORDS
-from server.limit_errors import LIMIT_CODES
+from server.limit_errors import KEY_LIMIT_CODES, LIMIT_CODES
 
 Answers = dict[int | str, dict[str, Any]]
 """Status -> answer, as FastAPI's `responses` has it."""
@@ -26,6 +26,8 @@ LIMIT_ERRORS = {
     for status, codes in LIMIT_CODES.items()
 }
 """The errors with which a limit or a drain ends a request that generates."""
+KEY_LIMIT_ERRORS = {429: ", ".join(KEY_LIMIT_CODES)}
+"""The errors with which a limit of an API key refuses a request that does not generate."""
 ERROR = "ErrorResponse"
 """The name of the schema that every error has."""
 

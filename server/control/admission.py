@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from server.control.slots import Demand, Place, SlotLimits, Slots
+from server.control.demand import Demand
+from server.control.slots import Place, SlotLimits, Slots
 from server.errors import ApiError
 from server.limit_errors import QueueFull
 from server.settings.limit_settings import LimitSettings
@@ -31,8 +32,6 @@ class Admission:
         self.slots = Slots(slots, clock)
         self._settings = settings
         self._metrics = metrics
-        self._num_checked = 0
-        self._checked_prompt_tokens = 0
         metrics.watch(self)
 
     @property
@@ -50,52 +49,72 @@ class Admission:
             place.leave()
 
     @contextmanager
-    def checked(self, demand: Demand) -> Iterator[None]:
+    def checked(self, place: Place) -> Iterator[None]:
         """Counts a request as queued while its constraints are checked, until the block ends.
 
-        Raises `QueueFull` if neither the engine nor the queue would have room for it.
+        Another request may take its place meanwhile, which cancels its task. Raises `QueueFull` if
+        neither the engine nor the queue would have room for it.
         """
         free = self.slots.total - self.slots.in_use if self.slots.is_open else 0
-        if self._num_checked >= free:
-            self.check_queue(demand)
-        self._num_checked += 1
-        self._checked_prompt_tokens += demand.prompt_tokens
+        if self.num_queued - self.slots.num_queued >= free:
+            self.make_room(place.demand)
+        self.slots.queue.add(place)
         try:
             yield
         finally:
-            self._num_checked -= 1
-            self._checked_prompt_tokens -= demand.prompt_tokens
+            self.slots.queue.discard(place)
 
     @property
     def num_queued(self) -> int:
         """The requests of which no sequence has begun."""
-        return self.slots.num_queued + self._num_checked
+        return self.slots.queue.num_requests
 
     @property
     def queued_prompt_tokens(self) -> int:
         """The prompt tokens of these requests."""
-        return self.slots.queued_prompt_tokens + self._checked_prompt_tokens
+        return self.slots.queue.prompt_tokens
 
-    def check_queue(self, demand: Demand) -> None:
-        """Raises `QueueFull` if the queue has no room for the request; an empty one has."""
-        if (reason := self._no_room(demand)) is not None:
-            raise self.counted(QueueFull(reason, self.retry_after_s))
+    def refusal(self, key: str | None) -> ApiError | None:
+        """The error of a request of the key that has no chance now, whatever its body is."""
+        settings = self._settings
+        if self.slots.may_start or self.num_queued < settings.max_queued_requests:
+            return None
+        if settings.max_queued_requests and self.slots.queue.gives_place_to(key):
+            return None
+        return self._queue_full(self._why_full())
 
-    def _no_room(self, demand: Demand) -> str | None:
-        """Why the queue cannot take the request, for its client."""
-        queued, tokens = self.num_queued, self.queued_prompt_tokens
-        most = self._settings.max_queued_requests
-        most_tokens = self._settings.max_queued_prompt_tokens
+    def make_room(self, demand: Demand) -> None:
+        """Makes sure that the queue has room for a request.
+
+        Requests that give their places to it get `QueueFull`, as the reason why their task is
+        cancelled. Raises `QueueFull` if there is no room; an empty queue has room.
+        """
+        settings, queue = self._settings, self.slots.queue
+        most, most_tokens = settings.max_queued_requests, settings.max_queued_prompt_tokens
+        victims = queue.victims_for(demand, most, most_tokens) if most else None
+        if victims is None:
+            raise self._queue_full(self._why_full(demand.prompt_tokens))
+        reason = "its queue is full, and no API key has more in it than this one"
+        for place in victims:
+            if place.task is not None:
+                place.task.cancel(msg=self._queue_full(reason))
+        self.slots.withdraw(victims)
+
+    def _why_full(self, tokens: int = 0) -> str:
+        """Why the queue cannot take a request with so many prompt tokens, for its client."""
+        queued, most = self.num_queued, self._settings.max_queued_requests
         if not most:
             return "the request cannot begin now, and this server has no queue"
         if queued >= most:
             return f"its queue is full ({queued} of {most} requests)"
-        if queued and tokens + demand.prompt_tokens > most_tokens:
-            return (
-                f"its queue has no room for this prompt ({tokens:,} of {most_tokens:,} prompt "
-                f"tokens are queued, and this one has {demand.prompt_tokens:,})"
-            )
-        return None
+        return (
+            f"its queue has no room for this prompt ({self.queued_prompt_tokens:,} of "
+            f"{self._settings.max_queued_prompt_tokens:,} prompt tokens are queued, and this one "
+            f"has {tokens:,})"
+        )
+
+    def _queue_full(self, reason: str) -> ApiError:
+        return self.counted(QueueFull(reason, self.retry_after_s))
 
     @property
     def retry_after_s(self) -> float | None:

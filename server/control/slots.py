@@ -13,11 +13,13 @@ import asyncio
 import time
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from server.control.demand import Demand
 from server.control.queue_rate import QueueRate
+from server.control.queue_shares import QueueShares
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +38,6 @@ class SlotLimits:
     request_prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request needs.
-
-    Attributes:
-        key: the name of its API key; all requests without a key have `None`.
-        slots: of each of its sequences; no more than `SlotLimits.of_request` are taken.
-        prompt_costs: of each of its sequences: the prompt's tokens, weighted.
-        prompt_tokens: of all its prompts, each counted once.
-        priority: a lower one goes first.
-    """
-
-    key: str | None
-    slots: int
-    prompt_costs: Sequence[int]
-    prompt_tokens: int
-    priority: int = 0
-
-
 class Place:
     """One request among those that need slots, from its arrival to its end. See `Slots.place`.
 
@@ -62,12 +45,14 @@ class Place:
         slots: of each of its sequences.
         held: slots that it holds.
         number: grows with each arrival.
+        task: answers the request; `None` once it has ended.
         waiter: done when the sequence that waits has started; `None` if none waits.
     """
 
     def __init__(self, slots: "Slots", demand: Demand, number: int) -> None:
         self.demand = demand
         self.number = number
+        self.task = asyncio.current_task()
         self.slots = min(demand.slots, slots.limits.of_request)
         self.held = 0
         self.waiter: asyncio.Future[None] | None = None
@@ -136,6 +121,7 @@ class Place:
         """The request has ended: it waits no more and holds nothing. Safe to call twice."""
         self._all.stop_waiting(self)
         self._free_all()
+        self.task = None  # its frames refer to the place
 
     def _free_all(self) -> None:
         self._unread.clear()
@@ -189,7 +175,8 @@ class Slots:
 
     Attributes:
         total: all slots.
-        num_queued, queued_prompt_tokens: the queue.
+        num_queued: the requests that wait for their first sequence.
+        queue: these by key, and those that `Admission` counts as queued.
         queue_rate: how fast the queue empties.
         is_open: requests may start.
     """
@@ -198,7 +185,7 @@ class Slots:
         self.limits = limits
         self.total = self._free = limits.total
         self.num_queued = 0
-        self.queued_prompt_tokens = 0
+        self.queue: QueueShares[Place] = QueueShares()
         self.queue_rate = QueueRate(clock)
         self.is_open = True
         self._keys: defaultdict[str | None, _KeyQueue] = defaultdict(_KeyQueue)
@@ -211,6 +198,11 @@ class Slots:
     def in_use(self) -> int:
         """The slots that requests hold."""
         return self.total - self._free
+
+    @property
+    def may_start(self) -> bool:
+        """Whether a request that needs one slot would start now."""
+        return self.is_open and self._free > 0 and not self._is_blocked
 
     def place(self, demand: Demand) -> Place:
         """A place for a request that has arrived; `Place.leave` ends it."""
@@ -250,6 +242,14 @@ class Slots:
             self._end_wait(place).cancel()
             self.serve()
 
+    def withdraw(self, places: Iterable[Place]) -> None:
+        """Takes places out of the queue, of which none has started."""
+        for place in places:
+            if place.waiter is not None:
+                self._end_wait(place).cancel()
+            self.queue.discard(place)
+        self.serve()
+
     def free(self, key: str | None, slots: int) -> None:
         """Takes slots of a key's request back."""
         self._keys[key].held -= slots
@@ -263,9 +263,11 @@ class Slots:
             if place.slots > self._free:
                 self._is_blocked = True
                 return
-            if place.is_queued:
+            was_queued, waiter = place.is_queued, self._end_wait(place)
+            if waiter.cancelled():  # its request ends in this pass of the event loop
+                continue
+            if was_queued:
                 self.queue_rate.count()
-            waiter = self._end_wait(place)
             self._take(place)
             waiter.set_result(None)
 
@@ -291,8 +293,8 @@ class Slots:
 
     def _count(self, place: Place, sign: int) -> None:
         self._waiting += sign
-        if not place.is_queued:
-            return
-        self.num_queued += sign
-        self.queue_rate.watch(has_queue=self.num_queued > 0)
-        self.queued_prompt_tokens += sign * place.demand.prompt_tokens
+        if place.is_queued:
+            self.num_queued += sign
+            self.queue_rate.watch(has_queue=self.num_queued > 0)
+            change = self.queue.add if sign > 0 else self.queue.discard
+            change(place)

@@ -1,37 +1,57 @@
-"""The limits of an API key, held before a request's body is read. Pure ASGI."""
+"""The limits of an API key, and a full queue, before a request's body is read. Pure ASGI."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.control.key_limits import KeyLimits
-from server.errors import send_error
+from server.control.key_turns import KeyTurns
+from server.errors import ApiError, send_error
 from server.http.auth import key_name
 from server.limit_errors import TooManyRequests
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-"""The paths whose POSTs count: those that have the engine generate."""
+"""The paths whose POSTs have the engine generate."""
+
+COUNTED_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
+"""The paths whose POSTs count: those that generate, or turn text into tokens or back."""
 
 
 class KeyLimit:
-    """Counts a generating request for its key until it is answered, or answers 429."""
+    """Counts a request for its key until it is answered, or answers 429.
 
-    def __init__(self, app: ASGIApp, limits: KeyLimits) -> None:
+    The requests of a key come in a few at a time: a thousand at once, or as many that are refused
+    and sent again, do not hold up the requests of another key.
+
+    Args:
+        refusal: the error of a generating request of this key if the queue has no place for it now.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limits: KeyLimits, refusal: Callable[[str | None], ApiError | None]
+    ) -> None:
         self._app = app
         self._limits = limits
+        self._refusal = refusal
+        self._turns = KeyTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as counted:
-            if _generates(scope):
+            if _is_post(scope) and (path := scope["path"]) in COUNTED_PATHS:
+                key = key_name(scope)
+                await self._turns.turn(key)
                 try:
-                    counted.enter_context(self._limits.request(key_name(scope)))
-                except TooManyRequests as refusal:
+                    counted.enter_context(self._limits.request(key))
+                except TooManyRequests as limited:
+                    await send_error(limited, scope, receive, send)
+                    return
+                refusal = self._refusal(key) if path in GENERATING_PATHS else None
+                if refusal is not None:
                     await send_error(refusal, scope, receive, send)
                     return
             await self._app(scope, receive, send)
 
 
-def _generates(scope: Scope) -> bool:
-    return (
-        scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in GENERATING_PATHS
-    )
+def _is_post(scope: Scope) -> bool:
+    return bool(scope["type"] == "http" and scope["method"] == "POST")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from engine_adapter.types import SamplingOptions
-from server.control.slots import Demand
+from server.control.demand import Demand
 from server.errors import InvalidField
 
 LOGPROBS_PER_SLOT = 5

@@ -171,6 +171,7 @@ async def admitted(
             selected.
         InvalidRequest, EngineError: the engine refuses a constraint.
         QueueFull: the queue is full.
+        CancelledError: for another request; `QueueFull` is its reason.
         QueueTimeout, or the limit's error: the request waited too long, its check included.
         ClientDisconnected: the client closed the connection while the request waited.
     """
@@ -191,13 +192,13 @@ async def admitted(
         all_constraints = (one.structured_output for one in prepared.options)
         if constraints := {one for one in all_constraints if one is not None}:
             choose(runtime, prepared, origin)
-            waited_s = await check_constraints(runtime, receive, constraints, needed, waiting)
+            waited_s = await check_constraints(runtime, receive, constraints, place, waiting)
         if place.start_now():
             runtime.admission.observe_wait(waited_s)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
-            runtime.admission.check_queue(needed)
+            runtime.admission.make_room(needed)
             await turn(runtime, receive, place, waiting, waited_s)
         # No `await` from here on: no drain may come in between.
         request = _admit(runtime, prepared, origin, place)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from starlette.types import Receive
 
 from engine_adapter.types import StructuredOutput
-from server.control.slots import Demand, Place
+from server.control.slots import Place
 from server.http.event_stream import until_disconnect
 from server.limit_errors import QueueTimeout
 from server.state import Runtime
@@ -17,7 +17,7 @@ async def check_constraints(
     runtime: Runtime,
     receive: Receive,
     constraints: Iterable[StructuredOutput],
-    needed: Demand,
+    place: Place,
     limit: TimeLimit | None,
 ) -> float:
     """Has the engine check constraints, while their request has no slot and no drain waits for it.
@@ -31,11 +31,11 @@ async def check_constraints(
     """
     admission = runtime.admission
     loop = asyncio.get_running_loop()
-    with admission.checked(needed):
+    with admission.checked(place):
         begun_s = loop.time()
         try:
             for constraint in constraints:
-                checking = runtime.engine.check_constraint(constraint, needed.key)
+                checking = runtime.engine.check_constraint(constraint, place.demand.key)
                 await until_disconnect(receive, checking, limit)
         except BaseException:
             admission.observe_wait(loop.time() - begun_s)

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from server.contract.answers import answers
+from server.contract.answers import KEY_LIMIT_ERRORS, answers
 from server.http.headers import IGNORED_FIELDS
 from server.openai.request import check_body
 from server.openai.tokenization import detokenize, tokenize
@@ -18,7 +18,11 @@ router = APIRouter(tags=["Tokens"])
     "/tokenize",
     operation_id="tokenize",
     response_model=None,
-    responses=answers(TokenizeResponse, headers=(IGNORED_FIELDS,), errors={404: "model_not_found"}),
+    responses=answers(
+        TokenizeResponse,
+        headers=(IGNORED_FIELDS,),
+        errors={404: "model_not_found", **KEY_LIMIT_ERRORS},
+    ),
 )
 async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The token ids of a text or a chat."""
@@ -31,7 +35,9 @@ async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONRes
     operation_id="detokenize",
     response_model=None,
     responses=answers(
-        DetokenizeResponse, headers=(IGNORED_FIELDS,), errors={404: "model_not_found"}
+        DetokenizeResponse,
+        headers=(IGNORED_FIELDS,),
+        errors={404: "model_not_found", **KEY_LIMIT_ERRORS},
     ),
 )
 async def post_detokenize(body: DetokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:

@@ -57,10 +57,12 @@ class LimitSettings(BaseModel):
         2**20, description="most prompt tokens of these requests together"
     )
     max_key_requests: Count | None = Field(
-        None, description="most unfinished requests of one API key that generate (no limit)"
+        None,
+        description="most unfinished requests of one API key that generate or tokenize (no limit)",
     )
     max_key_requests_per_minute: Count | None = Field(
-        None, description="most requests a minute of one API key that generate (no limit)"
+        None,
+        description="most requests a minute of one API key that generate or tokenize (no limit)",
     )
     queue_timeout_s: Seconds = Field(
         300.0, description="seconds that a request may wait in the queue; 0 sets no limit"

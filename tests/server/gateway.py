@@ -121,7 +121,7 @@ async def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> No
 class Exchange:
     """One raw ASGI exchange: the messages sent so far, and a client that can disconnect.
 
-    `on_send` is called with each message when it is sent.
+    `on_send` is called with each message when it is sent; `key` is the API key.
     """
 
     app: FastAPI
@@ -130,6 +130,7 @@ class Exchange:
     on_send: Callable[[MutableMapping[str, Any]], None] = lambda message: None
     sent: list[MutableMapping[str, Any]] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    key: str = ""
     _body_sent: bool = False
 
     def begin(self) -> "asyncio.Task[None]":
@@ -161,7 +162,11 @@ class Exchange:
             "raw_path": self.path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json"), (b"host", b"127.0.0.1:8000")],
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"host", b"127.0.0.1:8000"),
+                *([(b"authorization", f"Bearer {self.key}".encode())] if self.key else []),
+            ],
             "client": ("127.0.0.1", 50000),
             "server": ("127.0.0.1", 8000),
             "app": self.app,

@@ -53,6 +53,8 @@ GENERATING = ("create_chat_completion", "create_completion", "create_response")
 
 ELSEWHERE = {
     *((name, status) for name in GENERATING for status in (429, 504)),
+    ("tokenize", 429),
+    ("detokenize", 429),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
     ("switch_spec_method", 504),
@@ -129,6 +131,8 @@ async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
     for status in (504, 429):
         for name in GENERATING:
             assert (await send(gateway.client, name, valid(name))).status_code == status
+    for name in ("tokenize", "detokenize"):
+        assert (await send(gateway.client, name, valid(name))).status_code == 429
 
 
 async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: StartGateway) -> None:

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from server.control.slots import Demand, Place, SlotLimits, Slots
+from server.control.demand import Demand
+from server.control.slots import Place, SlotLimits, Slots
 
 
 def demand(sequences: int = 1, **more: object) -> Demand:
@@ -187,7 +188,7 @@ async def test_a_closed_queue_holds_new_requests_and_lets_started_ones_run() -> 
     await crowd.come("b")
     await crowd.end("begun", 0)
     assert crowd.started == ["begun"] * 3
-    assert (crowd.slots.num_queued, crowd.slots.queued_prompt_tokens) == (2, 2)
+    assert (crowd.slots.num_queued, crowd.slots.queue.prompt_tokens) == (2, 2)
     crowd.slots.open()
     await settle()
     assert crowd.started[3:] == ["a", "b"]
@@ -219,7 +220,7 @@ async def test_a_cancelled_request_leaves_the_queue(cancelled: int) -> None:
         await crowd.come(str(number))
     crowd._tasks[1 + cancelled].cancel()
     await settle()
-    assert (crowd.slots.num_queued, crowd.slots.queued_prompt_tokens) == (4, 4)
+    assert (crowd.slots.num_queued, crowd.slots.queue.prompt_tokens) == (4, 4)
     for name in ("first", *(str(n) for n in range(5) if n != cancelled)):
         await crowd.leave(name)
     assert crowd.started[1:] == [str(n) for n in range(5) if n != cancelled]
@@ -238,6 +239,20 @@ async def test_a_request_cancelled_when_its_turn_comes_passes_it_on() -> None:
     await crowd.leave("next")
 
 
+async def test_a_slot_that_is_free_in_the_moment_of_a_cancellation_goes_to_the_next() -> None:
+    crowd = Crowd(total=1)
+    await crowd.come("first")
+    await crowd.come("gone")
+    await crowd.come("next")
+    crowd._tasks[1].cancel()
+    crowd.places["first"].leave()
+    await settle()
+    await crowd.leave("gone")
+    assert crowd.started == ["first", "next"]
+    await crowd.leave("next")
+    assert (crowd.slots.in_use, crowd.slots.num_queued) == (0, 0)
+
+
 async def test_any_order_of_ends_leaves_no_slot_taken() -> None:
     crowd = Crowd(total=5, of_request=3)
     for number in range(30):
@@ -249,7 +264,7 @@ async def test_any_order_of_ends_leaves_no_slot_taken() -> None:
     assert crowd.slots.in_use <= 5
     for number in range(29, 0, -2):
         await crowd.leave(str(number))
-    assert (crowd.slots.in_use, crowd.slots.num_queued, crowd.slots.queued_prompt_tokens) == (
+    assert (crowd.slots.in_use, crowd.slots.num_queued, crowd.slots.queue.prompt_tokens) == (
         0,
         0,
         0,

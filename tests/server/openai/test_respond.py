@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.control.slots import Demand, Place, SlotLimits, Slots
+from server.control.demand import Demand
+from server.control.slots import Place, SlotLimits, Slots
 from server.limit_errors import FirstTokenTimeout
 from server.openai.respond import _run_all, merge
 from server.time_limits import TimeLimit

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from server.http.key_limit import GENERATING_PATHS
+from engine_adapter.types import StructuredOutput
+from server.http.key_limit import COUNTED_PATHS, GENERATING_PATHS
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Exchange, Gateway, build, eventually
 
@@ -89,9 +90,9 @@ async def test_all_sequences_of_a_large_request_are_answered(start: StartGateway
 class Full:
     """A gateway whose engine has one slot, taken by an endless request."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, key: str = "") -> None:
         self.gateway = gateway
-        self._ahead = gateway.exchange("/v1/completions", ENDLESS)
+        self._ahead = gateway.exchange("/v1/completions", ENDLESS, key=key)
 
     @property
     def queued(self) -> int:
@@ -115,8 +116,8 @@ class Full:
         await self._task
 
 
-async def full(start: StartGateway, **settings: Any) -> Full:
-    made = Full(await start(max_num_seqs=1, engine_args={"fake_step_ms": 1}, **settings))
+async def full(start: StartGateway, key: str = "", **settings: Any) -> Full:
+    made = Full(await start(max_num_seqs=1, engine_args={"fake_step_ms": 1}, **settings), key)
     await made.begin()
     return made
 
@@ -137,13 +138,13 @@ async def test_a_full_queue_is_429_with_retry_after_and_loses_no_request(
         "param": None,
         "code": "server_overloaded",
     }
-    # A request that is wrong anyway is refused for that.
-    assert (await server.gateway.complete([7], max_tokens=0)).status_code == 400
+    # It has no chance, so its body is not looked at.
+    assert (await server.gateway.complete([7], max_tokens=0)).status_code == 429
     await server.end()
     assert [(await task).status_code for task in waiting] == [200] * 3
     assert (await server.gateway.complete([7], max_tokens=1)).status_code == 200
     name = "specgate_limited_requests_total"
-    assert server.gateway.sample(name, reason="server_overloaded") == 1
+    assert server.gateway.sample(name, reason="server_overloaded") == 2
     assert server.gateway.sample("specgate_queue_seconds_count") == 5
 
 
@@ -215,14 +216,180 @@ async def test_a_key_that_floods_does_not_hold_up_another(start: StartGateway) -
         assert response.status_code == 200
         ended.append(name)
 
+    slots = gateway.runtime.admission.slots
+    slots.close()
     flood = [asyncio.create_task(ask("flood")) for _ in range(60)]
-    await eventually(lambda: gateway.runtime.admission.slots.num_queued > 50)
+    await eventually(lambda: slots.num_queued == 60)
+    slots.open()
     await asyncio.gather(*(ask("other") for _ in range(8)))
     # Of those that began from then on about every second one was of the other key.
     assert ended.index("other") < 12
     assert ended.count("flood") < 30
     await asyncio.gather(*flood)
     assert ended.count("flood") == 60
+
+
+class Crowd:
+    """Requests of several keys to a server whose only slot is taken."""
+
+    def __init__(self, server: Full) -> None:
+        self.server = server
+        self.tasks: dict[str, asyncio.Task[httpx.Response]] = {}
+
+    async def come(self, name: str, **more: Any) -> "asyncio.Task[httpx.Response]":
+        """A request of the key that begins the name; it is queued, or answered."""
+        body = {"prompt": [7], "max_tokens": 2, **more}
+        admission = self.server.gateway.runtime.admission
+        before = self.server.gateway.sample("specgate_limited_requests_total", reason=OVERLOADED)
+        queued = admission.num_queued
+        task = self.tasks[name] = asyncio.create_task(
+            self.server.gateway.post("/v1/completions", body, **bearer(name.split()[0]))
+        )
+        await eventually(
+            lambda: (
+                admission.num_queued > queued
+                or task.done()
+                or self.server.gateway.sample("specgate_limited_requests_total", reason=OVERLOADED)
+                != before
+            )
+        )
+        return task
+
+    async def refused(self, name: str) -> str:
+        """The message of the request's 429."""
+        answer = await asyncio.wait_for(self.tasks.pop(name), 60)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (429, OVERLOADED)
+        assert answer.headers["retry-after"] == "5"
+        return str(error["message"])
+
+    async def served(self) -> list[str]:
+        """Frees the slot, and returns who is answered: all that are left."""
+        await self.server.end()
+        names = list(self.tasks)
+        assert [(await self.tasks[name]).status_code for name in names] == [200] * len(names)
+        assert self.server.gateway.runtime.admission.slots.in_use == 0
+        assert self.server.gateway.runtime.admission.num_queued == 0
+        return names
+
+
+OVERLOADED = "server_overloaded"
+DISPLACED = (
+    "The server is overloaded: its queue is full, and no API key has more in it than this one. "
+    "Try again later."
+)
+
+
+async def crowd(start: StartGateway, **settings: Any) -> Crowd:
+    return Crowd(await full(start, "key-plain", **KEYS, **settings))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_key_that_fills_the_queue_gives_a_place_to_another(
+    start: StartGateway, stream: bool
+) -> None:
+    people = await crowd(start, max_queued_requests=3)
+    for name in ("flood 1", "flood 2", "flood 3"):
+        await people.come(name, stream=stream)
+    await people.come("flood 4")
+    assert "its queue is full (3 of 3 requests)" in await people.refused("flood 4")
+    await people.come("other 1")
+    assert await people.refused("flood 3") == DISPLACED
+    await people.come("other 2")
+    assert "its queue is full (3 of 3 requests)" in await people.refused("other 2")
+    assert await people.served() == ["flood 1", "flood 2", "other 1"]
+
+
+async def test_a_key_that_fills_the_queue_with_prompt_tokens_gives_some_to_another(
+    start: StartGateway,
+) -> None:
+    people = await crowd(start, max_queued_prompt_tokens=100)
+    for name in ("flood 1", "flood 2", "flood 3", "flood 4"):
+        await people.come(name, prompt=[7] * 25)
+    await people.come("other 1", prompt=[7] * 40)
+    assert await people.refused("flood 4") == await people.refused("flood 3") == DISPLACED
+    assert await people.served() == ["flood 1", "flood 2", "other 1"]
+
+
+async def test_requests_without_a_key_share_the_places_of_one(start: StartGateway) -> None:
+    server = await full(start, max_queued_requests=3)
+    waiting = await server.queue(3)
+    assert (await server.gateway.complete([7])).status_code == 429
+    await server.end()
+    assert [(await task).status_code for task in waiting] == [200] * 3
+
+
+async def test_the_request_of_a_key_that_goes_last_gives_its_place(start: StartGateway) -> None:
+    people = await crowd(start, max_queued_requests=3, scheduling_policy="priority")
+    await people.come("flood late", priority=4)
+    await people.come("flood 1")
+    await people.come("flood 2", priority=1)
+    await people.come("other 1", priority=9)
+    assert await people.refused("flood late") == DISPLACED
+    assert await people.served() == ["flood 1", "flood 2", "other 1"]
+
+
+async def test_a_request_that_a_drain_holds_gives_its_place_and_the_others_keep_their_order(
+    start: StartGateway,
+) -> None:
+    people = await crowd(start, max_queued_requests=3)
+    gateway = people.server.gateway
+    slots = gateway.runtime.admission.slots
+    slots.close()
+    for name in ("flood 1", "flood 2", "flood 3"):
+        await people.come(name)
+    await people.come("other 1")
+    assert await people.refused("flood 3") == DISPLACED
+    slots.open()
+    assert await people.served() == ["flood 1", "flood 2", "other 1"]
+
+
+async def test_a_request_whose_format_is_checked_gives_its_place(start: StartGateway) -> None:
+    people = await crowd(start, max_queued_requests=2)
+    running, checking = 0, asyncio.Event()
+
+    async def check(constraint: StructuredOutput, key: str | None = None) -> None:
+        nonlocal running
+        running += 1
+        try:
+            await checking.wait()
+        finally:
+            running -= 1
+
+    people.server.gateway.engine.check_constraint = check  # type: ignore[method-assign]
+    form = {"structured_outputs": {"json": {"type": "object"}}}
+    await people.come("flood 1", **form)
+    await people.come("flood 2", **form)
+    await people.come("other 1", **form)
+    assert await people.refused("flood 2") == DISPLACED
+    assert running == 2
+    checking.set()
+    assert await people.served() == ["flood 1", "other 1"]
+
+
+@pytest.mark.parametrize("path", sorted(GENERATING_PATHS))
+async def test_a_request_without_a_chance_is_refused_before_its_body_is_read(
+    start: StartGateway, path: str
+) -> None:
+    people = await crowd(start, max_queued_requests=2)
+    await people.come("flood 1")
+    await people.come("flood 2")
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"{}"
+
+    async def ask(name: str) -> int:
+        headers = {"content-type": "application/json", "authorization": f"Bearer key-{name}"}
+        response = await people.server.gateway.client.post(path, content=body(), headers=headers)
+        return response.status_code
+
+    assert (await ask("flood"), read) == (429, 0)
+    # This key would get a place.
+    assert (await ask("other"), read) == (400, 1)
+    assert await people.served() == ["flood 1", "flood 2"]
 
 
 async def test_a_key_has_limits_of_its_own(start: StartGateway) -> None:
@@ -251,7 +418,7 @@ async def test_a_key_has_limits_of_its_own(start: StartGateway) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
-@pytest.mark.parametrize("path", sorted(GENERATING_PATHS))
+@pytest.mark.parametrize("path", sorted(COUNTED_PATHS))
 async def test_a_request_above_a_limit_of_its_key_is_refused_before_its_body_is_read(
     start: StartGateway, path: str
 ) -> None:
@@ -280,19 +447,19 @@ async def test_a_request_above_a_limit_of_its_key_is_refused_before_its_body_is_
     assert (
         gateway.sample("specgate_http_requests_total", route=path, method="POST", status="429") == 1
     )
-    # What has the engine generate nothing does not count.
-    tokens = {"headers": {"authorization": "Bearer key-flood"}}
-    assert (await gateway.post("/tokenize", {"prompt": "a"}, **tokens)).status_code == 200
+    # What makes no work of texts does not count.
+    headers = {"authorization": "Bearer key-flood"}
+    assert (await gateway.client.get("/v1/models", headers=headers)).status_code == 200
 
 
-def test_every_path_that_generates_is_counted() -> None:
+def test_every_path_with_a_limit_of_the_key_is_counted() -> None:
     app = build()[0]
-    generating = {
+    limited = {
         route.path
         for route in app.routes
         if isinstance(route, APIRoute) and "rate_limit_exceeded" in str(route.responses.get(429))
     }
-    assert generating == GENERATING_PATHS
+    assert limited == COUNTED_PATHS
 
 
 @pytest.mark.prove

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.control.slots import Demand
+from server.control.demand import Demand
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
