@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 
 from engine_adapter.text import cut
 from server.schema.known_fields import fields_at
-from server.text import did_you_mean
+from server.text import TOO_LONG, did_you_mean
 
 MAX_BODY_LEVELS = 500
 """Levels of objects and lists in a body that are always read; Python's parser stops below 1000."""
@@ -78,6 +78,9 @@ def fault_of(error: RequestValidationError, body_type: Any) -> Fault:
     reason = detail["msg"].removeprefix("Value error, ")
     if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
         reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
+    if kind == "string_too_long":  # pydantic's message does not say how long it is
+        most, chars = context["max_length"], len(detail["input"])
+        return Fault(param, f"{param}: has {chars:,} characters; the maximum is {most:,}", TOO_LONG)
     return Fault(param, f"{param}: {reason}", context.get("code"))
 
 

@@ -138,6 +138,8 @@ async def _create_runtime(state: AppState) -> Runtime:
     policy_admin = PolicyAdmin(
         engine, router, loaded_proposers, keyring.api_key_names, metrics, audit
     )
+    responses = ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes)
+    metrics.responses.watch(responses)
     allowed = AllowedModels(settings.loadable_folders(), settings.loadable_hub_ids())
     return Runtime(
         settings=settings,
@@ -154,5 +156,5 @@ async def _create_runtime(state: AppState) -> Runtime:
         lora_admin=LoraAdmin(engine, settings.served_model_name, allowed, audit),
         policy_admin=policy_admin,
         fleet=Member(switcher, policy_admin),
-        responses=ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
+        responses=responses,
     )

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 MAX_MESSAGE = 2000
 """The most characters of an error message."""
 
+TOO_LONG = "string_above_max_length"
+"""OpenAI's code of a text with too many characters."""
+
 MAX_COMPARED = 64
 """The most characters of a word that is compared with known ones: no name is longer."""
 

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from engine_adapter.text import clip
 from server.errors import InvalidField
+from server.schema.identifiers import check_lengths
 from server.text import did_you_mean, is_unicode
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
@@ -175,10 +176,11 @@ class Body(Bounded):
     def ignored_fields(self, *, strict: bool) -> tuple[str, ...]:
         """The fields that are ignored with notice.
 
-        Raises `InvalidField` for a known field that cannot be honoured and, with `strict`,
-        for one that would be ignored with notice.
+        Raises `InvalidField` for a known field that is too long or cannot be honoured and, with
+        `strict`, for one that would be ignored with notice.
         """
         extra = self.model_extra or {}
+        check_lengths(extra)
         for name, value in extra.items():
             if name in REFUSED:
                 _check_neutral(name, value)

@@ -45,6 +45,9 @@ MAX_REGEX_CHARS = 20_000
 MAX_GRAMMAR_CHARS = 100_000
 """Characters of a grammar."""
 
+MAX_DESCRIPTION = 16_384
+"""Characters of the description of a response format, which the model does not see."""
+
 MAX_SCHEMA_CHARS = 500_000
 """Characters of a JSON schema, and of the schemas of all tools together."""
 

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from server.schema.base import Bounded
 from server.schema.bounds import MAX_PARTS, too_many
 from server.schema.generation_body import TextPart
+from server.schema.identifiers import MAX_ID, Id
 from server.schema.json_values import is_nested_deeper
 
 MAX_MESSAGES = 2048
@@ -60,7 +61,7 @@ class EarlierCall(Bounded):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    id: str | None = None
+    id: Id | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -96,7 +97,7 @@ class Message(Bounded):
     role: Role
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Id | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -130,6 +131,9 @@ def _is_complete(message: Message) -> Message:
         raise ValueError(f"a message with the role {message.role} needs content")
     if message.tool_calls and message.role != "assistant":
         raise ValueError("only messages with the role assistant have tool_calls")
+    name = (message.model_extra or {}).get("name")
+    if isinstance(name, str) and len(name) > MAX_ID:
+        raise ValueError(f"its name {too_many('characters', MAX_ID, len(name))}")
     for name, instead in LEGACY_FIELDS.items():
         if (message.model_extra or {}).get(name) is not None:
             raise ValueError(f"{name} is not supported; send {instead}")

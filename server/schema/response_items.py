@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from engine_adapter.text import clip
 from server.schema.bounds import MAX_INPUT_ITEMS, MAX_PARTS
+from server.schema.identifiers import Id, ItemId
 
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 """The kinds of items that a request may have; an item without a type is a message."""
@@ -109,7 +110,7 @@ class MessageItem(_Part):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    id: str | None = None
+    id: ItemId | None = None
     status: Status | None = None
 
 
@@ -117,10 +118,10 @@ class FunctionCallItem(_Part):
     """A call that a model made; `arguments` is JSON text."""
 
     type: Literal["function_call"]
-    call_id: str = Field(min_length=1)
+    call_id: Id = Field(min_length=1)
     name: str = Field(min_length=1)
     arguments: str
-    id: str | None = None
+    id: ItemId | None = None
     status: Status | None = None
 
 
@@ -128,9 +129,9 @@ class FunctionCallOutputItem(_Part):
     """What the call `call_id` returned."""
 
     type: Literal["function_call_output"]
-    call_id: str = Field(min_length=1)
+    call_id: Id = Field(min_length=1)
     output: Returned
-    id: str | None = None
+    id: ItemId | None = None
     status: Status | None = None
 
 
@@ -157,7 +158,7 @@ class ReasoningItem(_Part):
         None
     )
     encrypted_content: str | None = None
-    id: str | None = None
+    id: ItemId | None = None
     status: Status | None = None
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from engine_adapter.text import clip
@@ -10,12 +10,10 @@ from server.errors import InvalidField
 from server.schema.base import Strict
 from server.schema.chat import ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
+from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
 from server.schema.response_items import Input
 from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat
 from server.schema.tools import MAX_TOOLS
-
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-"""OpenAI's limits of `metadata`: pairs, and characters of a key and of a value."""
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log probabilities."""
@@ -85,19 +83,6 @@ def _choice_form(value: Any) -> str:
     elif isinstance(value, ChosenFunction | AllowedTools):
         value = value.type
     return value if value in ("function", "allowed_tools") else "word"
-
-
-def _metadata(pairs: dict[str, str] | None) -> dict[str, str] | None:
-    if pairs is not None and len(pairs) > MAX_METADATA:
-        raise ValueError(f"has {len(pairs)} pairs; the maximum is {MAX_METADATA}")
-    for key, value in (pairs or {}).items():
-        if len(key) > MAX_METADATA_KEY:
-            raise ValueError(f"a key has more than {MAX_METADATA_KEY} characters: {clip(key)}")
-        if len(value) > MAX_METADATA_VALUE:
-            raise ValueError(
-                f"the value of {clip(key)} has more than {MAX_METADATA_VALUE} characters"
-            )
-    return pairs
 
 
 class JsonSchemaText(JsonSchemaFormat):
@@ -175,9 +160,9 @@ class ResponsesRequest(GenerationBody):
 
     input: Input
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Id | None = None
     store: bool | None = None
-    metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = None
+    metadata: Metadata | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INT)
     text: TextConfig | None = None
@@ -190,9 +175,9 @@ class ResponsesRequest(GenerationBody):
         None
     )
     top_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: User | None = None
+    safety_identifier: SafetyIdentifier | None = None
+    prompt_cache_key: CacheKey | None = None
     chat_template_kwargs: TemplateVariables | None = None
     include_reasoning: bool | None = None
 

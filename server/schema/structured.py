@@ -18,6 +18,7 @@ from engine_adapter.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, check_unicode
 from server.schema.bounds import (
+    MAX_DESCRIPTION,
     MAX_GRAMMAR_CHARS,
     MAX_NESTING,
     MAX_REGEX_CHARS,
@@ -62,7 +63,7 @@ class JsonSchemaFormat(Strict):
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
     strict: bool | None = None
 
 

@@ -83,6 +83,7 @@ from server.telemetry.connection_metrics import ConnectionMetrics
 from server.telemetry.http_metrics import HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
+from server.telemetry.response_metrics import ResponseMetrics
 from server.telemetry.rolling_stats import RollingCounts, RollingStats
 from server.telemetry.usage_metrics import UsageMetrics
 
@@ -168,6 +169,7 @@ class Metrics:
         usage: the metrics of API keys.
         admission: the metrics of the queue and of requests that a limit ends.
         connections: the metrics of connections.
+        responses: the metrics of stored responses.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -179,6 +181,7 @@ class Metrics:
         self.usage = UsageMetrics(make)
         self.admission = AdmissionMetrics(make)
         self.connections = ConnectionMetrics(make)
+        self.responses = ResponseMetrics(make)
         self._parser_failures = make.counter(
             "specgate_parser_failures",
             "Choices that a parser could not read to their end",

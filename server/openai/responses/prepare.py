@@ -98,9 +98,10 @@ def retention(store: ResponseStore) -> str:
     if not store.is_enabled:
         return "This server stores no responses (--max-stored-responses)."
     return (
-        f"This server keeps the {store.max_responses} most recently used responses in memory, up "
-        f"to {store.max_bytes} bytes together, until it stops; send the whole conversation as "
-        "input, or raise --max-stored-responses or --max-stored-response-bytes."
+        f"This server keeps at most {store.max_responses} responses in memory, {store.max_bytes} "
+        "bytes together, until it stops; beyond that the API key that stores most loses those that "
+        "it has not used for longest. Send the whole conversation as input, or raise "
+        "--max-stored-responses or --max-stored-response-bytes."
     )
 
 

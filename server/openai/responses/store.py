@@ -1,8 +1,13 @@
 """The responses that clients can read again and continue, in memory.
 
 A response that continues another one needs that one's items, so the store keeps chains. Each use
-of a response makes its whole chain recent, its oldest response last. So the least recent response
-never has a successor that is stored, and dropping it breaks no chain.
+of a response makes its whole chain recent, its oldest response last. All responses of a chain have
+one owner. So the least recent response of an owner never has a successor that is stored, and
+dropping it breaks no chain.
+
+Over the limit of responses, the owner with the most responses loses the least recent one; over the
+limit of bytes, the owner with the most bytes. So an owner who stores little keeps it, whatever
+others store.
 """
 
 from collections import OrderedDict
@@ -46,8 +51,16 @@ class BrokenChain(LookupError):
         self.missing_id = missing_id
 
 
+class _Shelf:
+    """The stored responses of one owner, the least recent first."""
+
+    def __init__(self) -> None:
+        self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.num_bytes = 0
+
+
 class ResponseStore:
-    """Stored responses, the least recent first. Lives on the event loop.
+    """Stored responses of all owners. Lives on the event loop.
 
     Args:
         max_responses: the most responses; 0 stores none.
@@ -58,10 +71,11 @@ class ResponseStore:
         self.max_responses = max_responses
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._num_responses = 0
+        self._shelves: dict[str, _Shelf] = {}
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return self._num_responses
 
     @property
     def is_enabled(self) -> bool:
@@ -69,46 +83,60 @@ class ResponseStore:
         return self.max_responses > 0 and self.max_bytes > 0
 
     def add(self, response: StoredResponse) -> None:
-        """Stores a response with a new id, and drops the least recent ones over the limits.
+        """Stores a response with a new id, and drops others over the limits.
 
         A response that alone is over the limit of bytes is not stored, and drops nothing.
         """
         if not self.is_enabled or response.num_bytes > self.max_bytes:
             return
-        self._stored[response.id] = response
-        self.num_bytes += response.num_bytes
-        self._use(response)
-        while len(self._stored) > self.max_responses or self.num_bytes > self.max_bytes:
-            self._remove(next(iter(self._stored)))
+        shelf = self._shelves.setdefault(response.owner, _Shelf())
+        shelf.responses[response.id] = response
+        self._count(shelf, response, 1)
+        _use(shelf, response)
+        while self._num_responses > self.max_responses:
+            self._drop_from(max(self._shelves.values(), key=lambda each: len(each.responses)))
+        while self.num_bytes > self.max_bytes:
+            self._drop_from(max(self._shelves.values(), key=lambda each: each.num_bytes))
 
     def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """The owner's response of this id; it becomes the most recent one."""
-        response = self._stored.get(response_id)
-        if response is None or response.owner != owner:
-            return None
-        self._use(response)
+        shelf = self._shelves.get(owner)
+        response = None if shelf is None else shelf.responses.get(response_id)
+        if shelf is not None and response is not None:
+            _use(shelf, response)
         return response
 
     def chain(self, response: StoredResponse) -> list[StoredResponse]:
         """The responses that it continues, the oldest first, and itself. Raises `BrokenChain`."""
-        found = [response]
-        while (previous_id := found[-1].previous_id) is not None:
-            previous = self._stored.get(previous_id)
+        shelf = self._shelves.get(response.owner, _Shelf())
+        members = [response]
+        while (previous_id := members[-1].previous_id) is not None:
+            previous = shelf.responses.get(previous_id)
             if previous is None:
                 raise BrokenChain(previous_id)
-            found.append(previous)
-        return found[::-1]
+            members.append(previous)
+        return members[::-1]
 
     def delete(self, response: StoredResponse) -> None:
         """Removes a response; those that continue it cannot be continued any more."""
-        self._remove(response.id)
+        shelf = self._shelves[response.owner]
+        del shelf.responses[response.id]
+        self._count(shelf, response, -1)
+        if not shelf.responses:
+            del self._shelves[response.owner]
 
-    def _remove(self, response_id: str) -> None:
-        self.num_bytes -= self._stored.pop(response_id).num_bytes
+    def _drop_from(self, shelf: _Shelf) -> None:
+        self.delete(next(iter(shelf.responses.values())))
 
-    def _use(self, response: StoredResponse) -> None:
-        """Makes a response recent, then those that it continues: they are dropped after it."""
-        used: StoredResponse | None = response
-        while used is not None:
-            self._stored.move_to_end(used.id)
-            used = self._stored.get(used.previous_id) if used.previous_id is not None else None
+    def _count(self, shelf: _Shelf, response: StoredResponse, sign: int) -> None:
+        self._num_responses += sign
+        self.num_bytes += sign * response.num_bytes
+        shelf.num_bytes += sign * response.num_bytes
+
+
+def _use(shelf: _Shelf, response: StoredResponse) -> None:
+    """Makes a response recent, then those that it continues: they are dropped after it."""
+    used: StoredResponse | None = response
+    while used is not None:
+        shelf.responses.move_to_end(used.id)
+        used = shelf.responses.get(used.previous_id) if used.previous_id is not None else None

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from engine_adapter.types import Switch
+from server.text import TOO_LONG
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -98,7 +99,7 @@ async def test_null_and_none_are_plain_decoding(
         ),
         ({"speculative_model": "ngram", "timeout_s": 0}, 400, "timeout_s", None),
         ({"speculative_model": "ngram", "on_timeout": "move"}, 400, "on_timeout", None),
-        ({"speculative_model": "ngram", "reason": "x" * 201}, 400, "reason", None),
+        ({"speculative_model": "ngram", "reason": "x" * 201}, 400, "reason", TOO_LONG),
         ({"speculative_model": "ngram", "k": 4}, 400, "k", "unknown_parameter"),
         ({"speculative_model": "ngram", "proposer": "draft"}, 400, "proposer", None),
         ({}, 400, "speculative_model", "missing_required_parameter"),
@@ -297,4 +298,4 @@ async def test_admin_routes_are_503_until_the_start_has_ended(
 
 async def test_a_long_reason_is_counted_in_characters(client: httpx.AsyncClient) -> None:
     response = await switch(client, speculative_model="ngram", reason="x" * 201)
-    assert "200 characters" in response.json()["error"]["message"]
+    assert "201 characters; the maximum is 200" in response.json()["error"]["message"]

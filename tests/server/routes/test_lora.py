@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from demo import model_path
+from server.text import TOO_LONG
 from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
 from tests.server.gateway import MODEL, Gateway, eventually
@@ -106,9 +107,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (NEW, {"lora_name": "\ud800", "lora_path": "a"}, 400, "lora_name", None),
     (NEW, {"lora_name": "a\nb", "lora_path": "a"}, 400, "lora_name", None),
     (NEW, {"lora_name": "\x1b[2J", "lora_path": "a"}, 400, "lora_name", None),
-    (NEW, {"lora_name": "a" * 129, "lora_path": "a"}, 400, "lora_name", None),
+    (NEW, {"lora_name": "a" * 129, "lora_path": "a"}, 400, "lora_name", TOO_LONG),
     (GONE, {"lora_name": "\u2028"}, 400, "lora_name", None),
-    (GONE, {"lora_name": "a" * 10_000_000}, 400, "lora_name", None),
+    (GONE, {"lora_name": "a" * 10_000_000}, 400, "lora_name", TOO_LONG),
     (NEW, {"lora_name": "x", "lora_path": "a", "y": 1}, 400, "y", "unknown_parameter"),
     (GONE, {"lora_name": "nope"}, 404, "lora_name", "adapter_not_found"),
     (GONE, {"lora_name": MODEL}, 404, "lora_name", "adapter_not_found"),

@@ -10,6 +10,7 @@ import pytest
 from engine_adapter.errors import EngineDead
 from engine_adapter.policies.names import POLICY_NAMES
 from server.control.audit import Audit
+from server.text import TOO_LONG
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 
@@ -99,7 +100,7 @@ INVALID: list[tuple[dict[str, Any], str, str | None]] = [
     ({"rules": {}}, "rules", None),
     ({"rules": [rule("a", "nobody")]}, "rules.0.use.proposer", "proposer_not_found"),
     ({"rules": [rule("a", "ngram"), rule("a", "ngram")]}, "rules.1.name", None),
-    ({"reason": "x" * 201, "rules": []}, "reason", None),
+    ({"reason": "x" * 201, "rules": []}, "reason", TOO_LONG),
 ]  # fmt: skip
 
 

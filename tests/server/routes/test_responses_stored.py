@@ -207,9 +207,9 @@ async def test_the_error_of_an_unknown_id_says_what_is_kept(start: StartGateway)
     gateway = await start(max_stored_responses=2, max_stored_response_bytes=100_000)
     bodies = [await respond(gateway, f"Number {i}.") for i in range(3)]
     error = await refused(gateway, "GET", f"{PATH}/{bodies[0]['id']}", 404)
-    for words in ("the 2 most recently used", "100000 bytes", "--max-stored-responses"):
+    for words in ("at most 2 responses", "100000 bytes", "--max-stored-responses"):
         assert words in error["message"]
-    assert "the 2 most recently used" in (await continued(gateway, bodies[0]["id"]))["message"]
+    assert "at most 2 responses" in (await continued(gateway, bodies[0]["id"]))["message"]
     for kept in bodies[1:]:
         assert (await gateway.client.get(f"{PATH}/{kept['id']}")).status_code == 200
 
@@ -227,6 +227,29 @@ KEYS: dict[str, Any] = {"api_key": ("one", "two"), "named_api_key": {"team": "th
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+async def test_a_key_that_stores_much_drops_none_of_another_ones(start: StartGateway) -> None:
+    gateway = await start(**KEYS, max_stored_responses=10, max_stored_response_bytes=60_000)
+
+    async def ask(key: str, **more: Any) -> dict[str, Any]:
+        response = await gateway.post(PATH, {**SHORT, **more}, headers=bearer(key))
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+    first = await ask("one", input="Hello")
+    second = await ask("one", input="Go on.", previous_response_id=first["id"])
+    assert gateway.sample("specgate_stored_responses") == 2
+    for number in range(15):
+        await ask("two", input=f"{number}")
+    assert gateway.sample("specgate_stored_responses") == 10
+    for number in range(8):
+        await ask("two", input=f"{number} " + "word " * 1500)
+        assert (gateway.sample("specgate_stored_response_bytes") or 0) <= 60_000
+    path = f"{PATH}/{first['id']}"
+    assert (await gateway.client.get(path, headers=bearer("one"))).json() == first
+    await ask("one", input="Go on.", previous_response_id=second["id"])
 
 
 async def test_a_response_belongs_to_the_key_that_made_it(start: StartGateway) -> None:

@@ -1,5 +1,7 @@
 """The limits of the store, and chains of responses in it."""
 
+import random
+
 import pytest
 
 from server.openai.responses.store import (
@@ -12,13 +14,19 @@ from server.openai.responses.store import (
 OWNER = "owner"
 
 
-def stored(name: str, previous: str | None = None, size: int = 100) -> StoredResponse:
-    return StoredResponse(name, OWNER, previous, "completed", b"x" * size, b"[]")
+def stored(
+    name: str, previous: str | None = None, size: int = 100, owner: str = OWNER
+) -> StoredResponse:
+    return StoredResponse(name, owner, previous, "completed", b"x" * size, b"[]")
+
+
+def everything(store: ResponseStore) -> dict[str, StoredResponse]:
+    return {k: v for shelf in store._shelves.values() for k, v in shelf.responses.items()}
 
 
 def ids(store: ResponseStore, *names: str) -> str:
     """Those of the names that are stored, without a use."""
-    return "".join(name for name in names if name in store._stored)
+    return "".join(name for name in names if name in everything(store))
 
 
 def test_the_least_recently_used_is_dropped_over_the_number() -> None:
@@ -82,8 +90,8 @@ def test_dropping_breaks_no_chain() -> None:
     for name in "xyz":
         store.add(stored(name))
         for kept in ("a", "b", "c", "d"):
-            if kept in store._stored:
-                store.chain(store._stored[kept])
+            if kept in everything(store):
+                store.chain(everything(store)[kept])
     # The end of a chain is dropped before its beginning.
     assert ids(store, "a", "b", "c", "d") == "a"
 
@@ -100,3 +108,50 @@ def test_a_deleted_response_breaks_the_chain_of_those_after_it() -> None:
         store.chain(last)
     assert broken.value.missing_id == "a"
     assert store.num_bytes == 2 * first.num_bytes
+
+
+def test_over_the_number_the_owner_with_most_loses_the_least_recent() -> None:
+    store = ResponseStore(4, 10**6)
+    store.add(stored("a", owner="alice"))
+    for name in "vwxyz":
+        store.add(stored(name, owner="bob"))
+    assert ids(store, *"avwxyz") == "axyz"
+    store.add(stored("b", "a", owner="alice"))
+    assert ids(store, *"abvwxyz") == "abyz"
+    # Both store as much: the one who adds one has more, and loses one.
+    store.add(stored("c", "b", owner="alice"))
+    assert ids(store, *"abcyz") == "abyz"
+    assert len(store) == 4
+
+
+def test_over_the_bytes_the_owner_with_most_bytes_loses_the_least_recent() -> None:
+    one = stored("a").num_bytes
+    store = ResponseStore(100, 5 * one)
+    for name in "abc":
+        store.add(stored(name, owner="alice"))
+    # Larger than all of the other's together: it is its owner's only one, and is dropped.
+    store.add(stored("x", size=100 + 3 * one, owner="bob"))
+    assert ids(store, *"abcx") == "abc"
+    store.add(stored("y", size=100 + one, owner="bob"))
+    assert ids(store, *"abcy") == "abcy"
+    store.add(stored("z", size=100 + one, owner="bob"))
+    assert ids(store, *"abcyz") == "abcz"
+    assert store.num_bytes == 5 * one
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_many_owners_store_no_chain_breaks_and_the_limits_hold(seed: int) -> None:
+    rng, store, made = random.Random(seed), ResponseStore(12, 15_000), list[StoredResponse]()
+    for number in range(200):
+        owner = rng.choice("aaab" if number < 100 else "bcd")
+        if made and rng.random() < 0.3:
+            store.find(rng.choice(made).id, owner)
+        own = [each for each in everything(store).values() if each.owner == owner]
+        previous = rng.choice(own).id if own and rng.random() < 0.7 else None
+        made.append(stored(str(number), previous, rng.randint(1, 1500), owner))
+        store.add(made[-1])
+        found = everything(store)
+        for response in found.values():
+            store.chain(response)
+        assert len(store) == len(found) <= 12
+        assert store.num_bytes == sum(each.num_bytes for each in found.values()) <= 15_000
