@@ -4,10 +4,9 @@ The tokenizer is the target's own, loaded by transformers. This module does not 
 transformers may, if torch is installed.
 """
 
-import asyncio
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from jinja2 import TemplateError
 from engine_adapter.text import cut
 from server.errors import InvalidField
 from server.schema.json_values import is_larger
+from server.special_tokens import HiddenValue
 from server.text import is_unicode
-
-LONG_TEXT_CHARS = 8_192
-"""Longer text is tokenized in a thread, because it would delay every stream by milliseconds."""
+from server.text_encoder import SpecialTokensNotTold, TextEncoder
+from server.text_threads import LARGE_TEXT_CHARS, LONG_TEXT_CHARS, TextThreads
 
 LONG_CHAT_VALUES = 256
 """Chats of more JSON values, or of longer texts together, are rendered in a thread.
@@ -28,8 +27,11 @@ LONG_CHAT_VALUES = 256
 A message of text has three values; tool calls and the schemas of tools have many.
 """
 
-LONG_LIST_TOKENS = 4_096
-"""More token ids become text in a thread, for the same reason."""
+LARGE_CHAT_VALUES = 4_096
+"""Chats of more JSON values, or of large texts together, are rendered one at a time."""
+
+TOKEN_CHARS = 2
+"""As many characters the work on a token counts, where ids become text."""
 
 
 def check_chars(chars: int, most: int, param: str) -> None:
@@ -43,11 +45,25 @@ def check_chars(chars: int, most: int, param: str) -> None:
 
 
 class Renderer:
-    """The target's tokenizer and chat template."""
+    """The target's tokenizer and chat template.
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+    Args:
+        special_tokens_as_text: whether the text of a special token in a chat or a prediction is
+            text. If not, it is the token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        *,
+        special_tokens_as_text: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._as_text = special_tokens_as_text
+        self._encoder = TextEncoder(tokenizer)
+        self._threads = TextThreads()
         # Parameters of `apply_chat_template` cannot be variables of the template.
         taken = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset({"messages", *taken})
@@ -60,6 +76,7 @@ class Renderer:
         chat_template: str | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        special_tokens_as_text: bool = True,
     ) -> "Renderer":
         """Reads the tokenizer from a folder or the hub, and the template from its file.
 
@@ -72,7 +89,7 @@ class Renderer:
         loaded = AutoTokenizer.from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-        made = cls(loaded, template)
+        made = cls(loaded, template, special_tokens_as_text=special_tokens_as_text)
         _ = made.longest_token
         return made
 
@@ -94,18 +111,25 @@ class Renderer:
         param: str = "prompt",
         max_chars: int | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a text.
+        """The token ids of a raw prompt: a special token's text is that token.
 
         Raises `InvalidField`, naming `param`, for a lone surrogate, and for a text of more than
         `max_chars` characters: tokenizing it would take a thread for long.
         """
-        if max_chars is not None:
-            check_chars(len(text), max_chars, param)
-        if not is_unicode(text):
-            raise InvalidField(param, f"{param} contains a lone surrogate.")
-        if len(text) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
-        return self._encode(text, add_special_tokens)
+        encode = partial(self._encoder.encode, text, add_special_tokens)
+        return await self._encoded(encode, text, param, max_chars)
+
+    async def encode_text(
+        self, text: str, *, param: str, max_chars: int | None = None
+    ) -> tuple[int, ...]:
+        """The token ids of a text that is no prompt, such as a prediction; raises as `encode`."""
+        if not self._as_text:
+            return await self.encode(
+                text, add_special_tokens=False, param=param, max_chars=max_chars
+            )
+        encode = partial(self._encoder.encode_as_text, text, False)
+        is_slow = self._encoder.special_tokens.occur_in(text)
+        return await self._encoded(encode, text, param, max_chars, is_slow=is_slow)
 
     async def encode_chat(
         self,
@@ -125,36 +149,32 @@ class Renderer:
         messages, or the rendered chat has more than `max_chars` characters.
         """
         self._check_variables(variables or {})
+        # Templates tell "no tools" by null, and some take an empty list for tools.
+        chat = {
+            "messages": list(messages),
+            "variables": variables or {},
+            "tools": list(tools) or None,
+        }
         render = partial(
             self._render,
-            messages,
+            chat,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            # Templates tell "no tools" by null, and some take an empty list for tools.
-            tools=list(tools) or None,
-            **(variables or {}),
         )
-        given = (messages, tools, variables)
-        is_long = is_larger(given, LONG_CHAT_VALUES, LONG_TEXT_CHARS)
-        text = await asyncio.to_thread(render) if is_long else render()
-        return await self.encode(
-            text,
-            add_special_tokens=add_special_tokens,
-            param="messages",
-            max_chars=max_chars,
-        )
+        text, hidden_value = await self._threads.run(render, _size(tuple(chat.values())))
+        encode = partial(self._encoder.encode_rendered, text, hidden_value, add_special_tokens)
+        is_slow = hidden_value.has_tokens or bool(hidden_value.originals)
+        return await self._encoded(encode, text, "messages", max_chars, is_slow=is_slow)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
-        if len(token_ids) > LONG_LIST_TOKENS:
-            return await asyncio.to_thread(self._decode, token_ids)
-        return self._decode(token_ids)
+        decode = partial(self._decode, token_ids)
+        return await self._threads.run(decode, TOKEN_CHARS * len(token_ids))
 
     async def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as it is written in the vocabulary."""
-        if len(token_ids) > LONG_LIST_TOKENS:
-            return await asyncio.to_thread(self._tokens, token_ids)
-        return self._tokens(token_ids)
+        name = partial(self._tokens, token_ids)
+        return await self._threads.run(name, TOKEN_CHARS * len(token_ids))
 
     def mentions(self, *names: str) -> bool:
         """Whether the chat template has one of these names, of variables."""
@@ -167,8 +187,30 @@ class Renderer:
     def _tokens(self, token_ids: Sequence[int]) -> list[str]:
         return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    async def _encoded(
+        self,
+        encode: Callable[[], tuple[int, ...]],
+        text: str,
+        param: str,
+        max_chars: int | None,
+        *,
+        is_slow: bool = False,
+    ) -> tuple[int, ...]:
+        """Checks a text and encodes it, in a thread if it is long or `is_slow`."""
+        if max_chars is not None:
+            check_chars(len(text), max_chars, param)
+        if not is_unicode(text):
+            raise InvalidField(param, f"{param} contains a lone surrogate.")
+        size = max(len(text), LONG_TEXT_CHARS + 1) if is_slow else len(text)
+        try:
+            return await self._threads.run(encode, size)
+        except SpecialTokensNotTold as error:
+            message = (
+                f"{param} contains the text of a special token, which cannot be told apart from "
+                "the token with this model's tokenizer. Leave it out, or start the server with "
+                "--special-tokens-in-chats as-tokens."
+            )
+            raise InvalidField(param, message) from error
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         for name in variables:
@@ -176,15 +218,32 @@ class Renderer:
                 param = f"chat_template_kwargs.{name}"
                 raise InvalidField(param, f"{param} is not a variable of the template.")
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    def _render(self, chat: Mapping[str, Any], **options: Any) -> tuple[str, HiddenValue]:
         if not self.has_chat_template:
             message = "The model has no chat template; set one with --chat-template."
             raise InvalidField("messages", message, "no_chat_template")
         try:
+            hidden_value = HiddenValue(chat, False, {})
+            if self._as_text:
+                hidden_value = self._encoder.special_tokens.hide(chat)
             text = self._tokenizer.apply_chat_template(
-                list(messages), chat_template=self._chat_template, tokenize=False, **options
+                hidden_value.value["messages"],
+                tools=hidden_value.value["tools"],
+                chat_template=self._chat_template,
+                tokenize=False,
+                **hidden_value.value["variables"],
+                **options,
             )
         except (TemplateError, TypeError, ValueError, RecursionError) as error:
             message = f"The chat template rejects these messages: {cut(str(error))}"
             raise InvalidField("messages", message) from error
-        return str(text)
+        return str(text), hidden_value
+
+
+def _size(chat: Any) -> int:
+    """The characters that the rendering of a chat counts in the text threads."""
+    if is_larger(chat, LARGE_CHAT_VALUES, LARGE_TEXT_CHARS):
+        return LARGE_TEXT_CHARS + 1
+    if is_larger(chat, LONG_CHAT_VALUES, LONG_TEXT_CHARS):
+        return LONG_TEXT_CHARS + 1
+    return 0

@@ -21,6 +21,7 @@ from server.http.direct import indirect, is_loopback, names_loopback
 from server.http.keyring import Keyring
 from server.settings import Settings
 from server.settings.keys import Key, Role
+from server.text_threads import texts_of
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Probed by orchestrators without credentials; they reveal only the server's state."""
@@ -79,7 +80,8 @@ class AuthMiddleware:
         if scope["type"] == "http":
             refusal = self._refusal(scope) or _impossible_path(scope["path"])
             app = self._app if refusal is None else error_response(refusal)
-            await app(scope, receive, send)
+            with texts_of(key_name(scope)):
+                await app(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, send)
 

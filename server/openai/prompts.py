@@ -117,9 +117,8 @@ async def predicted_tokens(
     """The token ids of a prediction; empty without one. Raises `InvalidField`."""
     if prediction is None:
         return ()
-    tokens = await renderer.encode(
+    tokens = await renderer.encode_text(
         prediction.text,
-        add_special_tokens=False,
         param="prediction.content",
         max_chars=most_chars(renderer, info, is_bounded=True),
     )

@@ -100,6 +100,11 @@ class Settings(
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"
     )
+    special_tokens_in_chats: Literal["as-text", "as-tokens"] = Field(
+        "as-text",
+        description="what the text of a special token in a chat's texts is: text, or the token as "
+        "in vLLM; a raw prompt's is the token",
+    )
     enable_auto_tool_choice: bool = Field(
         False, description="let the model choose to call tools; needs --tool-call-parser"
     )

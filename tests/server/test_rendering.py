@@ -8,8 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from server.errors import InvalidField
-from server.rendering import LONG_LIST_TOKENS, LONG_TEXT_CHARS, Renderer
+from server.rendering import TOKEN_CHARS, Renderer
 from server.settings import Settings
+from server.text_threads import LONG_TEXT_CHARS
 
 TARGET = Settings(engine="fake").model
 USER = {"role": "user", "content": "hi"}
@@ -36,15 +37,18 @@ class Recorder:
     """A tokenizer that notes in which threads it works."""
 
     chat_template = "{{ messages }}"
+    all_special_tokens = ()
 
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()
+        self.names: set[str] = set()
 
     def get_vocab(self) -> dict[str, int]:
         return {"a": 0}
 
     def apply_chat_template(self, messages: Any, **_: Any) -> str:
         self.threads.add(threading.current_thread())
+        self.names.add(threading.current_thread().name)
         return "a"
 
     def encode(self, text: str, **_: Any) -> list[int]:
@@ -84,8 +88,17 @@ async def test_a_chat_that_takes_long_to_render_is_rendered_in_a_thread(
     assert tokenizer.worked_beside_the_loop() == in_thread
 
 
+async def test_a_large_chat_is_rendered_where_large_texts_are_worked_on() -> None:
+    for count, threads in ((20_000, "long-texts"), (200_000, "large-texts")):
+        tokenizer = Recorder()
+        await Renderer(tokenizer).encode_chat([{"role": "user", "content": "x" * count}])
+        [name] = tokenizer.names
+        assert name.startswith(threads)
+
+
 async def test_many_token_ids_become_text_in_a_thread() -> None:
-    for count, in_thread in ((LONG_LIST_TOKENS, False), (LONG_LIST_TOKENS + 1, True)):
+    most = LONG_TEXT_CHARS // TOKEN_CHARS
+    for count, in_thread in ((most, False), (most + 1, True)):
         tokenizer = Recorder()
         assert await Renderer(tokenizer).decode([0] * count) == "a"
         assert tokenizer.worked_beside_the_loop() == in_thread

@@ -16,6 +16,7 @@ from server.http.auth import ADMIN_PATHS, FLEET_PATH, AuthMiddleware, key_name
 from server.http.keyring import Keyring
 from server.routes import admin, fleet, lora, policy
 from server.settings import Settings
+from server.text_threads import _key
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, Gateway, build
 
@@ -264,6 +265,7 @@ async def seen_name(settings: Settings, headers: dict[str, str]) -> str | None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         names.append(key_name(scope))
+        assert _key.get() == key_name(scope)
         await Response()(scope, receive, send)
 
     middleware = AuthMiddleware(app, settings, Keyring(settings))

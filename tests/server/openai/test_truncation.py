@@ -136,7 +136,7 @@ async def test_tools_and_calls_count_as_text_of_a_chat(
     def tokenize(*_: Any) -> None:
         raise AssertionError("the text must not be tokenized")
 
-    monkeypatch.setattr(gateway.runtime.renderer, "_encode", tokenize)
+    monkeypatch.setattr(gateway.runtime.renderer._encoder, "encode_rendered", tokenize)
     response = await gateway.post(path, {**chat, **fields})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "messages")

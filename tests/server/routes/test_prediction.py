@@ -34,7 +34,7 @@ def seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRe
 async def test_a_prediction_is_drafted_by_its_own_proposer(
     gateway: Gateway, seen: list[GenerationRequest]
 ) -> None:
-    ids = gateway.runtime.renderer._encode(TEXT, False)
+    ids = await gateway.runtime.renderer.encode_text(TEXT, param="prediction.content")
     for ask in (gateway.complete, gateway.chat):
         for content in (TEXT, [{"type": "text", "text": part} for part in (TEXT[:5], TEXT[5:])]):
             response = await ask(n=2, max_tokens=40, **predicting(content))
