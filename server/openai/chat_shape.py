@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine_adapter.types import Delta, FinishReason
+from server.http.event_stream import json_text
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import chat_logprobs
 from server.openai.message_parts import (
@@ -61,14 +62,18 @@ class ChatShape(ChoiceShape):
             choices[0]["logprobs"] = chat_logprobs(delta.logprobs or (), self._num_top)
         return choices
 
+    def encoded_logprobs(self, delta: Delta) -> bytes | None:
+        """The entries of `logprobs.content`, with commas between them."""
+        if self._num_top is None:
+            return None
+        content = chat_logprobs(delta.logprobs or (), self._num_top)["content"]
+        return json_text(content)[1:-1].encode()
+
     def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
-        """The whole message."""
-        logprobs = None
-        if self._num_top is not None:
-            logprobs = chat_logprobs(state.logprobs, self._num_top)
+        """The whole message. Its log probabilities are in `encoded_logprobs`."""
         everything = Delta(state.text, tuple(state.token_ids), finish_reason=state.finish_reason)
         message = _message(self._readers[index].whole(everything))
-        return {"index": index, "message": message, "logprobs": logprobs}
+        return {"index": index, "message": message, "logprobs": None}
 
     def finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
         """`tool_calls` if the choice ended with complete calls."""

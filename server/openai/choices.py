@@ -91,6 +91,13 @@ class ChoiceShape(ABC):
         There is at least one for the last delta: the last of them gets the finish reason.
         """
 
+    def encoded_logprobs(self, delta: Delta) -> bytes | None:
+        """The log probabilities of a delta as entries of a whole choice's; `None`: it has none.
+
+        They are encoded when they come: all of a choice at its end would make others wait.
+        """
+        return None
+
     @abstractmethod
     def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The choice of a response in one piece."""

@@ -1,6 +1,8 @@
 """A request's deltas -> the response in one piece, or the events of a stream. Pure shaping."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine_adapter.types import Delta
@@ -36,6 +38,7 @@ class ResponseBuilder:
         indices = range(len(request.engine_requests))
         self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
         self._encoded = [b""] * len(indices)
+        self._logprobs: defaultdict[int, list[bytes]] = defaultdict(list)
         # Then nothing but the text differs from one ordinary chunk to the next.
         self._has_frames = (
             bool(body.stream)
@@ -52,8 +55,13 @@ class ResponseBuilder:
 
     def add(self, index: int, delta: Delta) -> None:
         """Adds a delta of choice `index`."""
-        choice = self._choices[index]
-        choice.add(self._shape.visible(delta))
+        choice, delta = self._choices[index], self._shape.visible(delta)
+        logprobs = self._shape.encoded_logprobs(delta)
+        if logprobs is not None:
+            delta = replace(delta, logprobs=None)
+        if logprobs:
+            self._logprobs[index].append(logprobs)
+        choice.add(delta)
         if delta.finish_reason is None:
             return
         # Now: at the end all choices could take seconds, in which every other request waits.
@@ -62,10 +70,18 @@ class ResponseBuilder:
             | self._tokens.of_choice(index, choice)
             | self._finish_fields(index)
         )
-        self._encoded[index] = json_text(whole).encode()
+        self._encoded[index] = self._encode(index, whole, logprobs is not None)
         choice.logprobs.clear()
         if self._shape.has_prompts:
             choice.prompt_logprobs = None
+
+    def _encode(self, index: int, whole: dict[str, Any], has_logprobs: bool) -> bytes:
+        """A whole choice, with the log probabilities that were encoded when they came."""
+        if not has_logprobs:
+            return json_text(whole).encode()
+        del whole["logprobs"]
+        rest, content = json_text(whole)[:-1].encode(), b",".join(self._logprobs.pop(index, ()))
+        return b'%b,"logprobs":{"content":[%b],"refusal":null}}' % (rest, content)
 
     def body(self) -> bytes:
         """The response in one piece, encoded. Raises `RuntimeError` if a choice has not ended."""

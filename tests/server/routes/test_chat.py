@@ -1,9 +1,11 @@
 """`POST /v1/chat/completions`: shapes, messages and bad input."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from server.openai.logprobs import chat_logprobs
 from tests.server.gateway import MODEL, Gateway, events
 
 USER = {"role": "user", "content": "hi"}
@@ -150,3 +152,24 @@ async def test_messages_longer_than_the_context(gateway: Gateway) -> None:
     response = await gateway.chat("word " * gateway.runtime.info.max_model_len)
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+async def test_log_probabilities_of_a_whole_answer_are_encoded_when_they_come(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a choice at its end would be hundreds of thousands, for which everybody waits."""
+    encoded: list[int] = []
+
+    def counted(tokens: Sequence[Any], num_top: int) -> dict[str, Any]:
+        encoded.append(len(tokens))
+        return chat_logprobs(tokens, num_top)
+
+    monkeypatch.setattr("server.openai.chat_shape.chat_logprobs", counted)
+    fields = {"logprobs": True, "top_logprobs": 3, "max_tokens": 200, "ignore_eos": True, "n": 2}
+    response = await gateway.chat(**fields)
+    for choice in response.json()["choices"]:
+        assert choice["logprobs"]["refusal"] is None
+        assert len(choice["logprobs"]["content"]) == 200
+        assert all(len(entry["top_logprobs"]) == 3 for entry in choice["logprobs"]["content"])
+    assert sum(encoded) == 400
+    assert max(encoded) < 50
