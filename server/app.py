@@ -1,6 +1,5 @@
 """`create_app`: the application, its middleware and its routes."""
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -11,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from engine_adapter.interface import Engine
 from server import __version__
 from server.console import pages
-from server.contract.document import document
+from server.contract.document import EncodedDocument
 from server.control.audit import Audit
 from server.control.key_limits import KeyLimits
 from server.errors import install_error_handlers
@@ -105,8 +104,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.openapi = partial(document, app)  # type: ignore[method-assign]
     app.state.specgate = state
+    app.state.openapi_document = EncodedDocument(app)
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:

@@ -19,7 +19,7 @@ from server.fleet.addresses import resolve
 from server.fleet.http_replica import fleet_client, http_replicas
 from server.fleet.view import ReplicaView, view
 from server.http.body_limit import BodyLimit
-from server.http.direct import is_loopback, proxy_header
+from server.http.direct import indirect, is_loopback
 from server.http.headers import REQUEST_ID, RETRY_AFTER, SPEC_METHOD
 from server.routes import console
 from server.settings.http_settings import HttpSettings
@@ -152,7 +152,7 @@ def _is_foreign(request: Request, on_loopback: bool) -> bool:
 def _headers(request: Request, on_loopback: bool) -> dict[str, str]:
     """The headers of a browser's request that the server gets."""
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-    if not on_loopback or proxy_header(request.headers) is not None:
+    if not on_loopback or indirect(request.scope) is not None:
         # The server then sees that the request may come from another machine, and wants a key.
         headers["x-forwarded-for"] = request.client.host if request.client else "unknown"
     return headers

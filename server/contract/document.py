@@ -1,15 +1,17 @@
-"""`document`: the OpenAPI document of the application's routes.
+"""`make_document`: the OpenAPI document of the application's routes.
 
 FastAPI makes the parameters, the bodies and the schemas. What it cannot know is added here: the
 errors in OpenAI's format instead of its own 422, keys, headers, and names for generated clients.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
@@ -55,11 +57,21 @@ _RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _NOT_OURS = ("HTTPValidationError", "ValidationError")
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The document of an application, made once."""
-    if app.openapi_schema is None:
-        app.openapi_schema = make_document(app.routes)
-    return app.openapi_schema
+class EncodedDocument:
+    """The document of an application as JSON, made at the first call and then kept."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._making: asyncio.Task[bytes] | None = None
+
+    async def encoded(self) -> bytes:
+        """The document. All who ask for it first wait for the same thread, so no stream does."""
+        if self._making is None:
+            self._making = asyncio.create_task(asyncio.to_thread(self._make))
+        return await asyncio.shield(self._making)
+
+    def _make(self) -> bytes:
+        return bytes(JSONResponse(make_document(self._app.routes)).body)
 
 
 def make_document(routes: Iterable[BaseRoute]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from server.settings.http_settings import HttpSettings
 PROGRESS_BYTES = 16 * 2**10
 """What must arrive of a body within `--body-timeout-s`."""
 
+MAX_LENGTH_DIGITS = 20
+"""The most digits of a `Content-Length`: those of 2^64. The parser takes any number of zeros."""
 
 FIELD_VALUES = 3
 """How many values a field of an object counts as: its name has to be made and compared."""
@@ -69,17 +71,24 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        max_bytes = self.settings.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared) > max_bytes:
-            error = ApiError(413, too_large(max_bytes), code="request_too_large")
-            await send_error(error, scope, receive, send)
+        if (refusal := self._refusal(declared)) is not None:
+            await send_error(refusal, scope, receive, send)
             return
         body = _Body(self, receive)
         try:
             await self._app(scope, body.receive, send)
         finally:
             body.release()
+
+    def _refusal(self, declared: str) -> ApiError | None:
+        if len(declared) > MAX_LENGTH_DIGITS:
+            message = f"Content-Length has more than {MAX_LENGTH_DIGITS} digits."
+            return ApiError(400, message, code="invalid_http")
+        max_bytes = self.settings.max_body_bytes
+        if declared.isdecimal() and int(declared) > max_bytes:
+            return ApiError(413, too_large(max_bytes), code="request_too_large")
+        return None
 
     def make_room(self) -> None:
         """Ends the largest body if all that have not arrived in full are too large together."""

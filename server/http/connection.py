@@ -14,6 +14,7 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any, cast
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -112,9 +113,19 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what has arrived."""
+        """Parses what has arrived.
+
+        Not uvicorn's, which writes a line to the log for each connection that sends what is not
+        HTTP, and for each request that wants to speak another protocol.
+        """
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade:
+            pass  # No other protocol is spoken here.
+        except HttpParserError:
+            self.send_400_response("")
         if self._unparsed > self._limits.max_header_bytes and not self.transport.is_closing():
             self._refuse(self._large_headers())
 

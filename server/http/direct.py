@@ -47,11 +47,6 @@ def names_loopback(headers: Headers) -> bool:
     return "host" not in headers or _is_loopback_url(f"//{headers['host']}")
 
 
-def proxy_header(headers: Headers) -> str | None:
-    """A header that no direct client sends by itself, so that a proxy may have added it."""
-    return next((name for name in headers if not _is_direct_header(name)), None)
-
-
 def indirect(scope: Scope) -> str | None:
     """Why a request may not come straight from this machine, or `None`."""
     headers, client = Headers(scope=scope), scope.get("client")
@@ -61,7 +56,9 @@ def indirect(scope: Scope) -> str | None:
         return "its Host is not a loopback address"
     if "origin" in headers and not _is_loopback_url(headers["origin"]):
         return "a page of another origin sends it"
-    if (name := proxy_header(headers)) is not None:
+    # A header that no direct client sends by itself.
+    name = next((name for name in headers if not _is_direct_header(name)), None)
+    if name is not None:
         return f"its header {cut(name)} may be a proxy's"
     # Today's clients speak HTTP/1.1; nginx speaks 1.0 to what is behind it unless told otherwise.
     if scope.get("http_version") == "1.0":

@@ -8,6 +8,7 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Callable
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,8 +16,10 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.cancellation import was_cancelled
+from server.console.pages import is_console_path
 from server.errors import cancellation_error, send_error, to_api_error
 from server.http.auth import key_name
+from server.http.connections import LOG_EVERY_S
 from server.http.exchange import exchange_of
 from server.http.headers import REQUEST_ID, TRACE_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
@@ -24,6 +27,9 @@ from server.telemetry.metrics import Metrics
 
 OTHER_METHOD = "other"
 """The method label of methods that HTTP does not define, so that labels are bounded."""
+
+MAX_REFUSALS = 100
+"""Lines of requests without a valid key in `LOG_EVERY_S` seconds."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -56,12 +62,38 @@ class RequestId:
             await self._app(scope, receive, with_id)
 
 
+class _Refusals:
+    """How many lines the log has of requests without a valid key, which anybody can send."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends_at = float("-inf")
+        self._left = 0
+        self._not_logged = 0
+
+    def line(self) -> dict[str, int] | None:
+        """The fields of the next line: those that were left out before it; `None`: no line."""
+        now = self._clock()
+        if now >= self._ends_at:
+            self._ends_at, self._left = now + LOG_EVERY_S, MAX_REFUSALS
+        if not self._left:
+            self._not_logged += 1
+            return None
+        self._left -= 1
+        before, self._not_logged = self._not_logged, 0
+        return {"not_logged": before} if before else {}
+
+
 class AccessLog:
-    """One log line and one count per request, after its last byte."""
+    """One log line and one count per request, after its last byte.
+
+    Of requests without a valid key there are at most `MAX_REFUSALS` lines in `LOG_EVERY_S`.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._refusals = _Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,17 +113,21 @@ class AccessLog:
             route = route_template(scope)
             method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
             self._metrics.http.observe(route, method, exchange.status, seconds)
-            write = log.debug if route in PROBES else log.info
-            write(
-                "request",
-                peer=scope["client"][0] if scope["client"] else None,
-                method=method,
-                path=shown_path(scope),
-                route=route,
-                status=exchange.status,
-                duration_ms=round(seconds * 1e3, 2),
-                **({"key": key} if (key := key_name(scope)) else {}),
-            )
+            refusal = self._refusals.line() if exchange.status == 401 else {}
+            if refusal is not None:
+                # Anybody can ask for open paths, as often as they like.
+                write = log.debug if route in PROBES or is_console_path(route) else log.info
+                write(
+                    "request",
+                    peer=scope["client"][0] if scope["client"] else None,
+                    method=method,
+                    path=shown_path(scope),
+                    route=route,
+                    status=exchange.status,
+                    duration_ms=round(seconds * 1e3, 2),
+                    **({"key": key} if (key := key_name(scope)) else {}),
+                    **refusal,
+                )
 
 
 def route_template(scope: Scope) -> str:

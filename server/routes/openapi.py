@@ -1,15 +1,12 @@
 """`GET /openapi.json`: the OpenAPI document."""
 
-from typing import Any
-
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 router = APIRouter(include_in_schema=False)
 
 
-@router.get("/openapi.json", response_model=None)
-def openapi(request: Request) -> dict[str, Any]:
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
     """The document of the application."""
-    # Not a coroutine: the first call makes the document, which would delay streams.
-    document: dict[str, Any] = request.app.openapi()
-    return document
+    encoded: bytes = await request.app.state.openapi_document.encoded()
+    return Response(encoded, media_type="application/json")

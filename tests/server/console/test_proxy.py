@@ -130,6 +130,24 @@ async def test_behind_a_proxy_it_opens_no_admin_route_without_a_key(gateway: Gat
             assert answer.status_code == 403, header
 
 
+async def test_http_1_0_opens_no_admin_route_without_a_key(gateway: Gateway) -> None:
+    """A proxy that is told nothing else speaks it, and adds no header."""
+    async with console(gateway) as client:
+        app = client._transport.app  # type: ignore[attr-defined]
+
+        async def by_http_1_0(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "http_version": "1.0"}, receive, send)
+
+        transport = httpx.ASGITransport(by_http_1_0, client=("127.0.0.1", 6000))
+        async with httpx.AsyncClient(transport=transport, base_url=HERE) as proxy:
+            body = {"speculative_model": "ngram"}
+            answer = await proxy.post("/v1/switch_spec_method", json=body)
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "admin_disabled"
+            assert (await proxy.get("/health")).status_code == 200
+    assert gateway.runtime.switcher.active.name == "draft"
+
+
 async def test_a_path_that_climbs_is_refused(gateway: Gateway) -> None:
     async with console(gateway) as client:
         answer = await client.get("/v1/%2e%2e/admin")

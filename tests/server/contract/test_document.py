@@ -1,7 +1,9 @@
 """The OpenAPI document: valid, complete, named for clients, and equal to its file."""
 
+import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,25 @@ def document() -> dict[str, Any]:
 def operation(path: str, method: str = "post") -> dict[str, Any]:
     found: dict[str, Any] = contract().document["paths"][path][method]
     return found
+
+
+async def test_the_document_is_made_once_for_all_who_ask_at_once(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counted(routes: Any) -> dict[str, Any]:
+        made.append(threading.current_thread().name)
+        return make_document(routes)
+
+    monkeypatch.setattr("server.contract.document.make_document", counted)
+    answers = await asyncio.gather(
+        *(gateway.client.get("/openapi.json") for _ in range(20)),
+    )
+    assert len({answer.content for answer in answers}) == 1
+    assert answers[0].headers["content-type"] == "application/json"
+    assert len(made) == 1
+    assert made != [threading.main_thread().name]
 
 
 async def test_the_server_sends_what_the_file_has(gateway: Gateway) -> None:

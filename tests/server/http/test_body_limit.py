@@ -43,6 +43,18 @@ async def test_a_body_can_have_as_many_values_as_the_limit(start: StartGateway) 
     assert error["message"] == message
 
 
+@pytest.mark.parametrize("digit", ["0", "9"])
+async def test_a_length_of_thousands_of_digits_is_a_400(gateway: Gateway, digit: str) -> None:
+    """Python reads no number of more than 4300 digits; the parser of HTTP takes leading zeros."""
+    for path in ("/health", "/v1/completions"):
+        headers = {**HEADERS, "content-length": digit * 5000}
+        response = await gateway.client.post(path, headers=headers)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["code"] == "invalid_http"
+        assert error["message"] == "Content-Length has more than 20 digits."
+
+
 async def test_a_body_that_does_not_arrive_is_a_408(start: StartGateway) -> None:
     gateway = await start(body_timeout_s=0.05)
 

@@ -39,6 +39,20 @@ async def test_what_is_too_large_is_refused_and_closed(head: bytes, status: int,
     ]
 
 
+async def test_what_is_not_http_is_few_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(answer, limit=100)
+    upgrade = b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    with capture_logs() as lines:
+        for sent in [b"\x00\x01\x02\r\n\r\n"] * 20 + [upgrade] * 20:
+            connection, wire = bench.connect()
+            connection.data_received(sent)
+            await settle()
+    assert b"200 OK" in wire.sent
+    assert bench.closed("bad_request") == 20
+    assert len(lines) == 1
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize(
     ("rest", "reason"),
     [(b"0\r\nt: " + b"x" * 2000, "too_large"), (b"not a chunk\r\n", "bad_request")],

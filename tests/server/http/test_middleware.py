@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from server.http.middleware import ErrorBoundary
+from server.http.connections import LOG_EVERY_S
+from server.http.middleware import MAX_REFUSALS, ErrorBoundary, _Refusals
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 
@@ -132,3 +133,23 @@ async def test_only_a_cancellation_from_outside_is_a_stop(stopping: bool, code: 
     task.cancel()
     await task
     assert json.loads(sent[-1]["body"])["error"]["code"] == code
+
+
+def test_requests_without_a_valid_key_are_a_bounded_number_of_lines() -> None:
+    now = 0.0
+    refusals = _Refusals(lambda: now)
+    lines = [refusals.line() for _ in range(MAX_REFUSALS + 50)]
+    assert lines == [{}] * MAX_REFUSALS + [None] * 50
+    now = LOG_EVERY_S
+    assert [refusals.line(), refusals.line()] == [{"not_logged": 50}, {}]
+
+
+async def test_wrong_keys_do_not_fill_the_log(start: StartGateway) -> None:
+    gateway = await start(api_key=["right"])
+    with capture_logs() as lines:
+        for _ in range(MAX_REFUSALS + 20):
+            assert (await gateway.client.get("/v1/models")).status_code == 401
+        headers = {"authorization": "Bearer right"}
+        assert (await gateway.client.get("/v1/models", headers=headers)).status_code == 200
+    statuses = [line["status"] for line in lines if line["event"] == "request"]
+    assert statuses == [401] * MAX_REFUSALS + [200]
