@@ -90,9 +90,11 @@ def create_app(
     key_limits = KeyLimits(
         settings.max_key_requests, settings.max_key_requests_per_minute, metrics.admission
     )
+    audit = audit or Audit()
+    audit.metrics = metrics.files
     state = AppState(
-        *(settings, engine, metrics, registry, audit or Audit()),
-        *(Keyring(settings), key_limits, _tracing(settings)),
+        *(settings, engine, metrics, registry, audit),
+        *(Keyring(settings, metrics.files), key_limits, _tracing(settings)),
     )
     app = _Application(
         title="Specgate",

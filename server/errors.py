@@ -6,7 +6,8 @@ ApiError                    a status and the four fields of OpenAI's error body
 ├── TooManyRequests, ...     429 and others: a limit ends a request; see `server.limit_errors`
 ├── Unavailable             503, with Retry-After where a retry can help
 │   ├── Stopping            the server is stopping
-│   └── DrainAborted        a drain ended the request
+│   ├── DrainAborted        a drain ended the request
+│   └── AuditUnavailable    an admin change whose record cannot be written
 └── ClientDisconnected      499: the client is gone; for the log and the metrics
 
 Every error of every route has the body `{"error": {"message", "type", "param", "code"}}`,
@@ -127,6 +128,14 @@ class DrainAborted(Unavailable):
     def __init__(self) -> None:
         message = "A switch of the spec method ended this request, because it ran too long."
         super().__init__(message, "drain_aborted", 1)
+
+
+class AuditUnavailable(Unavailable):
+    """503: the record of an admin change cannot be written, and the server requires it."""
+
+    def __init__(self, reason: str) -> None:
+        message = f"The audit log cannot be written ({reason}), so nothing was changed."
+        super().__init__(message, "audit_unavailable", None)
 
 
 class ClientDisconnected(ApiError):

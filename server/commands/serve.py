@@ -114,7 +114,7 @@ def open_audit(settings: Settings) -> Audit:
     """Opens the audit file before anything loads. Raises `SettingsError`."""
     path = settings.audit_log
     try:
-        return Audit(path)
+        return Audit(path, required=settings.audit_required)
     except OSError as error:
         name = settings.written("audit_log")
         raise SettingsError(f"{name}: cannot write {path}: {error.strerror}") from None

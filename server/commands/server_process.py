@@ -26,6 +26,7 @@ from server.http.tls import TlsServer
 from server.lifespan import StartupCallbacks
 from server.settings import Settings
 from server.state import AppState
+from server.telemetry.logs import count_failures
 from server.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -66,6 +67,7 @@ class ServerProcess:
         # CPU, memory and open files of the gateway; the engine's process is not in them.
         ProcessCollector(registry=registry)
         metrics = Metrics(registry)
+        count_failures(metrics.files.log_failures.inc)
         settings = self._settings
         try:
             engine = create_engine(settings.engine, settings.engine_config(), registry, metrics)

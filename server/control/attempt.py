@@ -4,8 +4,11 @@ import time
 from dataclasses import dataclass
 
 from engine_adapter.types import SpecMethod
-from server.control.records import SpecMethodBody, SwitchRecord
+from server.control.records import Intent, SpecMethodBody, SwitchRecord
 from server.control.types import Caller, OnTimeout, SwitchMode, SwitchOutcome
+
+SWITCH = "switch_spec_method"
+"""What the audit calls a switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Attempt:
         moves: running requests change to the method too.
         aborted: how many requests its drain ended.
         fleet_generation: the number of the fleet's switch that it belongs to, if it does.
+        is_undo: it takes back a switch of the fleet.
     """
 
     caller: Caller
@@ -33,11 +37,22 @@ class Attempt:
     moves: bool
     aborted: int = 0
     fleet_generation: int | None = None
+    is_undo: bool = False
 
     @property
     def took_ms(self) -> float:
         """Milliseconds from the call until now."""
         return round((time.perf_counter() - self.begun) * 1e3, 3)
+
+    def intent(self) -> Intent:
+        """What the audit has of it before it begins."""
+        change = {
+            "spec_method": self.method.proposer,
+            "num_speculative_tokens": self.method.num_speculative_tokens,
+            "mode": self.mode,
+        }
+        caller = self.caller
+        return Intent(self.when, caller.who, caller.peer, SWITCH, change, self.reason)
 
     def record(
         self,
@@ -51,7 +66,7 @@ class Attempt:
             when=self.when,
             who=self.caller.who,
             peer=self.caller.peer,
-            what="switch_spec_method",
+            what=SWITCH,
             previous=SpecMethodBody.of(self.previous),
             to=SpecMethodBody.of(self.method),
             mode=self.mode,

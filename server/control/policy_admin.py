@@ -15,11 +15,15 @@ from engine_adapter.types import PolicyInfo
 from server.control.audit import Audit
 from server.control.method_names import LoadedProposers
 from server.control.policy_reader import read_policies
-from server.control.records import PolicyRecord, PolicyStatus
+from server.control.records import Intent, PolicyRecord, PolicyStatus
 from server.control.router import Router
 from server.control.rule_reader import read_rules
 from server.control.types import SERVER, Caller, PolicyOutcome
+from server.errors import AuditUnavailable
 from server.telemetry.metrics import Metrics
+
+WHAT = "spec_policy"
+"""What the audit calls a change of policies or rules."""
 
 
 class _Begun:
@@ -112,6 +116,7 @@ class PolicyAdmin:
         Raises:
             PolicyError, RuleError: a field cannot work; nothing changed and nothing is recorded.
             EngineError: the engine failed; the old parameters and rules stay.
+            AuditUnavailable: its record is required and cannot be written; nothing changed.
         """
         work = self._change(policies, rules, reason, caller)
         return await asyncio.shield(asyncio.create_task(work))
@@ -137,7 +142,7 @@ class PolicyAdmin:
             kept = tuple(n for n in before if now[n] not in (before[n], change.after[n]))
             old = {n: p for n, p in before.items() if n not in kept and now[n] != p}
             if old:
-                await self._make(old, None, reason, caller)
+                await self._make(old, None, reason, caller, is_undo=True)
             return kept
 
     async def _change(
@@ -156,18 +161,29 @@ class PolicyAdmin:
         rules: Sequence[Any] | None,
         reason: str | None,
         caller: Caller,
+        is_undo: bool = False,
     ) -> PolicyChange:
+        """Long because the intent, the change and its record belong to one outcome."""
         begun = _Begun()
         loaded = self._loaded_proposers()
         new = read_policies(policies or {}, loaded)
         names = self._api_key_names()
         new_rules = None if rules is None else read_rules(rules, loaded, names)
         before = self.parameters(new)
+        shown_policies = None if policies is None else dict(new)
+        shown_rules = None if new_rules is None else [dict(r.given) for r in new_rules]
         outcome, fault = PolicyOutcome.CHANGED, None
         try:
+            if not is_undo:
+                change = {"policies": shown_policies, "rules": shown_rules}
+                who, peer = caller.who, caller.peer
+                await self._audit.intended(Intent(begun.when, who, peer, WHAT, change, reason))
             await self._set_all(new)
             if new_rules is not None:
                 self._router.replace(new_rules)
+        except AuditUnavailable as error:
+            outcome, fault = PolicyOutcome.REFUSED, str(error)
+            raise
         except (PolicyError, EngineError) as error:
             outcome, fault = PolicyOutcome.FAILED, str(error)
             raise
@@ -176,9 +192,9 @@ class PolicyAdmin:
                 when=begun.when,
                 who=caller.who,
                 peer=caller.peer,
-                what="spec_policy",
-                policies=None if policies is None else dict(new),
-                rules=None if new_rules is None else [dict(r.given) for r in new_rules],
+                what=WHAT,
+                policies=shown_policies,
+                rules=shown_rules,
                 warnings=list(self._router.warnings),
                 reason=reason,
                 outcome=outcome,

@@ -7,7 +7,7 @@ that has happened must be recorded, even with a name that a response could not e
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -97,6 +97,21 @@ class AdminRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Intent(AdminRecord):
+    """A change that is about to be made. Only the audit file has it, and only if it is required.
+
+    The record of the change follows, with the same `when`, `who` and `what`.
+
+    Attributes:
+        change: what is to be changed; its fields depend on `what`.
+    """
+
+    change: dict[str, Any]
+    reason: str | None = None
+    outcome: Literal["intended"] = "intended"
+
+
+@dataclass(frozen=True, slots=True)
 class SwitchRecord(AdminRecord):
     """A requested switch.
 
@@ -167,10 +182,10 @@ class PolicyRecord(AdminRecord):
 
 Record = SwitchRecord | ProposerRecord | LoraRecord | PolicyRecord
 
-_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+_RECORD: TypeAdapter[Record | Intent] = TypeAdapter(Record | Intent)
 
 
-def log_fields(record: Record) -> dict[str, Any]:
+def log_fields(record: Record | Intent) -> dict[str, Any]:
     """The record's fields as the log and the audit file have them, with the time in ISO 8601."""
     when = datetime.fromtimestamp(record.when, UTC).isoformat(timespec="milliseconds")
     fields: dict[str, Any] = _RECORD.dump_python(record, mode="json", by_alias=True)

@@ -10,7 +10,7 @@ from server.control.errors import (
     SwitchInProgress,
 )
 from server.control.method_names import SelectionError
-from server.errors import ApiError, InvalidField, NotFound, Stopping, to_api_error
+from server.errors import ApiError, AuditUnavailable, InvalidField, NotFound, Stopping, to_api_error
 
 REFUSALS = (
     SelectionError,
@@ -21,6 +21,7 @@ REFUSALS = (
     StaleGeneration,
     DrainTimeout,
     DrainStopped,
+    AuditUnavailable,
 )
 """What a switch raises besides an `EngineError`."""
 

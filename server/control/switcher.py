@@ -35,7 +35,7 @@ from server.control.types import (
     SwitchMode,
     SwitchOutcome,
 )
-from server.errors import DrainAborted
+from server.errors import AuditUnavailable, DrainAborted
 from server.telemetry.metrics import Metrics
 
 
@@ -126,6 +126,7 @@ class Switcher:
         Raises:
             SelectionError: an unknown mode or proposer, or a k too large; nothing changed.
             SwitchInProgress, ProposerQuarantined: not possible now; nothing changed.
+            AuditUnavailable: its record is required and cannot be written; nothing changed.
             DrainTimeout, DrainStopped: requests did not end in time; the old method stays. Those
                 that the drain has aborted are lost.
             EngineError: the engine failed; the old method stays active.
@@ -150,13 +151,15 @@ class Switcher:
         if refusal is None:
             self._attempt = attempt
             try:
+                if not attempt.is_undo:
+                    await self._audit.ensure_written()
                 attempt = await self._fence(attempt)
             except BaseException as error:
-                timed_out = isinstance(error, DrainTimeout)
-                outcome = SwitchOutcome.TIMED_OUT if timed_out else SwitchOutcome.ABANDONED
-                self._release(self._attempt or attempt, outcome, error)
+                self._release(self._attempt or attempt, _outcome_before_swap(error), error)
                 raise
-            refusal = absence(attempt.method, self._loaded_proposers())
+            refusal = self._inability(attempt.method) or absence(
+                attempt.method, self._loaded_proposers()
+            )
         if refusal is not None:
             self._release(attempt, _outcome_of(refusal), refusal)
             raise refusal
@@ -201,10 +204,15 @@ class Switcher:
         timeout_s: float = DRAIN_TIMEOUT_S,
         on_timeout: OnTimeout = OnTimeout.FAIL,
         caller: Caller = SERVER,
+        is_undo: bool = False,
     ) -> Attempt:
         """Checks that a switch is possible. No other begins until `commit` or `abandon`.
 
-        Raises `SelectionError`, `SwitchInProgress`, `ProposerQuarantined` or `EngineDead`.
+        A switch that takes back one of the fleet (`is_undo`) does not need a record: without it the
+        fleet would keep two methods.
+
+        Raises `SelectionError`, `SwitchInProgress`, `ProposerQuarantined`, `EngineDead` or
+        `AuditUnavailable`.
         """
         try:
             switch_mode = SwitchMode(mode)
@@ -223,8 +231,11 @@ class Switcher:
             when=time.time(),
             begun=time.perf_counter(),
             moves=switch_mode == SwitchMode.IMMEDIATE,
+            is_undo=is_undo,
         )
         refusal = self._refusal(method)
+        if refusal is None and not is_undo:
+            refusal = self._audit.intend(attempt.intent())
         if refusal is not None:
             self._record(attempt, _outcome_of(refusal), refusal)
             raise refusal
@@ -340,6 +351,16 @@ class Switcher:
         )
         self._metrics.set_spec_method(method.proposer)
         self._metrics.set_fleet_generation(fleet_generation)
+
+
+def _outcome_before_swap(error: BaseException) -> SwitchOutcome:
+    match error:
+        case AuditUnavailable():
+            return SwitchOutcome.REFUSED
+        case DrainTimeout():
+            return SwitchOutcome.TIMED_OUT
+        case _:
+            return SwitchOutcome.ABANDONED
 
 
 def _outcome_of(refusal: Exception) -> SwitchOutcome:

@@ -71,9 +71,13 @@ class LoadOutcome(StrEnum):
 
 
 class PolicyOutcome(StrEnum):
-    """The end of a change of policies and routing rules. `failed`: the engine failed."""
+    """The end of a change of policies and routing rules.
+
+    `failed`: the engine failed. `refused`: its record could not be written, and is required.
+    """
 
     CHANGED = "changed"
+    REFUSED = "refused"
     FAILED = "failed"
 
 

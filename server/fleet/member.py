@@ -283,7 +283,7 @@ class Member:
             return None
         mode = order.mode if order.mode == SwitchMode.IMMEDIATE else SwitchMode.NEW_REQUESTS
         request = MethodRequest(method.spec_method, method.num_speculative_tokens or None, True)
-        return self._switcher.prepare(request, mode, order.reason, caller=caller)
+        return self._switcher.prepare(request, mode, order.reason, caller=caller, is_undo=True)
 
     def _begin_lease(self, held: Held, lease_s: float) -> None:
         held.stop_lease()

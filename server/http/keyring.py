@@ -8,6 +8,7 @@ import structlog
 from server.settings.access_settings import AccessSettings
 from server.settings.keys import KEY_FILE, KeySet, Role
 from server.settings.types import SettingError
+from server.telemetry.file_metrics import FileMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -22,8 +23,9 @@ class Keyring:
         SettingError: the keys cannot be read.
     """
 
-    def __init__(self, settings: AccessSettings) -> None:
+    def __init__(self, settings: AccessSettings, metrics: FileMetrics) -> None:
         self._settings = settings
+        self._metrics = metrics
         self.keys = settings.keys_at_start
         self._warn_of_readers()
 
@@ -43,9 +45,11 @@ class Keyring:
         try:
             keys = self._read_again()
         except SettingError as error:
+            self._metrics.count_reload(refused=True)
             log.error("keys_not_reloaded", reason=str(error))
             return False
         self.keys = keys
+        self._metrics.count_reload(refused=False)
         log.info("keys_reloaded", keys=len(keys))
         self._warn_of_readers()
         return True

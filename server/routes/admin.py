@@ -34,7 +34,7 @@ router = APIRouter(tags=["Speculation"])
         errors={
             404: "proposer_not_found",
             409: "switch_in_progress, proposer_quarantined",
-            503: "engine_dead",
+            503: "engine_dead, audit_unavailable",
             504: "drain_timeout",
         }
     ),
@@ -97,7 +97,12 @@ async def proposers(runtime: StartedRuntime) -> ProposersResponse:
 
 @router.post(
     "/v1/load_proposer",
-    responses=answers(errors={409: "proposer_exists, needs_restart, no_room, load_in_progress"}),
+    responses=answers(
+        errors={
+            409: "proposer_exists, needs_restart, no_room, load_in_progress",
+            503: "audit_unavailable",
+        }
+    ),
 )
 async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRuntime) -> Proposer:
     """Loads a proposer while requests are served."""
@@ -111,6 +116,7 @@ async def load_proposer(request: Request, body: LoadRequest, runtime: ReadyRunti
         errors={
             404: "proposer_not_found",
             409: "proposer_in_use, needs_restart, load_in_progress, switch_in_progress",
+            503: "audit_unavailable",
         }
     ),
 )

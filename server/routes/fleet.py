@@ -20,7 +20,7 @@ router = APIRouter(tags=["Speculation"])
         errors={
             404: "proposer_not_found",
             409: "switch_in_progress, proposer_quarantined",
-            503: "engine_dead",
+            503: "engine_dead, audit_unavailable",
         }
     ),
 )
@@ -40,7 +40,7 @@ async def prepare_switch(
         errors={
             404: "proposer_not_found",
             409: "not_prepared, stale_generation, proposer_quarantined",
-            503: "engine_dead",
+            503: "engine_dead, audit_unavailable",
             504: "drain_timeout",
         }
     ),

@@ -17,7 +17,9 @@ router = APIRouter(tags=["Adapters"])
 @router.post(
     "/v1/load_lora_adapter",
     response_model=None,
-    responses=answers(Model, errors={409: "adapter_exists, no_room, lora_disabled"}),
+    responses=answers(
+        Model, errors={409: "adapter_exists, no_room, lora_disabled", 503: "audit_unavailable"}
+    ),
 )
 async def load_lora_adapter(
     request: Request, body: LoadAdapterRequest, runtime: ReadyRuntime
@@ -32,7 +34,12 @@ async def load_lora_adapter(
     "/v1/unload_lora_adapter",
     response_model=None,
     responses=answers(
-        UnloadedAdapter, errors={404: "adapter_not_found", 409: "adapter_in_use, lora_disabled"}
+        UnloadedAdapter,
+        errors={
+            404: "adapter_not_found",
+            409: "adapter_in_use, lora_disabled",
+            503: "audit_unavailable",
+        },
     ),
 )
 async def unload_lora_adapter(

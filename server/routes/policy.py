@@ -28,7 +28,7 @@ async def spec_policy(runtime: StartedRuntime) -> PolicyResponse:
     return _response(runtime)
 
 
-@router.put("/v1/spec_policy")
+@router.put("/v1/spec_policy", responses=answers(errors={503: "audit_unavailable"}))
 async def change_spec_policy(
     request: Request, body: PolicyRequest, runtime: ReadyRuntime
 ) -> PolicyResponse:

@@ -150,6 +150,8 @@ class Settings(
                 raise SettingError("allowed_local_path", f"the folder {folder!r} does not exist")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise SettingError("ssl_keyfile", f"needs {flag('ssl_certfile')}")
+        if self.audit_required and self.audit_log is None:
+            raise SettingError("audit_required", f"needs {flag('audit_log')}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise SettingError("enable_auto_tool_choice", f"needs {flag('tool_call_parser')}")
         return self

@@ -59,6 +59,9 @@ class AccessSettings(BaseModel):
     audit_log: str | None = Field(
         None, description="file to which every admin change is appended as a line of JSON"
     )
+    audit_required: bool = Field(
+        False, description="refuse an admin change whose record cannot be written to --audit-log"
+    )
     console: bool = Field(True, description="serve /console if the extra `console` is installed")
 
     @cached_property

@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 import structlog
@@ -14,6 +15,13 @@ ACCESS_LOGGER = "server.http.middleware"
 """The logger of HTTP requests, at level info."""
 
 
+log = structlog.get_logger("server.telemetry.logs")
+
+
+def _ignore() -> None:
+    """Lines that cannot be written are not counted yet."""
+
+
 # Tracebacks never show local variables: they hold keys and prompts.
 _JSON_TRACEBACK = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 
@@ -23,11 +31,36 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
+        self.on_failure: Callable[[], object] = _ignore
+        self._failures = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line. The first one after some that could not be written tells of them."""
+        failures = self._failures
+        super().emit(record)
+        if failures and failures == self._failures:
+            self._failures = 0
+            log.error("log_writes_failed", lines=failures)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Counts a line that cannot be written: there is no place to say so."""
+        if isinstance(sys.exception(), OSError):
+            self._failures += 1
+            self.on_failure()
+        else:
+            super().handleError(record)
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         """Standard error."""
         return sys.stderr
+
+
+def count_failures(count: Callable[[], object]) -> None:
+    """Calls `count` for each line that cannot be written, from now on."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _StderrHandler):
+            handler.on_failure = count
 
 
 def configure_logs(level: str, *, json: bool, access: bool) -> None:

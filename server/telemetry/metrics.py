@@ -3,7 +3,9 @@
 Those of policies and routing rules are in `server.telemetry.policy_metrics`, those of HTTP requests
 in `server.telemetry.http_metrics`, those of API keys in `server.telemetry.usage_metrics`, those of
 the queue and of limits in `server.telemetry.admission_metrics`, those of connections in
-`server.telemetry.connection_metrics`.
+`server.telemetry.connection_metrics`, those of keys, audit and log in
+`server.telemetry.file_metrics`, those of stored responses in `server.telemetry.response_metrics`.
+Long because the queries stand beside the metrics.
 
 Counters, gauges and histograms; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -80,6 +82,7 @@ from engine_adapter.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
 from server.telemetry.admission_metrics import AdmissionMetrics
 from server.telemetry.connection_metrics import ConnectionMetrics
+from server.telemetry.file_metrics import FileMetrics
 from server.telemetry.http_metrics import HttpMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
@@ -169,6 +172,7 @@ class Metrics:
         usage: the metrics of API keys.
         admission: the metrics of the queue and of requests that a limit ends.
         connections: the metrics of connections.
+        files: the metrics of keys, audit and log.
         responses: the metrics of stored responses.
     """
 
@@ -181,6 +185,7 @@ class Metrics:
         self.usage = UsageMetrics(make)
         self.admission = AdmissionMetrics(make)
         self.connections = ConnectionMetrics(make)
+        self.files = FileMetrics(make)
         self.responses = ResponseMetrics(make)
         self._parser_failures = make.counter(
             "specgate_parser_failures",

@@ -210,6 +210,8 @@ def test_a_wrong_file_changes_nothing_and_its_line_is_named(secured: Secured) ->
     reason = next(line["reason"] for line in secured.log if line["event"] == "keys_not_reloaded")
     assert "line 4: must have a name, a role and a key, but has 4 columns" in reason
     assert (secured.status("sk-team-1"), secured.status("sk-team-2")) == (200, 401)
+    figures = secured.client("sk-metrics-1").get("/metrics").text
+    assert 'specgate_key_reloads_total{outcome="refused"} 1.0' in figures
     secured.rotate(KEYS, "keys_reloaded")
 
 

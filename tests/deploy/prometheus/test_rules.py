@@ -58,7 +58,7 @@ def test_each_alert_has_a_firing_and_a_silent_unit_test() -> None:
         for case in test["alert_rule_test"]:
             (firing if case.get("exp_alerts") else silent).add(case["alertname"])
     assert firing == silent == set(ALERTS)
-    assert len(ALERTS) == 16
+    assert len(ALERTS) == 18
 
 
 @pytest.mark.parametrize("alert", ALERTS)

@@ -22,12 +22,16 @@ pytestmark = [
 ]
 
 
-def test_a_full_disk_stops_nothing() -> None:
+@pytest.mark.parametrize("required", [False, True])
+def test_a_full_disk_stops_no_request_and_no_switch_whose_record_is_not_required(
+    required: bool,
+) -> None:
     with FULL.open("wb") as full:
         process = subprocess.Popen(
             [
                 *(*COMMAND, "serve", "--engine", "fake", "--port", "0"),
                 *("--audit-log", str(FULL)),
+                *(["--audit-required"] if required else []),
             ],
             cwd=ROOT,
             env=environment(),
@@ -41,17 +45,30 @@ def test_a_full_disk_stops_nothing() -> None:
             wait_until_ready(client, process)
             for method in ("ngram", "none", "suffix"):
                 body: dict[str, Any] = {"speculative_model": method}
-                assert client.post("/v1/switch_spec_method", json=body).status_code == 200
+                switched = client.post("/v1/switch_spec_method", json=body).status_code
+                assert switched == (503 if required else 200)
                 answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
                 assert answer.status_code == 200
             assert client.get("/nope").status_code == 404
             shown = client.get("/v1/spec_method").json()
-            assert [record["outcome"] for record in shown["switches"]] == ["switched"] * 3
+            outcome = "refused" if required else "switched"
+            assert [record["outcome"] for record in shown["switches"]] == [outcome] * 3
+            figures = figures_of(client.get("/metrics").text)
+            assert figures['specgate_audit_write_failures_total{record="outcome"}'] == 3
+            intents = figures['specgate_audit_write_failures_total{record="intent"}']
+            assert intents == (3 if required else 0)
+            assert figures["specgate_log_write_failures_total"] > 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
+
+
+def figures_of(text: str) -> dict[str, float]:
+    """Series -> value."""
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {series: float(value) for series, value in pairs}
 
 
 def wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -16,6 +17,8 @@ from server.http.auth import ADMIN_PATHS, FLEET_PATH, AuthMiddleware, key_name
 from server.http.keyring import Keyring
 from server.routes import admin, fleet, lora, policy
 from server.settings import Settings
+from server.telemetry.file_metrics import FileMetrics
+from server.telemetry.metric_maker import MetricMaker
 from server.text_threads import _key
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, Gateway, build
@@ -268,7 +271,9 @@ async def seen_name(settings: Settings, headers: dict[str, str]) -> str | None:
         assert _key.get() == key_name(scope)
         await Response()(scope, receive, send)
 
-    middleware = AuthMiddleware(app, settings, Keyring(settings))
+    middleware = AuthMiddleware(
+        app, settings, Keyring(settings, FileMetrics(MetricMaker(CollectorRegistry())))
+    )
     transport = httpx.ASGITransport(middleware)
     async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client:
         assert (await client.get("/v1/models", headers=headers)).status_code == 200

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from server.commands.serve import check_exposure
@@ -11,6 +12,8 @@ from server.http.keyring import Keyring
 from server.settings import Settings
 from server.settings.access_settings import AccessSettings
 from server.settings.types import SettingError
+from server.telemetry.file_metrics import FileMetrics
+from server.telemetry.metric_maker import MetricMaker
 
 BEFORE = "team api old\nops admin root\n"
 
@@ -22,8 +25,26 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def keyring(file: Path, **settings: Any) -> Keyring:
-    return Keyring(AccessSettings(key_file=str(file), **settings))
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def metrics(registry: CollectorRegistry | None = None) -> FileMetrics:
+    return FileMetrics(MetricMaker(registry or CollectorRegistry()))
+
+
+def keyring(file: Path, registry: CollectorRegistry | None = None, **settings: Any) -> Keyring:
+    return Keyring(AccessSettings(key_file=str(file), **settings), metrics(registry))
+
+
+def reloads(registry: CollectorRegistry) -> tuple[float | None, float | None]:
+    """How often new keys came into force, and how often a file was refused."""
+    name = "specgate_key_reloads_total"
+    reloaded, refused = (
+        registry.get_sample_value(name, {"outcome": outcome}) for outcome in ("reloaded", "refused")
+    )
+    return reloaded, refused
 
 
 def name_of(keys: Keyring, token: str) -> str | None:
@@ -31,8 +52,9 @@ def name_of(keys: Keyring, token: str) -> str | None:
     return None if found is None else found.name
 
 
-def test_new_keys_are_in_force_after_a_reload(file: Path) -> None:
-    keys = keyring(file, api_key="flag")
+def test_new_keys_are_in_force_after_a_reload(file: Path, registry: CollectorRegistry) -> None:
+    keys = keyring(file, registry, api_key="flag")
+    assert reloads(registry) == (0, 0)
     file.write_text("team api new\nother api another\nops admin root\n")
     assert name_of(keys, "new") is None
     with capture_logs() as logs:
@@ -41,6 +63,7 @@ def test_new_keys_are_in_force_after_a_reload(file: Path) -> None:
     assert (name_of(keys, "new"), name_of(keys, "old")) == ("team", None)
     assert name_of(keys, "flag") is not None
     assert keys.api_key_names() >= {"team", "other"}
+    assert reloads(registry) == (1, 0)
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602])
@@ -75,11 +98,11 @@ def test_a_key_file_of_its_owner_or_group_is_not_warned_of(file: Path, mode: int
     ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing(
-    text: str | None, reason: str, file: Path
+    text: str | None, reason: str, file: Path, registry: CollectorRegistry
 ) -> None:
     # An API key in the settings would be one that is left.
     given = {"named_api_key": "flag=flag"} if text and "flag" in text else {}
-    keys = keyring(file, **given)
+    keys = keyring(file, registry, **given)
     if text is None:
         file.unlink()
     else:
@@ -90,22 +113,24 @@ def test_a_file_that_cannot_be_used_changes_nothing(
     assert (log["event"], log["log_level"]) == ("keys_not_reloaded", "error")
     assert reason in log["reason"]
     assert "secret" not in log["reason"]
+    assert reloads(registry) == (0, 1)
     assert (name_of(keys, "old"), name_of(keys, "root")) == ("team", "ops")
 
 
-def test_without_a_file_there_is_nothing_to_read_again() -> None:
-    keys = Keyring(AccessSettings(api_key="flag"))
+def test_without_a_file_there_is_nothing_to_read_again(registry: CollectorRegistry) -> None:
+    keys = Keyring(AccessSettings(api_key="flag"), metrics(registry))
     with capture_logs() as logs:
         assert not keys.reload()
     assert [(log["event"], log["log_level"]) for log in logs] == [("nothing_to_reload", "info")]
     assert name_of(keys, "flag") is not None
+    assert reloads(registry) == (0, 0)
 
 
 def test_a_file_that_is_replaced_during_a_start_is_in_force_after_a_reload(file: Path) -> None:
     settings = Settings(engine="fake", key_file=str(file))
     file.write_text("scraper metrics secret\n")
     check_exposure(settings.model_copy(update={"host": "0.0.0.0"}))
-    keys = Keyring(settings)
+    keys = Keyring(settings, metrics())
     assert (name_of(keys, "old"), name_of(keys, "secret")) == ("team", None)
     assert not keys.reload()
     file.write_text("team api new\nops admin root\n")

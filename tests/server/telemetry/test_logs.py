@@ -1,5 +1,7 @@
 """The level and the format of log lines."""
 
+import errno
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from server.telemetry.logs import ACCESS_LOGGER, OWN_LOGGERS, configure_logs
+from server.telemetry.logs import ACCESS_LOGGER, OWN_LOGGERS, configure_logs, count_failures
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +89,38 @@ def test_a_logged_exception_shows_no_local_variables(
     err = capsys.readouterr().err
     assert err.count("boom") >= 2
     assert "sk-secret" not in err
+
+
+class FullStream(io.StringIO):
+    """A file on a disk that can be full."""
+
+    is_full = False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_lines_on_a_full_disk_are_counted_and_the_next_one_tells_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = FullStream()
+    counted: list[int] = []
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logs("info", json=True, access=True)
+    count_failures(lambda: counted.append(1))
+    log = structlog.get_logger("server.x")
+    stream.is_full = True
+    for _ in range(3):
+        log.info("lost")
+    stream.is_full = False
+    log.info("first")
+    log.info("second")
+    written = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert len(counted) == 3
+    assert [line["event"] for line in written] == ["first", "log_writes_failed", "second"]
+    assert (written[1]["lines"], written[1]["level"]) == (3, "error")
 
 
 HOSTILE = {

@@ -8,7 +8,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_adapter.counts import CompiledGrammars, ProposerCounts, StepKind, StepReport
 from server.control.types import SelectedBy
-from server.telemetry import admission_metrics, connection_metrics, http_metrics, usage_metrics
+from server.telemetry import (
+    admission_metrics,
+    connection_metrics,
+    file_metrics,
+    http_metrics,
+    response_metrics,
+    usage_metrics,
+)
 from server.telemetry import metrics as module
 from server.telemetry.metrics import Metrics
 
@@ -144,7 +151,10 @@ def test_two_servers_in_one_process_share_nothing() -> None:
 
 
 def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: Metrics) -> None:
-    modules = (module, http_metrics, admission_metrics, connection_metrics, usage_metrics)
+    modules = (
+        *(module, http_metrics, admission_metrics, connection_metrics, usage_metrics),
+        *(file_metrics, response_metrics),
+    )
     documentation = " ".join(str(each.__doc__) for each in modules)
     for family in registry.collect():
         assert family.name in documentation, family.name
