@@ -90,6 +90,18 @@ def _defined(file: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)}
 
 
+def untested_promises(root: Path, text: str) -> list[str]:
+    """Rows of the table of threats whose last cell names no test file that exists."""
+    header, _, *promises = rows(section(text, "Threats, and what is done"))
+    assert header == ["threat", "what is done", "test"]
+    findings = []
+    for cells in promises:
+        named = re.findall(r"`(tests/(?:\w+/)*test_\w+\.py)`", cells[-1])
+        if len(cells) != 3 or not named or not all((root / path).is_file() for path in named):
+            findings.append(cells[0])
+    return findings
+
+
 def private_places(pages: Mapping[str, str]) -> list[str]:
     """Paths of one machine, and hosts that are not in `HOSTS`."""
     findings = []

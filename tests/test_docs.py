@@ -310,6 +310,10 @@ def test_only_settings_that_exist_are_documented() -> None:
     assert checks.unknown_flags(pages, flags) == []
 
 
+def test_every_promise_of_security_names_a_test() -> None:
+    assert checks.untested_promises(ROOT, PAGES["SECURITY.md"]) == []
+
+
 WHOLE: list[Callable[[], Iterable[str]]] = [
     lambda: checks.broken_links(ROOT, PAGES),
     lambda: checks.wrong_paths(ROOT, PAGES),

@@ -72,6 +72,18 @@ def test_each_check_finds_what_is_wrong(findings: list[str], wanted: list[str]) 
     assert findings == wanted
 
 
+@pytest.mark.parametrize(
+    "test", ["", "by hand", "`tests/server/test_none.py`", "`tests/server/gateway.py`"]
+)
+def test_a_promise_without_a_test_is_found(test: str) -> None:
+    table = (
+        "\n## Threats, and what is done\n| threat | what is done | test |\n|---|---|---|\n"
+        f"| a | b | {test} |\n| c | d | `tests/test_documentation.py`, `tests/test_docs.py` |\n"
+        "| without | a cell |\n"
+    )
+    assert checks.untested_promises(ROOT, table) == ["a", "without"]
+
+
 def test_an_unreadable_block_is_found() -> None:
     assert len(checks.unreadable_blocks(bad("```json\n{,}\n```\n```python\nif\n```\n"))) == 2
     assert checks.unreadable_blocks(bad("```json\n{}\n```\n")) == []

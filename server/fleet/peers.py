@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine_adapter.errors import EngineError
 from server.control.refusals import REFUSALS
-from server.fleet.addresses import resolve
+from server.fleet.addresses import Address, resolve
 from server.fleet.http_replica import HttpReplica, http_replicas
 from server.fleet.member import Member
 from server.fleet.replica import ReplicaRefused, ReplicaState, ReplicaUnreachable
@@ -27,7 +27,7 @@ ASKED_AT_START = 16
 """How many peers a server asks before it is ready: their number costs the fleet, not the answer."""
 
 PEER_ANSWER_S = 5.0
-"""How long a server waits for the state of a peer, in seconds."""
+"""How long a server waits for the state of a peer, in seconds; for its name's addresses too."""
 
 _STATE = TypeAdapter(ReplicaState)
 
@@ -79,6 +79,7 @@ class Peers:
         self._poll_s = poll_s
         self._refused: ReplicaState | None = None
         self._following: asyncio.Task[None] | None = None
+        self._lookup: asyncio.Task[list[Address]] | None = None
 
     async def join(self) -> None:
         """Takes the method in force, before the server is ready, and follows it from then on.
@@ -97,6 +98,8 @@ class Peers:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
+        if self._lookup is not None:
+            self._lookup.cancel()
         await self._client.aclose()
 
     async def _follow(self) -> None:
@@ -112,7 +115,7 @@ class Peers:
         """What at most so many peers and the file say; those that do not answer are left out."""
         states = []
         try:
-            addresses = await resolve(self._urls)
+            addresses = await self._addresses()
             chosen = random.sample(addresses, min(most, len(addresses)))
             replicas = http_replicas(self._client, chosen)
             answers = await asyncio.gather(*map(self._state_of, replicas))
@@ -127,6 +130,18 @@ class Peers:
         else:
             states += [] if kept is None else [kept]
         return states
+
+    async def _addresses(self) -> list[Address]:
+        """The peers' addresses. Raises what `resolve` raises, and `TimeoutError`.
+
+        Names are looked up by threads. One lookup runs at a time, so that a resolver that hangs
+        keeps few of them.
+        """
+        if self._lookup is None or self._lookup.done():
+            self._lookup = asyncio.create_task(resolve(self._urls))
+            self._lookup.add_done_callback(_look_at)
+        async with asyncio.timeout(PEER_ANSWER_S):
+            return await asyncio.shield(self._lookup)
 
     async def _state_of(self, replica: HttpReplica) -> ReplicaState | None:
         try:
@@ -157,3 +172,9 @@ class Peers:
                     error=str(error),
                 )
             self._refused = newest
+
+
+def _look_at(lookup: "asyncio.Task[list[Address]]") -> None:
+    """A failure of a lookup that nobody waits for any more is no warning of asyncio's."""
+    if not lookup.cancelled():
+        lookup.exception()

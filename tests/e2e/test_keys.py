@@ -226,7 +226,7 @@ def test_changes_are_recorded_by_the_keys_name_in_a_private_file(secured: Secure
     assert {record["who"] for record in records} == {"key:ops"}
 
 
-def test_no_client_can_forge_a_line_of_the_log_and_no_key_or_prompt_is_in_it(
+def test_no_client_can_forge_a_line_of_the_log_and_no_key_prompt_or_answer_is_in_it(
     secured: Secured,
 ) -> None:
     client = secured.client("sk-team-1")
@@ -250,6 +250,9 @@ def test_no_client_can_forge_a_line_of_the_log_and_no_key_or_prompt_is_in_it(
     ]
     for attempt in attempts:
         client.request(**attempt)
+    body = {"prompt": "secret-prompt", "max_tokens": 20}
+    answer = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    assert len(answer) > 20
 
     def of_ops() -> int:
         return sum(line.get("key") == "ops" for line in secured.log if line["event"] == "request")
@@ -263,7 +266,7 @@ def test_no_client_can_forge_a_line_of_the_log_and_no_key_or_prompt_is_in_it(
     assert "forged" not in {line["event"] for line in lines}
     text = (secured.folder / "server.log").read_text()
     assert text.isascii()
-    for secret in ("sk-team", "sk-ops", "sk-secret", "secret-prompt", "secret-query", "def f(x)"):
+    for secret in ("sk-team", "sk-ops", "sk-secret", "secret-prompt", "secret-query", answer):
         assert secret not in text, secret
     requests = [line for line in lines if line["event"] == "request"]
     assert {line["peer"] for line in requests} == {"127.0.0.1"}

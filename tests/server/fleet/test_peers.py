@@ -1,6 +1,8 @@
 """Where a server that starts finds the method in force, and what it does when no peer answers."""
 
+import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from server.control.records import SpecMethodBody
 from server.control.types import SwitchMode
+from server.fleet import peers as module
 from server.fleet.addresses import Address
 from server.fleet.http_replica import fleet_client, http_replicas
 from server.fleet.peers import Peers, read_state, state_json
@@ -61,6 +64,31 @@ async def test_a_name_without_an_address_does_not_keep_a_server_from_starting(
 ) -> None:
     gateway = await start(**peers("http://nobody.invalid:8000"))
     assert state(gateway) == ("draft", 0)
+
+
+async def test_a_resolver_that_hangs_keeps_no_server_from_starting_and_is_asked_once(
+    start: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    answer = asyncio.Event()
+
+    async def hang(*names: object, **_: object) -> list[object]:
+        asked.append(names)
+        await answer.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", hang)
+    monkeypatch.setattr(module, "PEER_ANSWER_S", 0.05)
+    gateway = await start(**peers("http://replicas.example:8000", fleet_poll_s=0.02))
+    assert state(gateway) == ("draft", 0)
+    # Questions continue, and wait for the same lookup.
+    assert gateway.state.peers is not None
+    for _ in range(3):
+        assert await gateway.state.peers._ask(1) == []
+    assert len(asked) == 1
+    assert (await gateway.complete(max_tokens=1)).status_code == 200
+    answer.set()
+    await eventually(lambda: len(asked) > 1)
 
 
 async def test_a_name_that_no_resolver_takes_does_not_keep_a_server_from_starting(

@@ -168,7 +168,7 @@ async def test_what_a_key_does_not_open_stays_shut(kind: str) -> None:
     tried = 0
     for target in targets(app):
         for method in METHODS:
-            await middleware(scope_of(app, method, target, KEYS[kind]), empty_body(), _ignore)
+            await middleware(scope_of(app, method, target, KEYS[kind]), _not_read, _ignore)
             tried += 1
     assert tried > 10_000
     reached = {
@@ -195,23 +195,28 @@ async def test_the_application_runs_no_route_that_the_key_does_not_open(kind: st
                 async def keep(message: Message, sent: list[Message] = sent) -> None:
                     sent.append(message)
 
-                await app(scope, empty_body(), keep)
+                body: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+                await app(scope, client_that_leaves(body), keep)
                 route = getattr(scope.get("route"), "path", None)
                 assert route is None or kind in OPENED_BY[route], (method, scope["raw_path"])
                 if path in ("/health", "/ready") or path.startswith("/console"):
                     continue
                 if kind in ("none", "wrong"):
                     assert sent[0]["status"] == 401, (method, scope["raw_path"])
+                    assert body, f"the body was read: {method} {spell(path)}"
 
 
-def empty_body() -> Receive:
-    """A client that sends no body and then leaves."""
-    messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
+def client_that_leaves(body: list[Message]) -> Receive:
+    """A client that sends the parts of a body, which are taken from the list, and then leaves."""
 
     async def receive() -> Message:
-        return next(messages, {"type": "http.disconnect"})
+        return body.pop(0) if body else {"type": "http.disconnect"}
 
     return receive
+
+
+async def _not_read() -> Message:
+    raise AssertionError("the body was read before the key was checked")
 
 
 async def _ignore(_: Message) -> None:
