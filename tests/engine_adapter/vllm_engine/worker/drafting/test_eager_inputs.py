@@ -44,7 +44,8 @@ def drafted(device: PretendDevice, method: str, asks: str, folder: Path) -> list
     for _ in range(5):
         steps.step()
         report = steps._step.draft_report
-        assert report and not report.faults
+        assert report
+        assert not report.faults
         drafts.append(steps.drafts)
     return drafts
 
