@@ -20,7 +20,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.compiled_grammars import GrammarUse, process_store
 from engine_adapter.vllm_engine.grammars import BACKEND, new_matcher
 from engine_adapter.vllm_engine.panics import panics_as_errors
-from engine_adapter.vllm_engine.wire import grammar_bytes_of
+from engine_adapter.vllm_engine.wire import SpecgateConfig, grammar_bytes_of
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 
 log = logging.getLogger(__name__)
@@ -196,6 +196,8 @@ class RowConstraints:
     def prepare(self) -> None:
         """Reads the tokenizer, if its grammars are for the engine's backend: up to a second.
 
+        Then the process's store of compiled grammars has its budget.
+
         Called when a proposer is created that needs it, perhaps in another thread.
         """
         config = self._vllm_config
@@ -206,6 +208,10 @@ class RowConstraints:
         tokenizer = compat.cached_tokenizer_from_config(config.model_config)
         if compat.GuidanceBackend.is_tokenizer_supported(tokenizer):
             vocab_size = config.model_config.get_vocab_size()
+            store = process_store()
+            store.budget = SpecgateConfig.of(config).max_grammar_bytes
+            # Other ranks must drop the same grammars.
+            store.measures = is_only_rank(config.parallel_config)
             self._tokenizer = compat.GuidanceBackend._build_ll_tokenizer(tokenizer, vocab_size)
 
     def of(self, batch: DraftBatch) -> Sequence[RowConstraint | None]:

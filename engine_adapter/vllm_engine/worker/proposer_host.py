@@ -16,7 +16,6 @@ from engine_adapter.proposers.contract import (
     Target,
 )
 from engine_adapter.proposers.methods import get_method, needs
-from engine_adapter.vllm_engine.compiled_grammars import process_store
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
@@ -24,7 +23,6 @@ from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenState
 from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
-from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 from engine_adapter.vllm_engine.worker.refusal import refusing
 from engine_adapter.vllm_engine.worker.target import LoadedTarget
 from engine_adapter.vllm_engine.worker.verification.rejection import sampling_bytes
@@ -83,9 +81,6 @@ class ProposerHost:
         self.draft_models: dict[str, PagedDraftModel] = {}
         self.heads: list[PagedHead] = []
         self.aux_layers: tuple[int, ...] = ()
-        store = process_store()
-        store.budget = config.max_grammar_bytes
-        store.measures = is_only_rank(vllm_config.parallel_config)
         self.constraints = RowConstraints(vllm_config, runner)
         # The memory of sampled drafts that was held when vLLM measured a step.
         self._sampling_bytes = 0

@@ -37,6 +37,7 @@ def constraints(ranks: int = 1, **kinds: Any) -> Any:
         ),
         model_config=model_config(model),
         parallel_config=SimpleNamespace(world_size=ranks),
+        additional_config={"specgate": {"proposers": [], "progress_pipe": None}},
     )
     requests = {
         name: SimpleNamespace(
