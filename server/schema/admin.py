@@ -56,8 +56,11 @@ class SwitchRequest(BaseModel):
     reason: Reason | None = Field(None, description="stored in the audit record")
 
     def after_timeout(self) -> OnTimeout:
-        """What a drain does at its limit. Raises `InvalidField` if the switch is not a drain."""
-        if "on_timeout" in self.model_fields_set and self.mode != SwitchMode.DRAIN:
+        """What a drain does at its limit. Raises `InvalidField` if the switch is not a drain.
+
+        The default is no error there: generated clients send it with every switch.
+        """
+        if self.on_timeout != OnTimeout.FAIL and self.mode != SwitchMode.DRAIN:
             message = f"on_timeout needs mode drain; the mode is {self.mode}."
             raise InvalidField("on_timeout", message)
         return OnTimeout(self.on_timeout)

@@ -120,6 +120,12 @@ async def test_a_bad_switch_names_its_field_and_changes_nothing(
     assert gateway.runtime.switcher.active.epoch == 0
 
 
+async def test_a_switch_may_send_the_defaults_of_a_drain(client: httpx.AsyncClient) -> None:
+    """Generated clients send every field that has a default."""
+    response = await switch(client, speculative_model="ngram", timeout_s=30.0, on_timeout="fail")
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize("content", [b'{"speculative_model"', b"", b"[]", b"null", b'"ngram"'])
 async def test_a_body_that_is_not_a_json_object_is_refused(
     client: httpx.AsyncClient, content: bytes
