@@ -9,19 +9,13 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Protocol, cast
 
-import structlog
-
 from server.http import descriptors
 from server.settings.http_settings import HttpSettings
 from server.telemetry.connection_metrics import CloseReason, ConnectionMetrics
+from server.telemetry.repeated_warning import RepeatedWarning
 
 CHECK_EVERY_S = 1.0
 """Seconds between two looks at all connections."""
-
-LOG_EVERY_S = 10.0
-"""Seconds between two log lines about the same thing; those between are counted in the next."""
-
-log = structlog.get_logger(__name__)
 
 
 class Pending(Protocol):
@@ -67,29 +61,6 @@ class Entry(Enum):
     OPEN = "open"
     SPARE = "spare"
     NONE = "none"
-
-
-class RepeatedWarning:
-    """Warnings that can come thousands of times a second: few lines, which have the number."""
-
-    def __init__(self, event: str, every_s: float = LOG_EVERY_S) -> None:
-        self._event = event
-        self._every_s = every_s
-        self._next_at = float("-inf")
-        self._count = 0
-        self._last: dict[str, object] = {}
-
-    def add(self, now: float, **fields: object) -> None:
-        """Counts a warning, and writes a line if the last one is long enough ago."""
-        self._count += 1
-        self._last = fields
-        self.flush(now)
-
-    def flush(self, now: float) -> None:
-        """Writes a line for what has been counted since the last one, if that is long ago."""
-        if self._count and now >= self._next_at:
-            log.warning(self._event, **self._last, count=self._count)
-            self._next_at, self._count = now + self._every_s, 0
 
 
 class Connections:

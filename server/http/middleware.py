@@ -19,11 +19,11 @@ from engine_adapter.cancellation import was_cancelled
 from server.console.pages import is_console_path
 from server.errors import cancellation_error, send_error, to_api_error
 from server.http.auth import key_name
-from server.http.connections import LOG_EVERY_S
 from server.http.exchange import exchange_of
 from server.http.headers import REQUEST_ID, TRACE_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
+from server.telemetry.repeated_warning import LOG_EVERY_S
 
 OTHER_METHOD = "other"
 """The method label of methods that HTTP does not define, so that labels are bounded."""

@@ -14,7 +14,6 @@ from engine_adapter.parsing import (
 )
 from engine_adapter.types import SamplingOptions, StructuredOutput
 from server.errors import InvalidField
-from server.http.connections import RepeatedWarning
 from server.openai.message_parts import MessageReader, TextReader
 from server.openai.prompts import template_variables
 from server.openai.readers import AnswerOrCallsReader, NamedReader, ParsedReader, RequiredReader
@@ -22,6 +21,7 @@ from server.schema.chat import ChatCompletionRequest
 from server.schema.tools import NamedTool, call_schemas, check_choice, check_tools
 from server.state import Runtime
 from server.telemetry.metrics import Metrics
+from server.telemetry.repeated_warning import RepeatedWarning
 
 _failures = RepeatedWarning("parser_failed")
 

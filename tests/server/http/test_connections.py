@@ -1,28 +1,14 @@
-"""The look at all connections, and warnings that come often."""
+"""The look at all connections."""
 
 import asyncio
 
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from server.http.connections import Connections, RepeatedWarning
+from server.http.connections import Connections
 from server.settings.http_settings import HttpSettings
 from server.telemetry.connection_metrics import CloseReason, ConnectionMetrics
 from server.telemetry.metric_maker import MetricMaker
-
-
-def test_a_repeated_warning_is_few_lines_that_count() -> None:
-    warning = RepeatedWarning("gone", every_s=10)
-    with capture_logs() as lines:
-        warning.add(0, peer="a")
-        for i in range(100):
-            warning.add(1 + i / 100, peer="b")
-        warning.flush(9)
-        warning.flush(10)
-        warning.flush(30)
-        warning.add(31, peer="c")
-    assert [(line["peer"], line["count"]) for line in lines] == [("a", 1), ("b", 100), ("c", 1)]
-    assert {line["event"] for line in lines} == {"gone"}
 
 
 def test_descriptors_that_run_out_are_counted_and_logged_until_they_are_free() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from server.http.connections import LOG_EVERY_S
 from server.http.middleware import MAX_REFUSALS, ErrorBoundary, _Refusals
+from server.telemetry.repeated_warning import LOG_EVERY_S
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 

@@ -1,0 +1,36 @@
+"""Warnings that can come thousands of times a second."""
+
+import structlog
+
+LOG_EVERY_S = 10.0
+"""Seconds between two log lines about the same thing; those between are counted in the next."""
+
+log = structlog.get_logger(__name__)
+
+
+class RepeatedWarning:
+    """Few lines for many warnings: a line has the number of those since the last one.
+
+    Args:
+        event: the name of the line.
+        every_s: the least seconds between two lines.
+    """
+
+    def __init__(self, event: str, every_s: float = LOG_EVERY_S) -> None:
+        self._event = event
+        self._every_s = every_s
+        self._next_at = float("-inf")
+        self._count = 0
+        self._last: dict[str, object] = {}
+
+    def add(self, now: float, **fields: object) -> None:
+        """Counts a warning, and writes a line if the last one is long enough ago."""
+        self._count += 1
+        self._last = fields
+        self.flush(now)
+
+    def flush(self, now: float) -> None:
+        """Writes a line for what has been counted since the last one, if that is long ago."""
+        if self._count and now >= self._next_at:
+            log.warning(self._event, **self._last, count=self._count)
+            self._next_at, self._count = now + self._every_s, 0
