@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,33 @@ def test_without_an_allocator_that_answers_the_resident_set_is_read(
         block.write(bytes(64 * MIB))
         assert heap.allocated_bytes() - before > 50 * MIB
         block.close()
+    finally:
+        heap._reader.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reader"),
+    [
+        ([5, 5, 5, 6], heap._heap_bytes),
+        ([5, 5, 5, 4, 5, 6], heap._heap_bytes),
+        ([5, 5, 5, 4, 5, 5], heap._resident_bytes),
+    ],
+    ids=["second probe", "third probe", "no probe"],
+)
+def test_a_thread_that_frees_memory_hides_a_probe_of_the_allocator(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], reader: Callable[[], int]
+) -> None:
+    answers = iter(sizes)
+
+    class Libc:
+        @staticmethod
+        def mallinfo2() -> heap._MallInfo:
+            return heap._MallInfo(uordblks=next(answers) * MIB)
+
+    monkeypatch.setattr(heap, "_libc", Libc)
+    heap._reader.cache_clear()
+    try:
+        assert heap._reader() is reader
     finally:
         heap._reader.cache_clear()
 

@@ -191,11 +191,31 @@ def test_lines_outside_of_a_parser_are_written(
     assert "within" not in lines
 
 
+CALLS = [{"name": "f", "arguments": {"a": a}} for a in ("Bravo", "Charlie", "Delta")]
+TEXTS_WITH_CALLS = {
+    "jamba": f"<tool_calls>{json.dumps(CALLS)}</tool_calls>",
+    "hermes": "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in CALLS),
+    "deepseek_v31": "".join(
+        (
+            "<｜tool▁calls▁begin｜>",
+            *(
+                f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{json.dumps(call['arguments'])}"
+                "<｜tool▁call▁end｜>"
+                for call in CALLS
+            ),
+            "<｜tool▁calls▁end｜>",
+        )
+    ),
+}
+
+
 @pytest.mark.parametrize("num_before", [0, 12, 20])
-def test_a_spent_allowance_loses_no_call(num_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsers = loaded(ParserKind("tool_call_parser", "jamba"), monkeypatch)
-    calls = [{"name": "f", "arguments": {"a": a}} for a in ("Bravo", "Charlie", "Delta")]
-    parts = deltas(parsers, f"Alpha <tool_calls>{json.dumps(calls)}</tool_calls>", 4)
+@pytest.mark.parametrize("name", TEXTS_WITH_CALLS)
+def test_a_spent_allowance_loses_no_call(
+    name: str, num_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsers = loaded(ParserKind("tool_call_parser", name), monkeypatch)
+    parts = deltas(parsers, f"Alpha {TEXTS_WITH_CALLS[name]}", 4)
     parser = new_parser(parsers)
     pieces = [piece for part in parts[:num_before] for piece in parser.read(part)]
     parser._bounded._allowance.left_s = -0.1
@@ -203,10 +223,8 @@ def test_a_spent_allowance_loses_no_call(num_before: int, monkeypatch: pytest.Mo
     message = assemble(pieces)
     assert parser.failure is None
     assert message.text.strip() == "Alpha"
-    assert [json.loads(call.arguments)["a"] for call in message.calls] == [
-        "Bravo",
-        "Charlie",
-        "Delta",
+    assert [json.loads(call.arguments) for call in message.calls] == [
+        call["arguments"] for call in CALLS
     ]
 
 
