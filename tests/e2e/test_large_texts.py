@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.e2e.peak import Peak
 from tests.e2e.served import Served
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove, pytest.mark.timeout(600)]
@@ -19,32 +19,6 @@ TEXTS = {"one letter": "a" * 1_000_000, "words": "hello world, some words. " * 4
 AT_ONCE = 8
 MOST_MIB, MOST_KEPT_MIB = 500, 250
 """A server that tokenized all of them at once took 1,150 MiB, and kept 600 to 1,000."""
-
-
-class Peak:
-    """The most memory of a process while the block runs, in bytes."""
-
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self.most = self.before = self._process.memory_info().rss
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "Peak":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def now(self) -> int:
-        """The memory at this moment, in bytes."""
-        return int(self._process.memory_info().rss)
-
-    def _watch(self) -> None:
-        while not self._end.wait(0.01):
-            self.most = max(self.most, self.now())
 
 
 @pytest.mark.parametrize("name", TEXTS)
