@@ -79,14 +79,18 @@ class Port:
         self.writers.append(writer)
         return reader
 
-    async def ask(self) -> bytes:
-        """The answer to a probe over TLS."""
+    async def handshake(self, sent: bytes = b"") -> asyncio.StreamReader:
+        """A connection that speaks TLS."""
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.number, ssl=self._context, server_hostname="localhost"
         )
         self.writers.append(writer)
-        writer.write(GET)
-        return await asyncio.wait_for(reader.read(), 60)
+        writer.write(sent)
+        return reader
+
+    async def ask(self) -> bytes:
+        """The answer to a probe over TLS."""
+        return await asyncio.wait_for((await self.handshake(GET)).read(), 60)
 
     def closed(self, reason: str) -> float:
         """How many connections the server has closed for a reason."""
@@ -263,6 +267,45 @@ def test_a_port_without_descriptors_is_tried_again(
             port.listener = few
             assert b"200 OK" in await port.ask()
             assert few.attempts >= 4
+
+    run(main)
+
+
+def test_a_client_that_says_nothing_after_its_handshake_is_idle(
+    run: Run, certificate: Certificate
+) -> None:
+    async def main() -> None:
+        async with opened(certificate, idle_timeout_s=30) as port:
+            reader = await port.handshake()
+            await eventually(lambda: len(port.state.connections) == 1)
+            now = asyncio.get_running_loop().time()
+            port.connections.check(now + 29)
+            assert not reader.at_eof()
+            assert len(port.connections) == 1
+            port.connections.check(now + 31)
+            await ends(reader)
+            assert port.closed("idle") == 1
+
+    run(main)
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    """Streams until the client is gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(2000):
+        await send({"type": "http.response.body", "body": bytes(32_768), "more_body": True})
+        await asyncio.sleep(0)
+
+
+def test_a_client_that_does_not_read_its_stream_is_aborted(
+    run: Run, certificate: Certificate
+) -> None:
+    async def main() -> None:
+        async with opened(certificate, app=endless, max_unsent_bytes=1_000_000) as port:
+            reader = await port.handshake(GET)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await eventually(lambda: port.closed("unsent") == 1)
+            await eventually(lambda: not len(port.connections))
 
     run(main)
 
