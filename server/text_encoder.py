@@ -92,9 +92,9 @@ class TextEncoder:
             raise SpecialTokensNotTold
         for stand_in, original in hidden_value.originals.items():
             text = text.replace(stand_in, f"{original}{stand_in}")
-        first, *others = _split(text, hidden_value.originals)
+        first, *rest = _split(text, hidden_value.originals)
         ids = self.encode(first, add_special_tokens)
-        return ids + tuple(i for part in others for i in self.encode(part, False))
+        return ids + tuple(i for part in rest for i in self.encode(part, False))
 
     @cached_property
     def _renaming(self) -> tuple[Mapping[str, str], Any]:

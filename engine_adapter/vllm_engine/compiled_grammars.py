@@ -352,22 +352,22 @@ class GrammarStore:
         if (reason := too_large(size, self.budget)) is not None:
             raise ValueError(reason)
         others = (other for other in self._all() if other.uses and other is not compiled)
-        taken = sum(other.compiled_bytes for other in others)
-        if taken + size > self.budget:
+        bytes_in_use = sum(other.compiled_bytes for other in others)
+        if bytes_in_use + size > self.budget:
             raise GrammarsFull(
-                f"the formats of running requests take {_mib(taken)} MiB of memory and this one "
-                f"would take {_mib(size)} MiB, but {_mib(self.budget)} MiB are the most"
+                f"the formats of running requests take {_mib(bytes_in_use)} MiB of memory and "
+                f"this one would take {_mib(size)} MiB, but {_mib(self.budget)} MiB are the most"
             )
 
     def _make_room(self) -> None:
         """Drops grammars without a sequence, the least recently used first, while it is needed."""
         self._usage = None
-        left = self.budget - sum(compiled.size for compiled in self._all())
+        free_bytes = self.budget - sum(compiled.size for compiled in self._all())
         for compiled in list(self._grammars.values()):
-            if left >= 0:
+            if free_bytes >= 0:
                 return
             if not compiled.uses:
-                left += compiled.size
+                free_bytes += compiled.size
                 self._drop(compiled)
 
     def _count_freed(self) -> None:

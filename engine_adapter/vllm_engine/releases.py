@@ -84,7 +84,7 @@ class Sources:
     def _callers(self) -> dict[str, dict[str, str]]:
         """Hook -> the functions that call a method of that name, each with its code."""
         hooks = {hook for names in HOOKS.values() for hook in names}
-        found: dict[str, dict[str, str]] = {hook: {} for hook in hooks}
+        sources: dict[str, dict[str, str]] = {hook: {} for hook in hooks}
         package = self._folder / "vllm"
         for path in sorted(p for part in _CALLERS_IN for p in (package / part).rglob("*.py")):
             place = path.relative_to(package).as_posix()
@@ -92,8 +92,8 @@ class Sources:
                 continue
             for name, function in _functions(ast.parse(path.read_text(encoding="utf-8")).body):
                 for hook in hooks & _called_in(function):
-                    found[hook][f"{place}: {name}"] = _text(function)
-        return found
+                    sources[hook][f"{place}: {name}"] = _text(function)
+        return sources
 
     def variable(self, name: str) -> str | None:
         """How vLLM reads an environment variable; `None` if it does not."""
@@ -165,14 +165,14 @@ def _section(title: str, rows: Iterable[Row]) -> Iterator[str]:
 
 def configuration_fields() -> set[tuple[str, str]]:
     """The fields of vLLM's configurations that the adapter reads, each with its configuration."""
-    found = set()
+    fields = set()
     for path in (ADAPTER / "vllm_engine").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 owner = getattr(node.value, "attr", None) or getattr(node.value, "id", None)
                 if owner in CONFIGURATIONS:
-                    found.add((owner, node.attr))
-    return found
+                    fields.add((owner, node.attr))
+    return fields
 
 
 def variables() -> set[str]:
@@ -201,7 +201,7 @@ def _configuration(config: str, field: str) -> tuple[str, str]:
 
 def _named(body: Iterable[ast.stmt], name: str) -> ast.stmt | None:
     """The last statement of a body that defines or imports a name; branches are searched too."""
-    found = None
+    definition = None
     for node in body:
         if isinstance(node, Definition):
             names = {node.name}
@@ -211,12 +211,12 @@ def _named(body: Iterable[ast.stmt], name: str) -> ast.stmt | None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = {each.id for each in targets if isinstance(each, ast.Name)}
         elif isinstance(node, ast.If | ast.Try):
-            found = _named([*node.body, *node.orelse], name) or found
+            definition = _named([*node.body, *node.orelse], name) or definition
             continue
         else:
             continue
-        found = node if name in names else found
-    return found
+        definition = node if name in names else definition
+    return definition
 
 
 def _assigned(kind: ast.ClassDef, name: str) -> ast.AST | None:

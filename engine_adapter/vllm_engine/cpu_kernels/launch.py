@@ -22,11 +22,13 @@ class CpuKernel:
     def __init__(self, kernel: Any, twin: TwinKernel) -> None:
         """Raises `ImportError` if the kernel and its twin do not have the same parameters."""
         self._names = parameter_names(kernel)
-        taken = inspect.signature(twin).parameters
-        unknown = [name for name in self._names if name not in taken and not _is_gpu_only(name)]
+        twin_parameters = inspect.signature(twin).parameters
+        unknown = [
+            name for name in self._names if name not in twin_parameters and not _is_gpu_only(name)
+        ]
         absent = [
             name
-            for name, parameter in taken.items()
+            for name, parameter in twin_parameters.items()
             if parameter.default is parameter.empty and name not in (*self._names, "grid")
         ]
         if unknown or absent:
@@ -35,7 +37,7 @@ class CpuKernel:
                 f"{unknown}, the kernel does not have {absent}"
             )
         self._twin = twin
-        self._taken = [(name, parameter.default) for name, parameter in taken.items()]
+        self._arguments = [(name, parameter.default) for name, parameter in twin_parameters.items()]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         """A launch of this size."""
@@ -44,7 +46,7 @@ class CpuKernel:
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         # The constants come by name, and the rest in the kernel's order.
         values = {"grid": grid, **dict(zip(self._names, arguments, strict=False)), **constants}
-        self._twin(*[values.get(name, default) for name, default in self._taken])
+        self._twin(*[values.get(name, default) for name, default in self._arguments])
 
 
 def parameter_names(kernel: Any) -> list[str]:

@@ -163,8 +163,8 @@ class VllmParser:
         """Answer and calls of a text."""
         if self._parser.tool_parser is None:
             return text, []
-        found = self._parser.tool_parser.extract_tool_calls(text, request=self._body)
-        return found.content, [call.function for call in found.tool_calls]
+        extracted = self._parser.tool_parser.extract_tool_calls(text, request=self._body)
+        return extracted.content, [call.function for call in extracted.tool_calls]
 
     @property
     def num_reasoning_tokens(self) -> int | None:

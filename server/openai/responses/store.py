@@ -136,7 +136,8 @@ class ResponseStore:
 
 def _use(shelf: _Shelf, response: StoredResponse) -> None:
     """Makes a response recent, then those that it continues: they are dropped after it."""
-    used: StoredResponse | None = response
-    while used is not None:
-        shelf.responses.move_to_end(used.id)
-        used = shelf.responses.get(used.previous_id) if used.previous_id is not None else None
+    ancestor: StoredResponse | None = response
+    while ancestor is not None:
+        shelf.responses.move_to_end(ancestor.id)
+        previous = ancestor.previous_id
+        ancestor = shelf.responses.get(previous) if previous is not None else None
