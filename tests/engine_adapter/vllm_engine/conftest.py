@@ -106,6 +106,19 @@ def child_processes() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
+@pytest.fixture(autouse=True)
+def models_are_inspected_here(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM inspects a model's class in a new process, which imports vLLM: some seconds for each.
+
+    It does so because the import could initialize CUDA, which is no matter here.
+    """
+    if request.node.get_closest_marker("needs_vllm"):
+        registry = import_module("vllm.model_executor.models.registry")
+        monkeypatch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def live() -> AsyncIterator[Live]:
     """An engine with every kind of proposer and room to spare."""
