@@ -124,8 +124,12 @@ NAMES = {
     "v2_logit_bias": "vllm.v1.worker.gpu.sample.logit_bias:",
     "v2_logprob": "vllm.v1.worker.gpu.sample.logprob:",
     "v2_min_p": "vllm.v1.worker.gpu.sample.min_p:",
+    "v2_mamba_hybrid": "vllm.v1.worker.gpu.model_states.mamba_hybrid:",
+    "v2_ngram": "vllm.v1.worker.gpu.spec_decode.ngram.speculator:",
     "v2_penalties": "vllm.v1.worker.gpu.sample.penalties:",
     "v2_prompt_logprob": "vllm.v1.worker.gpu.sample.prompt_logprob:",
+    "v2_rejection_sampler": "vllm.v1.worker.gpu.spec_decode.rejection_sampler:",
+    "v2_rejection_sampler_utils": "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:",
     "v2_structured_outputs": "vllm.v1.worker.gpu.structured_outputs:",
     # Prometheus: the logger and the classes that it makes its metrics with.
     "PrometheusStatLogger": "vllm.v1.metrics.loggers",

@@ -171,6 +171,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "ray_executor_v2": ("RayWorkerProc", "ray"),
     # Model runner V2 on a CPU.
     "triton_utils": ("HAS_TRITON", "triton"),
+    "v2_ngram": ("HAS_TRITON",),
     "vllm_config": ("HAS_TRITON",),
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
@@ -263,7 +264,7 @@ PATCHES = {
     "gdn_attention._spec_forward",
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "v2_kernels.patch_v2_kernels": "the kernels of `v2_kernels.twins`, in the modules v2_*; "
-    "triton_utils.triton.next_power_of_2",
+    "triton_utils.triton.next_power_of_2, v2_ngram.HAS_TRITON",
     "v2_kernels.patch_v2_runner": "vllm_config.HAS_TRITON, on CPU with model runner V2",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",

@@ -1,11 +1,12 @@
 """Twins of the kernels that prepare a step's input and note its results.
 
-The kernels are in vLLM's `v1/worker/gpu/input_batch.py` and `sample/prompt_logprob.py`. A step has
-R rows, which are requests; `idx_mapping` int [R] has the index of each among the M that the
-runner holds. `query_start_loc` int32 [R + 1] says where each row's tokens begin among the step's T,
-and `cu_num_logits` int32 [R + 1] the same of its L logits. `all_token_ids` int32 [M, tokens] has
-prompts and outputs; `prefill_lens` int32 [M] how many of them must be computed before a token can
-be sampled, `num_computed_tokens` int32 [M] how many are.
+The kernels are in vLLM's `v1/worker/gpu`: `input_batch.py`, `sample/prompt_logprob.py` and
+`model_states/mamba_hybrid.py`. A step has R rows, which are requests; `idx_mapping`
+int [R] has the index of each among the M that the runner holds. `query_start_loc` int32 [R + 1]
+says where each row's tokens begin among the step's T, and `cu_num_logits` int32 [R + 1] the same of
+its L logits. `all_token_ids` int32 [M, tokens] has prompts and outputs; `prefill_lens` int32 [M]
+how many of them must be computed before a token can be sampled, `num_computed_tokens` int32 [M] how
+many are.
 """
 
 from typing import Any
@@ -253,3 +254,25 @@ def prompt_logprobs_token_ids(
             # Behind the longest sequence there is none; nothing reads that row's last result.
             token = all_token_ids[request, min(np.int64(following + i), last)]
             prompt_logprobs_token_ids[start + i] = token
+
+
+@compiled
+def scatter_num_accepted(idx_mapping: Array, num_sampled: Array, num_accepted: Array) -> None:
+    """Tells recurrent layers how many tokens a step sampled. `_scatter_num_accepted_kernel`.
+
+    Args:
+        idx_mapping: see the module; a row with a negative one is passed over.
+        num_sampled: int32 [R].
+        num_accepted: int32 [M], is written: at least 1.
+    """
+    for row in range(len(idx_mapping)):
+        if idx_mapping[row] >= 0:
+            num_accepted[idx_mapping[row]] = max(num_sampled[row], 1)
+
+
+@compiled
+def fill_num_accepted(idx_mapping: Array, num_accepted: Array, num_sampled: int) -> None:
+    """The same with one number for all rows. `_fill_num_accepted_kernel`."""
+    for request in idx_mapping:
+        if request >= 0:
+            num_accepted[request] = num_sampled

@@ -5,7 +5,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-GPU_ONLY = ("BLOCK_SIZE", "LOOKAHEAD_BLOCK", "PADDED_COLS", "NUM_BLOCKS", "num_warps", "stride")
+GPU_ONLY = (
+    "BLOCK_SIZE",
+    "LOOKAHEAD_BLOCK",
+    "PADDED_COLS",
+    "NUM_BLOCKS",
+    "num_warps",
+    "stride",
+    "PO2",
+)
 """Ends of the names of parameters that only tell a GPU how to divide or address the work."""
 
 TwinKernel = Callable[..., None]
@@ -16,13 +24,17 @@ class CpuKernel:
 
     A twin names the kernel's parameters without Triton's suffix `_ptr` and leaves out those of
     `GPU_ONLY`. One with a default may be absent in a release of vLLM. A twin that names `grid` gets
-    the size of the launch.
+    the size of the launch. Parameters that it takes by keyword only are not the kernel's.
     """
 
     def __init__(self, kernel: Any, twin: TwinKernel) -> None:
         """Raises `ImportError` if the kernel and its twin do not have the same parameters."""
         self._names = parameter_names(kernel)
-        twin_parameters = inspect.signature(twin).parameters
+        twin_parameters = {
+            name: parameter
+            for name, parameter in inspect.signature(twin).parameters.items()
+            if parameter.kind is not parameter.KEYWORD_ONLY
+        }
         unknown = [
             name for name in self._names if name not in twin_parameters and not _is_gpu_only(name)
         ]

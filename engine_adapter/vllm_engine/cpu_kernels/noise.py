@@ -108,6 +108,8 @@ def gumbel_sample(
     APPLY_TEMPERATURE: bool,
     USE_FP64: bool,
     PER_TOKEN_COL: bool,
+    *,
+    BY_STEP: bool,
 ) -> None:
     """Samples a token of each block of the vocabulary. `_gumbel_sample_kernel`.
 
@@ -129,6 +131,7 @@ def gumbel_sample(
         APPLY_TEMPERATURE: whether the logits are to be divided by it.
         USE_FP64: whether noise and sums have 64 bits.
         PER_TOKEN_COL: see `logits_cache_col`.
+        BY_STEP: whether a draft's column is mixed into its seed, as since vLLM 0.33.
     """
     if logits_cache is not None:
         assert logits_cache_source is not None
@@ -137,11 +140,46 @@ def gumbel_sample(
         column = logits_cache_col[real] if PER_TOKEN_COL else logits_cache_col
         requests = expanded_idx_mapping[real].long()
         logits_cache[requests, column, :vocab_size] = logits_cache_source[real]
-    noised = _noised_argmax_64 if USE_FP64 else _noised_argmax
-    salt = DRAFT_SALT if IS_DRAFTING else 0
+    noised_argmax(
+        *(local_argmax, local_max, logits, expanded_idx_mapping, seeds, pos, temp),
+        *(BLOCK_SIZE, USE_FP64, DRAFT_SALT if IS_DRAFTING else 0, APPLY_TEMPERATURE),
+        logits_cache_col if BY_STEP and logits_cache is not None else None,
+    )
+
+
+def noised_argmax(
+    local_argmax: torch.Tensor,
+    local_max: torch.Tensor,
+    logits: torch.Tensor,
+    requests: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    temperatures: torch.Tensor,
+    block_size: int,
+    wide: bool,
+    salt: int = 0,
+    divide: bool = False,
+    steps: torch.Tensor | None = None,
+) -> None:
+    """Finds the token of each block whose logit and noise are most, as `gumbel_sample` does.
+
+    Args:
+        local_argmax, local_max, logits: see `gumbel_sample`.
+        requests, seeds, positions, temperatures: `expanded_idx_mapping`, `seeds`, `pos` and `temp`
+            there.
+        block_size: tokens of a block.
+        wide: whether noise and sums have 64 bits.
+        salt: is added to the positions.
+        divide: whether the logits are to be divided by the temperature.
+        steps: int, one or [L], is mixed into the seeds.
+    """
+    mixed = positions.new_zeros(len(logits))
+    if steps is not None:
+        mixed.copy_(steps).bitwise_left_shift_(32)
+    noised = _noised_argmax_64 if wide else _noised_argmax
     noised(
-        *(local_argmax, local_max, logits.float(), expanded_idx_mapping, seeds, pos, temp),
-        *(BLOCK_SIZE, salt, APPLY_TEMPERATURE),
+        *(local_argmax, local_max, logits.float(), requests, seeds, mixed, positions),
+        *(temperatures, block_size, salt, divide),
     )
 
 
@@ -152,6 +190,7 @@ def _noised_argmax(
     logits: Array,
     requests: Array,
     seeds: Array,
+    steps: Array,
     positions: Array,
     temperatures: Array,
     block_size: int,
@@ -163,7 +202,8 @@ def _noised_argmax(
         request = requests[row]
         temperature = temperatures[request] if request >= 0 else np.float32(0)
         noisy = temperature != 0
-        prefix = _prefix(seeds[request], positions[row] + salt, _U(0)) if noisy else _U(0)
+        seed = seeds[request] ^ steps[row] if noisy else steps[row]
+        prefix = _prefix(seed, positions[row] + salt, _U(0)) if noisy else _U(0)
         for block in range(argmax.shape[1]):
             first = block * block_size
             values = logits[row, first : first + block_size]
@@ -190,6 +230,7 @@ def _noised_argmax_64(
     logits: Array,
     requests: Array,
     seeds: Array,
+    steps: Array,
     positions: Array,
     temperatures: Array,
     block_size: int,
@@ -204,8 +245,9 @@ def _noised_argmax_64(
         divisor = temperature if noisy and divide else np.float32(1)
         low = high = _U(0)
         if noisy:
-            low = _prefix(seeds[request], positions[row] + salt, _U(0))
-            high = _prefix(seeds[request], positions[row] + salt, _DOMAIN_HIGH)
+            seed = seeds[request] ^ steps[row]
+            low = _prefix(seed, positions[row] + salt, _U(0))
+            high = _prefix(seed, positions[row] + salt, _DOMAIN_HIGH)
         for block in range(argmax.shape[1]):
             first = block * block_size
             best, best_token = -np.inf, first

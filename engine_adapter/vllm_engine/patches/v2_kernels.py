@@ -1,10 +1,25 @@
 """vLLM's model runner V2 on a CPU without Triton: twins in place of its kernels."""
 
+from functools import partial
 from typing import Any
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.cpu_kernels import block_tables, inputs, logits, logprobs, noise
+from engine_adapter.vllm_engine.cpu_kernels import (
+    block_tables,
+    block_verification,
+    draft_stats,
+    inputs,
+    logits,
+    logprobs,
+    ngram,
+    noise,
+    rejection,
+    resampling,
+)
 from engine_adapter.vllm_engine.cpu_kernels.launch import CpuKernel, TwinKernel
+
+Row = tuple[Any, dict[str, TwinKernel]]
+"""A module of vLLM's, and the twin of each of its kernels."""
 
 
 def patch_v2_runner() -> None:
@@ -26,6 +41,7 @@ def patch_v2_kernels() -> None:
     Raises `ImportError` if a kernel is gone or has other parameters than its twin.
     """
     compat.triton_utils.triton.next_power_of_2 = _next_power_of_2
+    compat.v2_ngram.HAS_TRITON = True  # else the proposer refuses to be made
     for module, name, twin in twins():
         kernel = getattr(module, name, None)
         if kernel is None:
@@ -35,11 +51,8 @@ def patch_v2_kernels() -> None:
 
 
 def twins() -> list[tuple[Any, str, TwinKernel]]:
-    """Each kernel that has a twin: vLLM's module, its name there, and the twin.
-
-    Long because it is a table.
-    """
-    table: list[tuple[Any, dict[str, TwinKernel]]] = [
+    """Each kernel that has a twin: vLLM's module, its name there, and the twin."""
+    table: list[Row] = [
         (
             compat.v2_input_batch,
             {
@@ -53,14 +66,38 @@ def twins() -> list[tuple[Any, str, TwinKernel]]:
             },
         ),
         (
+            compat.v2_mamba_hybrid,
+            {
+                "_scatter_num_accepted_kernel": inputs.scatter_num_accepted,
+                "_fill_num_accepted_kernel": inputs.fill_num_accepted,
+            },
+        ),
+        (
             compat.v2_prompt_logprob,
             {"_prompt_logprobs_token_ids_kernel": inputs.prompt_logprobs_token_ids},
         ),
+        (compat.v2_buffer_utils, {"_apply_write_kernel": block_tables.apply_write}),
+        (
+            compat.v2_block_table,
+            {
+                "_gather_block_tables_kernel": block_tables.gather_block_tables,
+                "_compute_slot_mappings_kernel": block_tables.compute_slot_mappings,
+            },
+        ),
+    ]
+    # vLLM 0.33 mixes the step of a draft into its seed.
+    by_step = hasattr(compat.v2_gumbel, "spec_step_seed")
+    table += _sampling_twins(by_step) + _drafting_twins(by_step)
+    return [(module, name, twin) for module, rows in table for name, twin in rows.items()]
+
+
+def _sampling_twins(by_step: bool) -> list[Row]:
+    return [
         (
             compat.v2_gumbel,
             {
                 "_temperature_kernel": logits.temperature,
-                "_gumbel_sample_kernel": noise.gumbel_sample,
+                "_gumbel_sample_kernel": partial(noise.gumbel_sample, BY_STEP=by_step),
             },
         ),
         (compat.v2_min_p, {"_min_p_kernel": logits.min_p}),
@@ -82,16 +119,34 @@ def twins() -> list[tuple[Any, str, TwinKernel]]:
                 "_fill_logprob_token_ids_kernel": logprobs.fill_logprob_token_ids,
             },
         ),
-        (compat.v2_buffer_utils, {"_apply_write_kernel": block_tables.apply_write}),
+    ]
+
+
+def _drafting_twins(by_step: bool) -> list[Row]:
+    return [
         (
-            compat.v2_block_table,
+            compat.v2_rejection_sampler,
             {
-                "_gather_block_tables_kernel": block_tables.gather_block_tables,
-                "_compute_slot_mappings_kernel": block_tables.compute_slot_mappings,
+                "_gather_draft_sampled_kernel": rejection.gather_draft_sampled,
+                "_flatten_sampled_kernel": rejection.flatten_sampled,
             },
         ),
+        (
+            compat.v2_rejection_sampler_utils,
+            {
+                "_compute_local_logits_stats_kernel": draft_stats.local_logits_stats,
+                "_compute_cumulative_log_p_kernel": block_verification.cumulative_log_p,
+                "_compute_local_residual_mass_kernel": block_verification.local_residual_mass,
+                "_rejection_kernel": partial(rejection.rejection, BY_STEP=by_step),
+                "_resample_kernel": resampling.resample,
+                "_insert_resampled_kernel": resampling.insert_resampled,
+            },
+        ),
+        (
+            compat.v2_ngram,
+            {"_ngram_scan_kernel": ngram.scan, "_ngram_finalize_kernel": ngram.finalize},
+        ),
     ]
-    return [(module, name, twin) for module, rows in table for name, twin in rows.items()]
 
 
 def _next_power_of_2(number: int) -> int:

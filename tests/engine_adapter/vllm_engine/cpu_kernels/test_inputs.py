@@ -1,9 +1,16 @@
 """The twins of V2's kernels of input preparation, beside the kernels in Triton's interpreter."""
 
+from inspect import signature
+
 import pytest
 import torch
 
-from tests.engine_adapter.vllm_engine.support.kernel_pairs import check_launch
+from tests.engine_adapter.vllm_engine.support.kernel_pairs import (
+    check_kernel,
+    check_launch,
+    same,
+    with_twins,
+)
 from tests.engine_adapter.vllm_engine.support.v2_steps import (
     DRAFTS,
     REQUESTS,
@@ -104,6 +111,35 @@ def test_results_are_noted(steps: list[RandomStep], counts: bool, tokens: bool) 
             *(bins, sampled, number, (number + 1) % 3, step.query_start_loc if tokens else None),
             *(step.all_token_ids, step.total_len),
         )
+
+
+def test_the_next_steps_drafts_are_noted(steps: list[RandomStep]) -> None:
+    if "draft_tokens" not in signature(with_twins("input_batch").post_update).parameters:
+        pytest.skip("since vLLM 0.33")
+    for step in steps:
+        idx_mapping = step.idx_mapping.clone()
+        idx_mapping[::3] = -1
+        number = torch.arange(step.rows, dtype=torch.int32) % (DRAFTS + 2)
+        check_launch(
+            "input_batch",
+            "post_update",
+            *(idx_mapping, step.num_computed_tokens, garbage(REQUESTS, 1, dtype=torch.int64)),
+            *(None, garbage(step.rows, DRAFTS + 1) % VOCABULARY, number, number % 3),
+            *(step.query_start_loc, step.all_token_ids, step.total_len),
+            *(garbage(step.rows, DRAFTS, dtype=torch.int64) % VOCABULARY, step.draft_tokens),
+        )
+
+
+def test_recurrent_layers_learn_the_accepted_tokens(steps: list[RandomStep]) -> None:
+    for step in steps:
+        idx_mapping = step.idx_mapping.clone()
+        idx_mapping[1::3] = -1
+        number = torch.arange(step.rows, dtype=torch.int32) % (DRAFTS + 2)
+        for name, arguments in (
+            ("_scatter_num_accepted_kernel", (idx_mapping, number, garbage(REQUESTS))),
+            ("_fill_num_accepted_kernel", (idx_mapping, garbage(REQUESTS), 3)),
+        ):
+            same(*check_kernel("model_states.mamba_hybrid", name, (step.rows,), *arguments))
 
 
 def test_tokens_without_samples_count_as_computed(steps: list[RandomStep]) -> None:

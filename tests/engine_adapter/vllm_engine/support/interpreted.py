@@ -9,6 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 GPU = "vllm.v1.worker.gpu"
@@ -68,13 +69,33 @@ def _is_second(name: str) -> bool:
 def _interpreting_triton() -> dict[str, ModuleType]:
     """`vllm.triton_utils` with Triton's interpreter, though no backend is there for a CPU."""
     triton = import_module("triton")
-    tldevice = import_module("triton.language.extra.libdevice")
-    interpreter = import_module("triton.runtime.interpreter")
-    vars(interpreter)["_interpreter"] = _AnyMask(vars(interpreter)["_interpreter"])
+    take_any_mask()
     utilities = ModuleType("vllm.triton_utils")
-    values = {"triton": triton, "tl": triton.language, "tldevice": tldevice, "HAS_TRITON": True}
+    values = {
+        "triton": triton,
+        "tl": triton.language,
+        "tldevice": _DeviceLibrary,
+        "HAS_TRITON": True,
+    }
     vars(utilities).update(values)
     return {"vllm.triton_utils": utilities}
+
+
+def take_any_mask() -> None:
+    """Lets the interpreter that is imported now take masks of integers."""
+    interpreter = import_module("triton.runtime.interpreter")
+    vars(interpreter)["_interpreter"] = _AnyMask(vars(interpreter)["_interpreter"])
+
+
+class _DeviceLibrary:
+    """What kernels call of a GPU's library, which the interpreter does not have."""
+
+    @staticmethod
+    def log1p(x: Any) -> Any:
+        """The logarithm of 1 + x."""
+        language = import_module("triton.language")
+        builder = vars(import_module("triton.runtime.interpreter"))["interpreter_builder"]
+        return language.tensor(builder.unary_op(x.handle, np.log1p), x.type)
 
 
 class _AnyMask:

@@ -7,6 +7,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from demo import model_path
+from tests.engine_adapter.vllm_engine.support.interpreted import take_any_mask
 
 V1, V2, INTERPRETED = "V1", "V2", "V2 interpreted"
 """The runners; the last one has Triton's interpreter in place of the twins for CPUs."""
@@ -30,16 +31,20 @@ PROMPTS = [
 ]
 
 
-def answers(runner: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def answers(
+    runner: str, requests: list[dict[str, Any]], speculative_config: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """The answer to each prompt with each of the `requests`, which are sampling parameters.
 
     All prompts of one request are one batch. The last answer has the counts of vLLM's metrics.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_answers, runner, requests).result(TIMEOUT_S)
+        return pool.submit(_answers, runner, requests, speculative_config).result(TIMEOUT_S)
 
 
-def _answers(runner: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _answers(
+    runner: str, requests: list[dict[str, Any]], speculative_config: dict[str, Any] | None
+) -> list[dict[str, Any]]:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner != V1))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order, on any machine
@@ -59,6 +64,7 @@ def _answers(runner: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]
         seed=0,
         async_scheduling=False,
         disable_log_stats=False,
+        speculative_config=speculative_config,
         **arguments,
     )
     found: list[dict[str, Any]] = []
@@ -93,6 +99,7 @@ def _values(positions: Any) -> list[dict[int, tuple[float, int]]] | None:
 def _pretend_backend() -> None:
     """Gives PyPI's Triton a backend for CPUs by name, so that vLLM takes it, and interprets."""
     os.environ["TRITON_INTERPRET"] = "1"
+    take_any_mask()
     backends = import_module("triton.backends").backends
     driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
     backends["cpu"] = type("Backend", (), {"driver": driver, "compiler": None})
