@@ -18,7 +18,7 @@ BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: serve ray unit test test-newest prove check gpu-check openapi format clean
+.PHONY: serve ray unit test test-newest test-v2 prove check gpu-check openapi format clean
 
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
@@ -44,6 +44,13 @@ NEWEST_TESTS := $(ENGINE_TESTS)/patches $(ENGINE_TESTS)/core $(addprefix $(ENGIN
 
 test-newest: $(NEWEST)/.made  ## Runs a part of the engine's tests on the newest supported vLLM.
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(NEWEST_TESTS))
+
+# Tests of one runner's own code are left out, and tests of what V2 refuses (docs/model-runner-v2.md).
+V2_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py random_plans.py hazards.py faults.py \
+	sampling.py statistics.py structured_output.py prediction.py loading.py confidence_gate.py)
+
+test-v2: $(VENV)/.test  ## Runs tests of the engine on vLLM's model runner V2.
+	VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(V2_TESTS))
 
 # Without ARGS, all tests of the engines run on the newest supported vLLM too.
 prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus $(NEWEST)/.made  ## Runs what takes too long for `make test`.

@@ -23,8 +23,15 @@ class Side(StrEnum):
     """Stock vLLM on its model runner V2, without a proposer."""
     ONE = "one"
     """Specgate with only this proposer loaded."""
+    ONE_V2 = "one-v2"
+    """The same on vLLM's model runner V2."""
     ALL = "all"
     """Specgate with all proposers loaded."""
+
+    @property
+    def is_on_v2(self) -> bool:
+        """Whether it runs on vLLM's model runner V2."""
+        return self in (Side.STOCK_V2, Side.ONE_V2)
 
 
 DEFAULT_SIDES = (Side.STOCK, Side.ONE, Side.ALL)
@@ -65,7 +72,7 @@ def loaded_specs(
     """The proposers that Specgate loads to measure one of them.
 
     Args:
-        side: `one` (the proposer, after the members that it refers to) or `all`.
+        side: `one` or `one-v2` (the proposer, after the members that it refers to), or `all`.
         spec: the measured proposer; `None` is decoding without a proposer.
         specs: all proposers.
     """

@@ -82,7 +82,7 @@ class EngineSetup:
         target: path or id of the model.
         method: the proposer that drafts for every request, if any.
         specs: the loaded proposers; `None` is stock vLLM.
-        runner_v2: whether stock vLLM runs its model runner V2.
+        runner_v2: whether vLLM runs its model runner V2.
     """
 
     target: str
@@ -187,9 +187,7 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
     os.environ.update({**one, **os.environ, **ENVIRONMENT})
     for name, method in specs_by_name(plan.methods, plan.specs).items():
         setups = {
-            side: EngineSetup(
-                plan.target, method, _loaded(side, method, plan.specs), side == Side.STOCK_V2
-            )
+            side: EngineSetup(plan.target, method, _loaded(side, method, plan.specs), side.is_on_v2)
             for side in supported_sides(plan.sides, method)
         }
         if plan.profile_steps is None:

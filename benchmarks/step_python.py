@@ -219,9 +219,9 @@ class _World:
             output = runner.verify(metadata)
         emitted = [[t for t in row if t >= 0] for row in output.sampled_token_ids.tolist()]
         runner.commit(emitted)
-        hidden = torch.empty(0, 1)
         with self.clock.part("draft"):
-            step = TargetStep(scheduled, emitted, metadata.num_draft_tokens, hidden)
+            first = TargetStep.first_of(metadata.num_draft_tokens)
+            step = TargetStep(scheduled, emitted, first, torch.empty(0, 1))
             runner.drafts, report = runner.drafter.propose(plan, step)
         lengths = dict(zip(batch.req_ids, map(len, emitted), strict=True))
         with self.clock.part("count"):
@@ -249,10 +249,10 @@ def _output(scheduled: Mapping[str, int]) -> Any:
     """What the dispatch reads of vLLM's `SchedulerOutput` in a step in which nothing changes."""
     cached = SimpleNamespace(req_ids=list(scheduled), new_block_ids=[], resumed_req_ids=set())
     return SimpleNamespace(
+        **dict.fromkeys(("kv_cache_block_copies", "preempted_req_ids")),
         finished_req_ids=set(),
         scheduled_new_reqs=[],
         scheduled_cached_reqs=cached,
-        kv_cache_block_copies=None,
         specgate_quarantined=frozenset(),
         specgate_constraints={},
     )

@@ -46,6 +46,12 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "RayWorkerProc": ("get_node_and_physical_gpu_ids",),
     "CPUModelRunner": _RUNNER_HOOKS,
     "GPUModelRunner": _RUNNER_HOOKS,
+    "CPUModelRunnerV2": (
+        *("load_model", "get_kv_cache_spec", "initialize_kv_cache"),
+        *("finish_requests", "_remove_request", "add_requests", "update_requests"),
+        *("sample_tokens", "sample", "take_draft_token_ids"),
+    ),
+    "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
     "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
@@ -151,12 +157,15 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "finished_req_ids",
         "has_structured_output_requests",
         "kv_cache_block_copies",
+        "preempted_req_ids",
     ),
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": (
         "num_computed_tokens",
         "prompt_token_ids",
     ),
-    "vllm.v1.core.sched.output:NewRequestData": ("block_ids", "num_computed_tokens"),
+    "vllm.v1.core.sched.output:NewRequestData": (
+        *("req_id", "block_ids", "num_computed_tokens", "prefill_token_ids", "sampling_params"),
+    ),
     "vllm.v1.core.sched.output:CachedRequestData": (
         "req_ids",
         "resumed_req_ids",
@@ -169,13 +178,34 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "current_platform": ("ray_device_key",),
     "envs": ("environment_variables", "VLLM_USE_V2_MODEL_RUNNER"),
     "ray_executor_v2": ("RayWorkerProc", "ray"),
+    "CPUModelRunnerV2": (
+        *("device", "model", "sampler", "rejection_sampler", "req_states"),
+        *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
+        *("kernel_block_sizes", "block_tables"),
+    ),
+    "v2_model_runner": ("init_speculator",),
+    "v2_cpu_model_runner": ("CPUModelRunner",),
+    "v2_input_batch": ("get_num_sampled_and_rejected",),
+    "vllm.v1.worker.gpu.states:RequestState": (
+        *("max_num_reqs", "max_model_len", "req_id_to_index", "index_to_req_id"),
+        *("prompt_len", "prefill_len", "num_computed_tokens_np"),
+    ),
+    "vllm.v1.worker.gpu.block_table:BlockTables": ("block_tables", "block_sizes", "num_blocks"),
+    "vllm.v1.worker.gpu.input_batch:InputBatch": (
+        *("req_ids", "num_reqs", "num_tokens", "num_draft_tokens_per_req"),
+        *("idx_mapping", "idx_mapping_np", "input_ids", "logits_indices"),
+        *("cu_num_logits", "cu_num_logits_np", "seq_lens"),
+    ),
+    "vllm.v1.worker.gpu.sample.sampler:Sampler": ("req_states", "sampling_states"),
+    "vllm.v1.worker.gpu.sample.states:SamplingStates": ("top_k", "top_p"),
+    "vllm.v1.worker.gpu.async_utils:AsyncOutput": ("model_runner_output",),
     # Model runner V2 on a CPU.
     "triton_utils": ("HAS_TRITON", "triton"),
     "v2_ngram": ("HAS_TRITON",),
     "vllm_config": ("HAS_TRITON",),
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
-    "CPUWorker": ("vllm_config", "rank", "model_runner"),
+    "CPUWorker": ("vllm_config", "rank", "model_runner", "use_v2_model_runner"),
     "GPUWorker": ("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
     "vllm.config.cache:CacheConfig": ("get_resolved_kv_cache_layout",),
     "vllm.v1.kv_cache_layout:KVCacheLayout": ("is_layer_compact",),
@@ -265,10 +295,14 @@ PATCHES = {
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "v2_kernels.patch_v2_kernels": "the kernels of `v2_kernels.twins`, in the modules v2_*; "
     "triton_utils.triton.next_power_of_2, v2_ngram.HAS_TRITON",
-    "v2_kernels.patch_v2_runner": "vllm_config.HAS_TRITON, on CPU with model runner V2",
+    "v2_kernels.patch_v2_runner": "vllm_config.HAS_TRITON and gpu_worker.HAS_TRITON, on CPU with "
+    "model runner V2",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
-    "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, while the worker creates it",
+    "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, or v2_cpu_model_runner's, while "
+    "the worker creates it",
+    "module_names.patch_init_speculator": "v2_model_runner.init_speculator, while a runner V2 is "
+    "made",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
     "module_names.patch_speculative_config": "speculative.SpeculativeConfig, while it makes a "
     "draft model's configuration",
@@ -288,6 +322,9 @@ PATCHED_CODE = (
     "vllm.v1.structured_output.backend_guidance:GuidanceBackend.compile_grammar",
     "vllm.v1.structured_output:StructuredOutputManager.grammar_init",
     "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler.__call__",
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__",
 )
 """Code, "module:name", that patches replace or that reads what they change.
 

@@ -28,8 +28,6 @@ ENVIRONMENT = (NAMES["envs"].removesuffix(":"), "environment_variables")
 _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
 _CALLERS_IN = ("v1", "config")
 """Folders of vLLM whose code calls hooked methods."""
-_OTHER_RUNNER = "v1/worker/gpu/"
-"""vLLM's V2 model runner, which Specgate does not use."""
 
 Row = tuple[str, str | None, str | None]
 """What it is, and its code in either release."""
@@ -88,8 +86,6 @@ class Sources:
         package = self._folder / "vllm"
         for path in sorted(p for part in _CALLERS_IN for p in (package / part).rglob("*.py")):
             place = path.relative_to(package).as_posix()
-            if place.startswith(_OTHER_RUNNER):
-                continue
             for name, function in _functions(ast.parse(path.read_text(encoding="utf-8")).body):
                 for hook in hooks & _called_in(function):
                     sources[hook][f"{place}: {name}"] = _text(function)

@@ -129,7 +129,7 @@ class RowTable:
             verified: ids of those whose drafts the step verifies.
             requests: id -> vLLM's `Request`; see `draft_budget`.
             num_waiting: requests in the queue.
-            resumed: ids of those that run again after a preemption.
+            resumed: ids of those that were preempted, or run again after that.
         """
         for request_id in resumed:
             row = self._rows[request_id]

@@ -25,7 +25,7 @@ from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
 from engine_adapter.vllm_engine.patches.fatal_dump import patch_fatal_dump
 from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler
 from engine_adapter.vllm_engine.patches.log_filters import silence_rejected_tokens
-from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args
+from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args, without_kv
 
 
 class SchedulerHooks:
@@ -57,7 +57,7 @@ class SchedulerHooks:
             output.scheduled_spec_decode_tokens,
             self.requests,
             len(self.waiting),
-            output.scheduled_cached_reqs.resumed_req_ids,
+            without_kv(output) & self.requests.keys(),
         )
         output.specgate_quarantined = self.row_table.quarantine.names
         output.specgate_constraints = {}

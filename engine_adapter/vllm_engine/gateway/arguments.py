@@ -12,7 +12,7 @@ from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import placement, ray_backend
+from engine_adapter.vllm_engine.gateway import model_runner, placement, ray_backend
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 
 _MUST_BE_ONE = {
@@ -33,10 +33,10 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 def prepare_environment(config: EngineConfig) -> None:
     """Sets the environment variables that vLLM reads; must run before vLLM is imported.
 
-    It keeps the user's values, with two exceptions: only the V1 model runner has the hooks, and the
-    memory of each start is measured.
+    It keeps the user's values, with one exception: the memory of each start is measured. Where the
+    user does not ask for vLLM's model runner V2, it is V1.
     """
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ.setdefault(model_runner.VARIABLE, "0")
     # vLLM would give the KV cache the memory that it had at an earlier start with the same target.
     # The proposers of this start may take more.
     os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "0"
@@ -77,6 +77,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     """
     from vllm import AsyncEngineArgs
 
+    model_runner.prepare()
     given = {key: value for key, value in config.arguments.items() if value is not None}
     for name, reason in RESERVED_ARGUMENTS.items():
         if name in given:
@@ -102,11 +103,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
             worker_cls=f"engine_adapter.vllm_engine.worker.worker.{worker}",
             scheduler_cls="engine_adapter.vllm_engine.core.scheduler.SpecgateScheduler",
             async_scheduling=False,
-            speculative_config={
-                "method": "custom_class",
-                "model": "engine_adapter.vllm_engine.worker.dispatch.ProposerDispatch",
-                "num_speculative_tokens": capacity,
-            },
+            speculative_config=model_runner.speculative_config(capacity),
             additional_config=_own_config(config, progress_pipe),
             **given,
         )

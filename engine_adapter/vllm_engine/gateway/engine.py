@@ -30,7 +30,7 @@ from engine_adapter.types import (
     Switch,
 )
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, preflight
+from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, model_runner, preflight
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
@@ -107,7 +107,7 @@ class VllmEngine:
         if self._parsers.are_configured:
             on_progress("loading parsers")
             await asyncio.to_thread(self._parsers.load)
-        on_progress(f"starting vLLM {self._version}: V1 model runner, async scheduling off")
+        on_progress(f"starting vLLM {self._version}: {model_runner.name()}, async scheduling off")
         await self._supervisor.start(on_progress)
         vocabulary = self._supervisor.child.vocabulary
         if vocabulary is not None:

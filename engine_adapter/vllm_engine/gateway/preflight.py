@@ -17,6 +17,7 @@ from engine_adapter.proposers.vocabulary_map import (
     map_vocabularies,
 )
 from engine_adapter.vllm_engine import compat, state_layers
+from engine_adapter.vllm_engine.gateway import model_runner
 from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.proven_models import is_proven
 
@@ -90,6 +91,7 @@ def check_models(config: EngineConfig) -> None:
             model has another tokenizer without an option that allows it, or one of which too
             little maps, or a head's weights do not fit the target.
     """
+    model_runner.check_settings(config)
     revision = config.arguments.get("revision")
     target = _load_config("model", config.model, config, revision)
     _check_layers(target, TARGET_KINDS)
@@ -207,6 +209,7 @@ def check_state(vllm_config: Any) -> None:
             cannot follow rejected drafts, or in a dtype without kernels; or see `check_chunks`.
     """
     check_chunks(vllm_config)
+    model_runner.check_target(vllm_config)
     model = vllm_config.model_config
     # Granite 4 without Mamba has a class with a state, and attention only.
     if not model.is_hybrid and not model.is_attention_free:

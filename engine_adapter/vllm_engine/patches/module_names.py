@@ -9,13 +9,30 @@ from engine_adapter.vllm_engine import compat
 
 @contextmanager
 def patch_cpu_runner(runner: type) -> Iterator[None]:
-    """Within it, vLLM's CPU worker creates a `runner` as its model runner."""
-    original = compat.cpu_worker.CPUModelRunner
-    compat.cpu_worker.CPUModelRunner = runner
+    """Within it, vLLM's CPU worker creates a `runner`, over either of vLLM's, as its model runner.
+
+    The worker takes V1 from its own module, and V2 from V2's.
+    """
+    # V2's module is only imported where its kernels can be.
+    is_v2 = compat.envs.VLLM_USE_V2_MODEL_RUNNER
+    module = compat.v2_cpu_model_runner if is_v2 else compat.cpu_worker
+    original = module.CPUModelRunner
+    module.CPUModelRunner = runner
     try:
         yield
     finally:
-        compat.cpu_worker.CPUModelRunner = original
+        module.CPUModelRunner = original
+
+
+@contextmanager
+def patch_init_speculator(speculator: Any) -> Iterator[None]:
+    """Within it, a model runner V2 gets `speculator` instead of one of vLLM's."""
+    original = compat.v2_model_runner.init_speculator
+    compat.v2_model_runner.init_speculator = lambda *_: speculator
+    try:
+        yield
+    finally:
+        compat.v2_model_runner.init_speculator = original
 
 
 @contextmanager

@@ -32,6 +32,7 @@ def patch_v2_runner() -> None:
     asked = compat.envs.VLLM_USE_V2_MODEL_RUNNER and compat.current_platform.is_cpu()
     if asked and not compat.triton_utils.HAS_TRITON:
         compat.vllm_config.HAS_TRITON = True
+        compat.gpu_worker.HAS_TRITON = True  # the worker asks too since 0.33
         patch_v2_kernels()
 
 

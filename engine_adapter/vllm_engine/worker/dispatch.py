@@ -21,7 +21,7 @@ from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.types import SpecMethod
-from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.wire import DraftReport, without_kv
 from engine_adapter.vllm_engine.worker.cuts import cut_drafts
 from engine_adapter.vllm_engine.worker.draft_batches import DraftBatchBuilder
 from engine_adapter.vllm_engine.worker.draft_validation import describe_error, validate_drafts
@@ -98,7 +98,7 @@ class ProposerDispatch:
             self._batches.forget(ended)
             self.host.constraints.forget(ended)
         # A preempted request keeps its proposers' state, but its drafts and blocks are gone.
-        without_blocks = [*ended, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
+        without_blocks = [*ended, *without_kv(scheduler_output)]
         self.sampled_drafts.forget(without_blocks)
         self._shadows.forget(without_blocks)
         for head in self.host.heads:
@@ -210,8 +210,8 @@ class ProposerDispatch:
         if not self._shadows:
             return
         known = self._runner.input_batch
-        lengths = zip(known.req_ids, known.num_tokens_no_spec[: len(known.req_ids)], strict=False)
-        rows = ((r, row, int(length)) for row, (r, length) in enumerate(lengths))
+        index, lengths = known.req_id_to_index, known.num_tokens_no_spec
+        rows = ((r, row, int(lengths[row])) for r, row in index.items())
         self._report.fates.extend(self._shadows.compare(rows, known.token_ids_cpu))
 
     def _draft_shadows(self, shadows: Mapping[str, Sequence[str]], step: TargetStep) -> None:

@@ -1,6 +1,6 @@
 """The proposers of a rank: creating them, installing and removing them while the engine serves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.hidden_states import HiddenStateCache
+from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_position
 from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
@@ -144,6 +145,34 @@ class ProposerHost:
             model = self.draft_models.get(name)
             sizes[name] = (proposer.weights_bytes, model.kv_bytes if model else 0)
         return {name: both for name, both in sizes.items() if any(both)}
+
+    # -- the KV cache --------------------------------------------------------------------------
+
+    @property
+    def draft_layers(self) -> set[str]:
+        """The layers of the KV cache that are those of draft models and heads."""
+        return {name for model in self.draft_models.values() for name in model.layer_names}
+
+    def kept_specs(self, specs: Mapping[str, Any]) -> dict[str, Any]:
+        """vLLM's specs of the draft layers, changed so that they keep every position.
+
+        vLLM frees the blocks behind a sliding window. A draft model that was idle computes what it
+        missed from the first position on, so its layers keep all; their attention keeps its window.
+        """
+        # A layer that uses the KV of another one has no spec.
+        names = self.draft_layers & specs.keys()
+        return {name: keeping_every_position(specs[name]) for name in names}
+
+    def take_layers(self, attn_groups: list[list[Any]]) -> None:
+        """Leaves only the target's layers in vLLM's attention groups.
+
+        Draft models build the metadata of their layers when they run.
+        """
+        own = self.draft_layers
+        for groups in attn_groups:
+            for group in groups:
+                group.layer_names = [name for name in group.layer_names if name not in own]
+            groups[:] = [group for group in groups if group.layer_names]
 
     # -- before the first request ------------------------------------------------------------
 

@@ -29,7 +29,6 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
-from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_position
 from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
 from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -81,30 +80,16 @@ class RunnerHooks:
         return layers
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        """vLLM's, with blocks for every position in the layers of draft models.
-
-        vLLM frees the blocks behind a sliding window. A draft model that was idle computes what it
-        missed from the first position on, so its layers keep all; their attention keeps its window.
-        """
+        """vLLM's, with blocks for every position in the layers of draft models."""
         specs: dict[str, Any] = super().get_kv_cache_spec()
-        models = self.drafter.host.draft_models.values()
-        names = {name for model in models for name in model.layer_names}
-        # A layer that uses the KV of another one has no spec.
-        kept = {name: keeping_every_position(specs[name]) for name in names & specs.keys()}
-        return specs | kept
+        return specs | self.drafter.host.kept_specs(specs)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then leaves only the target's layers in its own groups."""
         size = self.vllm_config.cache_config.block_size
         with refusing_block_size(size, self.drafter.host.progress):
             super().initialize_kv_cache(*args, **kwargs)
-        # Draft models build the metadata of their layers when they run.
-        models = self.drafter.host.draft_models.values()
-        draft_layers = {name for model in models for name in model.layer_names}
-        for groups in self.attn_groups:
-            for group in groups:
-                group.layer_names = [name for name in group.layer_names if name not in draft_layers]
-            groups[:] = [group for group in groups if group.layer_names]
+        self.drafter.host.take_layers(self.attn_groups)
 
     def _check_and_update_cudagraph_mode(
         self, attention_backends: list[set[Any]], *args: Any, **kwargs: Any
@@ -266,7 +251,7 @@ class RunnerHooks:
         step = TargetStep(
             scheduled=scheduler_output.num_scheduled_tokens,
             sampled=sampled_token_ids,
-            draft_counts=verified or [0] * len(sampled_token_ids),
+            first_samples=TargetStep.first_of(verified or [0] * len(sampled_token_ids)),
             sample_hidden=sample_hidden_states,
         )
         drafts, self._step.draft_report = self.drafter.propose(plan, step)

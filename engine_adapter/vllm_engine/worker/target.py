@@ -39,23 +39,27 @@ class TargetStep:
     Attributes:
         scheduled: request id -> number of tokens that the target read in this step.
         sampled: for each row, the tokens that it emitted; none in the middle of its prompt.
-        draft_counts: for each row, the number of drafts that the step verified; T in all.
-        sample_hidden: [T + B, H], the final hidden state of every position that was sampled: for
-            each row those of its drafts, then one more.
+        first_samples: int64 [B], the index in `sample_hidden` of each row's first position.
+        sample_hidden: [S, H], the final hidden state of every position that was sampled: for each
+            row those of its drafts, then one more.
     """
 
     scheduled: Mapping[str, int]
     sampled: Sequence[Sequence[int]]
-    draft_counts: Sequence[int]
+    first_samples: npt.NDArray[np.int64]
     sample_hidden: torch.Tensor
+
+    @staticmethod
+    def first_of(draft_counts: Sequence[int]) -> npt.NDArray[np.int64]:
+        """`first_samples` of rows that follow each other, from the drafts verified of each."""
+        sizes = np.asarray(draft_counts, np.int64) + 1
+        return sizes.cumsum() - sizes
 
     def last_hidden(self, rows: npt.NDArray[np.intp]) -> torch.Tensor:
         """The hidden state from which the newest token of each given row was sampled, [R, H].
 
         The rows must have emitted tokens.
         """
-        sizes = np.asarray(self.draft_counts) + 1
-        starts = np.cumsum(sizes) - sizes
         emitted = np.array([len(self.sampled[row]) for row in rows])
-        (last,) = to_device(self.sample_hidden.device, starts[rows] + emitted - 1)
+        (last,) = to_device(self.sample_hidden.device, self.first_samples[rows] + emitted - 1)
         return self.sample_hidden[last]

@@ -13,6 +13,7 @@ from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
 from engine_adapter.vllm_engine.patches.rotary_embedding import patch_rotary_embedding
+from engine_adapter.vllm_engine.patches.v2_kernels import patch_v2_runner
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.background_load import BackgroundLoad
 from engine_adapter.vllm_engine.worker.device_memory import (
@@ -23,6 +24,7 @@ from engine_adapter.vllm_engine.worker.device_memory import (
 from engine_adapter.vllm_engine.worker.refusal import check_layout, refusing_quantized
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 from engine_adapter.vllm_engine.worker.trial import Trial
+from engine_adapter.vllm_engine.worker.v2.runner import cpu_runner as cpu_runner_v2
 
 
 class WorkerHooks:
@@ -118,13 +120,16 @@ class WorkerHooks:
 
 def cpu_worker_class() -> type:
     """The worker for CPU; created on first use, for the same reason as the runners."""
+    _ = compat.CPUWorker  # its module replaces streams, before those of V2's kernels are imported
+    patch_v2_runner()
 
     class SpecgateCPUWorker(WorkerHooks, compat.CPUWorker):
         """vLLM's CPU worker with Specgate's runner."""
 
         def init_device(self) -> None:
             """Initializes as vLLM does, with Specgate's runner class instead of vLLM's."""
-            with patch_cpu_runner(cpu_runner()):
+            runner = cpu_runner_v2() if self.use_v2_model_runner else cpu_runner()
+            with patch_cpu_runner(runner):
                 super().init_device()
 
     return SpecgateCPUWorker

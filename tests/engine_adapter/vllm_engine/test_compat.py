@@ -156,13 +156,17 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "_input_fits_in_drafter",
         "_make_model_runner",
         "_raise_if_draft_tp_mismatch",
+        "capture",
         "check_error",
         "compose_draft_hf_overrides",
         "get_attn_backend",
         "get_kv_cache_spec",
         "get_node_and_physical_gpu_ids",
+        "init_cudagraph_manager",
         "initialize_attn_backend",
+        "propose",
         "propose_draft_token_ids",
+        "take_draft_token_ids",
         "verify_equal_vocab_size_if_draft_model",
     }
 

@@ -130,6 +130,7 @@ def scheduled(drafts: dict[str, int], *plain: str, new: int = 0, extra: int = 0)
         scheduled_new_reqs=[None] * new,
         has_structured_output_requests=False,
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+        preempted_req_ids=None,
     )
 
 

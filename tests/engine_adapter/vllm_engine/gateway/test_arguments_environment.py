@@ -37,6 +37,7 @@ def test_an_unset_variable_gets_a_default(environment: pytest.MonkeyPatch) -> No
         ("VLLM_LOGGING_LEVEL", "DEBUG"),
         ("VLLM_NO_USAGE_STATS", "0"),
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "1"),
+        ("VLLM_USE_V2_MODEL_RUNNER", "1"),
     ],
 )
 def test_a_variable_that_the_user_has_set_is_kept(
@@ -56,12 +57,7 @@ def test_how_threads_wait_is_left_to_a_user_who_says_it(
     assert {n: os.environ[n] for n in WAITING if n in os.environ} == {name: "7"}
 
 
-@pytest.mark.parametrize("value", [None, "0", "1"])
-def test_the_model_runner_is_always_the_v1_runner(
-    environment: pytest.MonkeyPatch, value: str | None
-) -> None:
-    if value is not None:
-        environment.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
+def test_the_model_runner_is_v1_by_default(environment: pytest.MonkeyPatch) -> None:
     prepare_environment(config())
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 

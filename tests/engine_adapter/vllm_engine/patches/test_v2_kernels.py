@@ -32,6 +32,7 @@ def test_twins_are_installed_on_a_cpu_without_triton_that_runs_v2(
         "current_platform": SimpleNamespace(is_cpu=lambda: on_cpu),
         "triton_utils": SimpleNamespace(HAS_TRITON=has_triton),
         "vllm_config": config,
+        "gpu_worker": SimpleNamespace(),
     }
     for name, value in replaced.items():
         monkeypatch.setitem(vars(compat), name, value)

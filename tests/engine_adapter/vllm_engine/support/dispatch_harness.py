@@ -171,7 +171,7 @@ class DispatchHarness:
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},
                 sampled=[[5] * r.sampled for r in every],
-                draft_counts=[max(r.sampled - 1, 0) for r in every],
+                first_samples=TargetStep.first_of([max(r.sampled - 1, 0) for r in every]),
                 sample_hidden=self.hidden(every),
             ),
         )
@@ -202,6 +202,7 @@ def output(**fields: Any) -> Any:
         "scheduled_new_reqs": [],
         "scheduled_cached_reqs": cached(),
         "kv_cache_block_copies": None,
+        "preempted_req_ids": None,
         "specgate_quarantined": frozenset(),
         "specgate_constraints": {},
     }

@@ -2,9 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from engine_adapter.counts import ProposerCounts, SpecStats, StepReport
 from engine_adapter.interface import Engine
@@ -174,19 +177,28 @@ def add_counts(many: Iterable[Mapping[str, ProposerCounts]]) -> dict[str, Propos
 
 
 def start_stock(model: str, **arguments: Any) -> Any:
-    """vLLM's own engine, without speculation."""
+    """vLLM's own engine on its model runner V1, without speculation."""
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=model,
-            enforce_eager=True,
-            async_scheduling=False,
-            kv_cache_memory_bytes=256 << 20,
-            **arguments,
+    with on_runner("V1"):
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=model,
+                enforce_eager=True,
+                async_scheduling=False,
+                kv_cache_memory_bytes=256 << 20,
+                **arguments,
+            )
         )
-    )
+
+
+@contextmanager
+def on_runner(name: str) -> Iterator[None]:
+    """Engines that start in the block have this model runner of vLLM's, V1 or V2."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(name == "V2")))
+        yield
 
 
 class Stock:

@@ -266,7 +266,7 @@ class World:
             self.toy(name).fed.clear()
         emitted = [sampled[name] for name in self.batch.req_ids]
         nothing = torch.empty(0, 1)
-        step = TargetStep(scheduled, emitted, [0] * len(emitted), nothing)
+        step = TargetStep(scheduled, emitted, np.arange(len(emitted)), nothing)
         drafts, report = self.dispatch.propose(plan, step)
         return dict(zip(self.batch.req_ids, drafts, strict=True)), report
 

@@ -83,6 +83,7 @@ class Schedule:
             scheduled_new_reqs=self._new,
             scheduled_cached_reqs=self._cached,
             kv_cache_block_copies=None,
+            preempted_req_ids=None,
             specgate_quarantined=frozenset(),
             specgate_constraints={},
         )

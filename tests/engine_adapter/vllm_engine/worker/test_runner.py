@@ -56,6 +56,8 @@ def metadata(counts: list[int]) -> Any:
 
 @pytest.mark.needs_vllm
 def test_layers_of_draft_models_keep_every_position_and_the_targets_do_not() -> None:
+    from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
+
     size = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
     window = compat.SlidingWindowSpec(**size, sliding_window=48)
 
@@ -67,8 +69,9 @@ def test_layers_of_draft_models_keep_every_position_and_the_targets_do_not() -> 
 
     runner = Runner({}, [])
     # The last layer uses the KV of another one.
-    models = {"draft": SimpleNamespace(layer_names={"draft.0", "draft.1", "draft.2"})}
-    runner.drafter.host = SimpleNamespace(draft_models=models)
+    models: Any = {"draft": SimpleNamespace(layer_names={"draft.0", "draft.1", "draft.2"})}
+    runner.drafter.host = host = object.__new__(ProposerHost)
+    host.draft_models = models
     specs = runner.get_kv_cache_spec()
     full = compat.FullAttentionSpec(**size)
     assert specs == {"target.0": window, "draft.0": full, "draft.1": full}

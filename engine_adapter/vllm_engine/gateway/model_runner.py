@@ -1,0 +1,102 @@
+"""vLLM's model runners: which one the engine has, and what is refused on V2.
+
+V2 is asked for as in vLLM, with `VLLM_USE_V2_MODEL_RUNNER=1`. docs/model-runner-v2.md says what is
+ported to it; a configuration that is not must not start, since nothing has shown its texts.
+"""
+
+from typing import Any
+
+from engine_adapter.config import EngineConfig
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_options import samples
+from engine_adapter.vllm_engine import compat
+
+VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+
+_ALONE = {
+    "tensor_parallel_size": "ranks that draft together",
+    "data_parallel_size": "several engines",
+}
+
+
+def is_v2() -> bool:
+    """Whether V2 is asked for."""
+    return bool(compat.envs.VLLM_USE_V2_MODEL_RUNNER)
+
+
+def name() -> str:
+    """The runner's name, to be read."""
+    return "V2 model runner" if is_v2() else "V1 model runner"
+
+
+def prepare() -> None:
+    """Lets vLLM take V2 in this process, if it is asked for: see `patch_v2_runner`."""
+    if is_v2() and compat.current_platform.is_cpu():
+        from engine_adapter.vllm_engine.patches.v2_kernels import patch_v2_runner
+
+        _ = compat.CPUWorker  # its module replaces streams, before the kernels are imported
+        patch_v2_runner()
+
+
+def speculative_config(capacity: int) -> dict[str, Any]:
+    """vLLM's configuration under which Specgate drafts; vLLM's own drafter of it is never made.
+
+    Args:
+        capacity: the most drafts of a row.
+    """
+    if is_v2():  # it refuses a class of one's own, and takes this method without a model
+        lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 1}
+        return {"method": "ngram", "num_speculative_tokens": capacity, **lookup}
+    return {
+        "method": "custom_class",
+        "model": "engine_adapter.vllm_engine.worker.dispatch.ProposerDispatch",
+        "num_speculative_tokens": capacity,
+    }
+
+
+def check_settings(config: EngineConfig) -> None:
+    """Checks an engine on V2 for what is not ported; reads no model.
+
+    Raises:
+        EngineConfigError: a proposer or an argument is not ported, or the platform is a GPU.
+    """
+    if not is_v2():
+        return
+    if not compat.current_platform.is_cpu():
+        raise EngineConfigError(VARIABLE, _reason("a GPU"))
+    for spec in config.proposers:
+        check_proposer(spec)
+    for name, what in _ALONE.items():
+        if int(config.arguments.get(name) or 1) != 1:
+            raise EngineConfigError(name, _reason(what))
+    if config.arguments.get("enable_lora"):
+        raise EngineConfigError("enable_lora", _reason("LoRA adapters"))
+    if config.arguments.get("enforce_eager") is False:
+        raise EngineConfigError("enforce_eager", _reason("compiled models"))
+
+
+def check_proposer(spec: ProposerSpec) -> None:
+    """Checks a proposer of an engine that may be on V2.
+
+    Raises:
+        EngineConfigError: it samples its drafts.
+    """
+    if is_v2() and samples(spec):
+        reason = _reason('drafts that are sampled, draft_sampling "probabilistic"')
+        raise EngineConfigError("proposer", f"{spec.name}: {reason}", "draft_sampling")
+
+
+def check_target(vllm_config: Any) -> None:
+    """Checks the target of an engine that may be on V2.
+
+    Raises:
+        EngineConfigError: it has recurrent layers.
+    """
+    if is_v2() and vllm_config.model_config.is_hybrid:
+        kind = vllm_config.model_config.hf_text_config.model_type
+        raise EngineConfigError("model", f"{kind}: {_reason('recurrent layers')}")
+
+
+def _reason(what: str) -> str:
+    return f"not yet on vLLM's model runner V2: {what}; unset {VARIABLE}, and the engine has V1"

@@ -1,0 +1,170 @@
+"""The live requests of vLLM's runner V2, in the shape in which dispatch reads a batch of V1's.
+
+V2 sorts its batch anew in every step, and keeps the state of a request at one index while it runs.
+That index is the request's row here, so a row stays the same from step to step. Tokens and blocks
+are on the device in V2: mirrors on the host follow them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class RowBlocks:
+    """The blocks of every row in one KV cache group; read like a `BlockTable` of V1's.
+
+    Args:
+        on_device: int32 [B, W], vLLM's.
+        block_size: tokens per block.
+
+    Attributes:
+        block_size: see above.
+    """
+
+    def __init__(self, on_device: torch.Tensor, block_size: int) -> None:
+        self._on_device = on_device
+        self._blocks = np.zeros(tuple(on_device.shape), np.int32)
+        self.block_size = block_size
+
+    def get_numpy_array(self) -> npt.NDArray[np.int32]:
+        """int32 [B, W], on the host."""
+        return self._blocks
+
+    def get_device_tensor(self, num_reqs: int) -> torch.Tensor:
+        """The blocks of the first rows, int32 [num_reqs, W]."""
+        return self._on_device[:num_reqs]
+
+
+class RowTables:
+    """The block tables of every KV cache group; read like a `MultiGroupBlockTable` of V1's.
+
+    Args:
+        tables: vLLM's `BlockTables`; `None` before the KV cache has its memory.
+
+    Attributes:
+        block_tables: one for each group.
+    """
+
+    def __init__(self, tables: Any = None) -> None:
+        self._lengths = None if tables is None else tables.num_blocks.np
+        pairs = () if tables is None else zip(tables.block_tables, tables.block_sizes, strict=True)
+        self.block_tables = [RowBlocks(table.gpu, size) for table, size in pairs]
+
+    def __getitem__(self, gid: int) -> RowBlocks:
+        return self.block_tables[gid]
+
+    def append(self, row: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Takes the blocks, by group, that vLLM has just appended to a row."""
+        for gid, of_group in enumerate(blocks):
+            stop = int(self._lengths[gid, row])  # type: ignore[index]
+            mirror = self.block_tables[gid].get_numpy_array()
+            mirror[row, stop - len(of_group) : stop] = of_group
+
+
+class RequestRows:
+    """The rows; what dispatch and proposers read of a batch. B is the most requests.
+
+    Args:
+        states: vLLM's `RequestState`.
+
+    Attributes:
+        token_ids_cpu: int32 [B, max_model_len], the committed tokens of each row.
+        num_tokens_no_spec: int32 [B], how many they are.
+        block_table: the rows' blocks.
+        sampling_metadata: that of requests without options: drafts do not know theirs yet.
+        generators: those of seeded rows; none, since drafts are not sampled yet.
+    """
+
+    sampling_metadata = SimpleNamespace(
+        no_penalties=True,
+        bad_words_token_ids={},
+        allowed_token_ids_mask=None,
+        logitsprocs=SimpleNamespace(all=(), non_argmax_invariant=()),
+    )
+    generators: Mapping[int, Any] = {}
+
+    def __init__(self, states: Any) -> None:
+        self._states = states
+        self._sampling: Any = None
+        self.token_ids_cpu = np.zeros((states.max_num_reqs, states.max_model_len), np.int32)
+        self.num_tokens_no_spec = np.zeros(states.max_num_reqs, np.int32)
+        self.block_table = RowTables()
+
+    @property
+    def req_id_to_index(self) -> Mapping[str, int]:
+        """Request id -> its row."""
+        rows: Mapping[str, int] = self._states.req_id_to_index
+        return rows
+
+    @property
+    def req_ids(self) -> Mapping[int, str]:
+        """Row -> request id."""
+        ids: Mapping[int, str] = self._states.index_to_req_id
+        return ids
+
+    @property
+    def num_prompt_tokens(self) -> npt.NDArray[np.int32]:
+        """int32 [B]."""
+        lengths: npt.NDArray[np.int32] = self._states.prompt_len.np
+        return lengths
+
+    @property
+    def num_computed_tokens_cpu(self) -> npt.NDArray[np.int32]:
+        """How many tokens of each row the target had read before the step, int32 [B]."""
+        computed: npt.NDArray[np.int32] = self._states.num_computed_tokens_np
+        return computed
+
+    @property
+    def top_k_cpu(self) -> npt.NDArray[np.int32]:
+        """The vocabulary's size for a row without, int32 [B]."""
+        top_k: npt.NDArray[np.int32] = self._sampling.top_k.np
+        return top_k
+
+    @property
+    def top_p_cpu(self) -> npt.NDArray[np.float32]:
+        """1 for a row without, float32 [B]."""
+        top_p: npt.NDArray[np.float32] = self._sampling.top_p.np
+        return top_p
+
+    def bind_sampling(self, states: Any) -> None:
+        """Takes vLLM's `SamplingStates`, which it makes after the target is loaded."""
+        self._sampling = states
+
+    def add(self, requests: Iterable[Any]) -> None:
+        """Takes requests, as vLLM's `NewRequestData`, that vLLM has just given rows.
+
+        One that was preempted comes again, with its output.
+        """
+        for request in requests:
+            row, tokens = self.req_id_to_index[request.req_id], request.prefill_token_ids
+            self.token_ids_cpu[row, : len(tokens)] = tokens
+            self.num_tokens_no_spec[row] = len(tokens)
+            self.block_table.append(row, request.block_ids)
+
+    def add_blocks(self, cached: Any) -> None:
+        """Takes the new blocks of running requests, from vLLM's `CachedRequestData`."""
+        for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if blocks is not None:
+                self.block_table.append(self.req_id_to_index[request_id], blocks)
+
+    def append(
+        self, rows: npt.NDArray[np.intp], emitted: npt.NDArray[np.int64], counts: Sequence[int]
+    ) -> list[list[int]]:
+        """Takes the tokens that a step emitted; returns them, for each of the B rows.
+
+        Args:
+            rows: [R], those of the step.
+            emitted: [R, width].
+            counts: how many tokens of each of the R rows of `emitted` were emitted.
+        """
+        by_row: list[list[int]] = [[] for _ in self.num_tokens_no_spec]
+        for row, tokens, count in zip(rows.tolist(), emitted.tolist(), counts, strict=True):
+            start = int(self.num_tokens_no_spec[row])
+            by_row[row] = tokens[:count]
+            self.token_ids_cpu[row, start : start + count] = by_row[row]
+            self.num_tokens_no_spec[row] = start + count
+        return by_row

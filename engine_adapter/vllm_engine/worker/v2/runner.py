@@ -1,0 +1,231 @@
+"""The model runner: vLLM's V2 runners with Specgate's hooks. Dispatch and proposers are V1's.
+
+One step, in the order in which vLLM calls the hooks:
+
+    worker  RunnerV2Hooks.finish_requests   dispatch: ended requests, changed KV blocks
+            RunnerV2Hooks.add_requests, update_requests         the mirrors of tokens and blocks
+            (forward pass of the target: new tokens, and the drafts of the step before)
+            RunnerV2Hooks.sample_tokens     calls these:
+                .sample                     VERIFY  ExactMatch.__call__
+                PlannedSpeculator.propose   DRAFT   RunnerV2Hooks.draft, ProposerDispatch.propose
+            RunnerV2Hooks.take_draft_token_ids                  the drafts of each row
+
+What happens before and after in the core is as in `worker.runner`. docs/model-runner-v2.md says
+what a step on V2 cannot do yet.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_adapter.staging import to_device
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator
+from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.refusal import refuse
+from engine_adapter.vllm_engine.worker.target import TargetStep
+from engine_adapter.vllm_engine.worker.v2.exact_match import ExactMatch
+from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows, RowTables
+
+
+@dataclass(slots=True)
+class StepState:
+    """Values that one hook of a step leaves for another; vLLM has no argument for them.
+
+    Attributes:
+        scheduled: vLLM's `SchedulerOutput`, with the plan.
+        emitted: int64 [R, width], the tokens of each row of the step, on the device.
+        report: of the drafting; `None` if nothing was planned.
+        drafts: vLLM's `DraftTokenIds`; `None` if no row has a draft.
+    """
+
+    scheduled: Any
+    emitted: torch.Tensor | None = None
+    report: DraftReport | None = None
+    drafts: Any = None
+
+
+class RunnerV2Hooks:
+    """Mixed into a V2 runner.
+
+    Attributes:
+        drafter: the dispatch, under V1's name for it.
+        input_batch: what dispatch reads of the live requests.
+        requests: request id -> vLLM's `NewRequestData`, which has its sampling parameters.
+        warms_up_drafts: see `WarmUpHooks`; nothing drafts in a dummy run.
+    """
+
+    warms_up_drafts = False
+    _step: StepState
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        # They import vLLM, and the latter V2's modules, which a process with V1 must not.
+        from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
+        from engine_adapter.vllm_engine.worker.v2.speculator import PlannedSpeculator
+
+        self._capacity: int = vllm_config.num_speculative_tokens
+        with patch_init_speculator(PlannedSpeculator(self, self._capacity)):
+            super().__init__(vllm_config, device)  # type: ignore[call-arg]
+        self.input_batch = RequestRows(self.req_states)
+        self.requests: dict[str, Any] = {}
+        self.drafter = ProposerDispatch(vllm_config)
+        self.drafter.bind(self)
+
+    # -- set-up ------------------------------------------------------------------------------
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the target as vLLM does, then the proposers."""
+        super().load_model(*args, **kwargs)
+        self.rejection_sampler = ExactMatch(self.sampler)
+        self.input_batch.bind_sampling(self.sampler.sampling_states)
+        self.drafter.load_model(self.model)
+        host = self.drafter.host
+        if host.aux_reader is None:
+            return
+        self.use_aux_hidden_state_outputs = True
+        with host.refusing(host.aux_reader):  # not every class of vLLM's can output its layers
+            compat.set_eagle3_aux_hidden_state_layers(self.model, _reading(host.aux_layers))
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """vLLM's, with blocks for every position in the layers of draft models."""
+        specs: dict[str, Any] = super().get_kv_cache_spec()
+        return specs | self.drafter.host.kept_specs(specs)
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Initializes as vLLM does, then shows the KV cache to draft models."""
+        super().initialize_kv_cache(*args, **kwargs)
+        self._check_blocks()
+        self.drafter.host.take_layers(self.attn_groups)
+        self.drafter.bind_kv_cache(self.kv_cache_config, self.kernel_block_sizes)
+        self.input_batch.block_table = RowTables(self.block_tables)
+
+    def _check_blocks(self) -> None:
+        """Ends the start if attention has blocks of another size than a draft model's tables."""
+        groups = self.kv_cache_config.kv_cache_groups
+        sizes = [group.kv_cache_spec.block_size for group in groups]
+        host = self.drafter.host
+        if host.draft_models and list(self.kernel_block_sizes) != sizes:
+            reason = f"{sizes} is {self.kernel_block_sizes} for this machine's attention, which on "
+            reason += "model runner V2 draft models and heads cannot follow; choose another size"
+            refuse("block_size", reason, host.progress)
+
+    # -- following the requests --------------------------------------------------------------
+
+    def finish_requests(self, scheduler_output: Any) -> None:
+        """The first call of a step."""
+        self._step = StepState(scheduler_output)
+        self.drafter.observe(scheduler_output)
+        super().finish_requests(scheduler_output)
+
+    def _remove_request(self, req_id: str) -> bool:
+        self.requests.pop(req_id, None)
+        known: bool = super()._remove_request(req_id)
+        return known
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        """Adds new and resumed requests as vLLM does, and mirrors their tokens."""
+        super().add_requests(scheduler_output)
+        new = scheduler_output.scheduled_new_reqs
+        self.requests |= {request.req_id: request for request in new}
+        self.input_batch.add(new)
+
+    def update_requests(self, scheduler_output: Any) -> None:
+        """Updates running requests as vLLM does, and mirrors their blocks."""
+        super().update_requests(scheduler_output)
+        self.input_batch.add_blocks(scheduler_output.scheduled_cached_reqs)
+
+    # -- verify and draft --------------------------------------------------------------------
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Verifies and drafts; vLLM's output with the step's `DraftReport` attached."""
+        output = super().sample_tokens(grammar_output)
+        if output is not None and (report := self._step.report):
+            output.model_runner_output.specgate_report = report
+        return output
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Samples and verifies as vLLM does, with `ExactMatch`."""
+        sampled = super().sample(*args, **kwargs)
+        self._step.emitted = sampled[0].sampled_token_ids
+        return sampled
+
+    def draft(
+        self,
+        input_batch: Any,
+        slots: Mapping[str, torch.Tensor],
+        hidden: torch.Tensor,
+        auxiliary: Sequence[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+    ) -> torch.Tensor:
+        """The drafts of a step, which `take_draft_token_ids` gives to the scheduler.
+
+        Args:
+            input_batch: vLLM's `InputBatch`, of R rows.
+            slots: layer of the KV cache -> int64 [T or more], the slots of the T tokens read.
+            hidden: [T or more, H], the target's final hidden states.
+            auxiliary: the outputs of `host.aux_layers`, each of that shape.
+            num_sampled: int32 [R], how many tokens each row has emitted.
+
+        Returns:
+            int64 [R, capacity]; 0, a valid token, where a row has no draft.
+        """
+        step, rows, total = self._step, input_batch.idx_mapping_np, input_batch.num_tokens
+        aux = [states[:total] for states in auxiliary or ()]
+        self.drafter.store_states(slots, hidden[:total], aux)
+        assert step.emitted is not None
+        # The one wait of a step: proposers read tokens on the host.
+        emitted, counts = step.emitted.cpu().numpy(), num_sampled.tolist()
+        by_row = self.input_batch.append(rows, emitted, counts)
+        tokens = np.zeros((len(rows), self._capacity), np.int64)
+        if plan := step.scheduled.specgate_plan:
+            target = TargetStep(
+                scheduled=step.scheduled.num_scheduled_tokens,
+                sampled=by_row,
+                first_samples=self._first_samples(input_batch),
+                sample_hidden=hidden[input_batch.logits_indices],
+            )
+            drafts, step.report = self.drafter.propose(plan, target)
+            self._give([drafts[row] for row in rows.tolist()], input_batch.req_ids, tokens)
+        (there,) = to_device(self.device, tokens)
+        return there
+
+    def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
+        """See `TargetStep`."""
+        first = np.zeros(len(self.input_batch.num_tokens_no_spec), np.int64)
+        first[input_batch.idx_mapping_np] = input_batch.cu_num_logits_np[:-1]
+        return first
+
+    def _give(
+        self, drafts: list[list[int]], request_ids: list[str], tokens: npt.NDArray[np.int64]
+    ) -> None:
+        """Notes the drafts of R rows for the scheduler, and writes them into `tokens`."""
+        if not any(drafts):
+            return
+        for there, given in zip(tokens, drafts, strict=True):
+            there[: len(given)] = given
+        self._step.drafts = compat.DraftTokenIds(request_ids, drafts)
+
+    def take_draft_token_ids(self) -> Any:
+        """The drafts of each row of the step; `None` if no row has one."""
+        drafts, self._step.drafts = self._step.drafts, None
+        return drafts
+
+
+def _reading(layers: Sequence[int]) -> Any:
+    """A configuration from which vLLM reads that a head needs these layers of the target."""
+    head = SimpleNamespace(eagle_aux_hidden_state_layer_ids=list(layers))
+    return SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=head))
+
+
+def cpu_runner() -> type:
+    """The runner class for CPU; see `worker.runner.cpu_runner`."""
+
+    class SpecgateCPUModelRunnerV2(RunnerV2Hooks, compat.CPUModelRunnerV2):
+        """vLLM's V2 runner for CPUs with Specgate's hooks."""
+
+    return SpecgateCPUModelRunnerV2

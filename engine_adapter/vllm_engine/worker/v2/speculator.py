@@ -1,0 +1,56 @@
+"""The one speculator of a runner V2. It asks the runner, whose plan has a proposer for each row.
+
+Imports V2's modules: only a process that runs V2 may import it.
+"""
+
+from typing import Any
+
+import torch
+
+from engine_adapter.vllm_engine import compat
+
+
+class PlannedSpeculator(compat.BaseSpeculator):
+    """Takes the place of vLLM's speculator.
+
+    Args:
+        runner: drafts for a step: see `RunnerV2Hooks.draft`.
+        capacity: the most drafts of a row.
+
+    Attributes:
+        supports_mm_inputs: false: proposers read token ids.
+        draft_logits: `None`: no draft is verified with the distribution that it came from.
+    """
+
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, runner: Any, capacity: int) -> None:
+        self._runner = runner
+        self._capacity = capacity
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing: a draft model has graphs of its own."""
+
+    def capture(self) -> None:
+        """See `init_cudagraph_manager`."""
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """The drafts of a step, int64 [B, capacity]; 0, a valid token, where a row has none."""
+        if kwargs.get("dummy_run"):
+            shape = input_batch.num_reqs, self._capacity
+            return num_sampled.new_zeros(shape, dtype=torch.int64)
+        drafts: torch.Tensor = self._runner.draft(
+            input_batch, slot_mappings, last_hidden_states, aux_hidden_states, num_sampled
+        )
+        return drafts

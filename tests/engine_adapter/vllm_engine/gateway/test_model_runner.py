@@ -1,0 +1,110 @@
+"""Which model runner an engine has, and what is refused on V2."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_adapter.errors import EngineConfigError
+from engine_adapter.proposer_registry import ProposerRegistry
+from engine_adapter.proposers.contract import TargetSizes
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway import model_runner
+from engine_adapter.vllm_engine.gateway.hot_load import load_proposer
+from tests.engine_adapter.vllm_engine.gateway.model_folders import config, draft
+
+pytestmark = pytest.mark.needs_vllm
+
+SAMPLES = draft("m", draft_sampling="probabilistic")
+REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
+    "sampled drafts": ([SAMPLES], {}, "proposer"),
+    "two ranks": ([], {"tensor_parallel_size": 2}, "tensor_parallel_size"),
+    "two engines": ([], {"data_parallel_size": 2}, "data_parallel_size"),
+    "adapters": ([], {"enable_lora": True}, "enable_lora"),
+    "compiled models": ([], {"enforce_eager": False}, "enforce_eager"),
+}
+HYBRID: Any = SimpleNamespace(
+    model_config=SimpleNamespace(is_hybrid=True, hf_text_config=SimpleNamespace(model_type="jamba"))
+)
+
+
+@pytest.fixture
+def v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V2 is asked for."""
+    monkeypatch.setenv(model_runner.VARIABLE, "1")
+
+
+@pytest.fixture
+def v1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V2 is not asked for."""
+    monkeypatch.setenv(model_runner.VARIABLE, "0")
+
+
+@pytest.mark.parametrize(("proposers", "given", "setting"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.usefixtures("v2")
+def test_what_is_not_ported_is_refused_on_v2(
+    proposers: list[dict[str, Any]], given: dict[str, Any], setting: str
+) -> None:
+    with pytest.raises(EngineConfigError, match="not yet on vLLM's model runner V2") as refused:
+        model_runner.check_settings(config("m", proposers, **given))
+    assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(("proposers", "given", "_"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.usefixtures("v1")
+def test_nothing_of_it_is_refused_on_v1(
+    proposers: list[dict[str, Any]], given: dict[str, Any], _: str
+) -> None:
+    model_runner.check_settings(config("m", proposers, **given))
+    model_runner.check_target(HYBRID)
+
+
+@pytest.mark.usefixtures("v2")
+def test_models_and_lookups_are_not_refused() -> None:
+    proposers = [draft("m"), {"name": "ngram"}, {"name": "grammar"}]
+    given = {"tensor_parallel_size": 1, "enable_lora": False}
+    model_runner.check_settings(config("m", proposers, **given))
+
+
+@pytest.mark.usefixtures("v2")
+def test_the_refusal_names_the_proposer_and_the_option() -> None:
+    message = r"^proposer: small: not yet .*VLLM_USE_V2"
+    with pytest.raises(EngineConfigError, match=message) as why:
+        model_runner.check_settings(config("m", [SAMPLES]))
+    assert why.value.field == "draft_sampling"
+
+
+@pytest.mark.usefixtures("v2")
+def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(compat), "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    with pytest.raises(EngineConfigError, match=f"^{model_runner.VARIABLE}: .*a GPU"):
+        model_runner.check_settings(config())
+
+
+@pytest.mark.usefixtures("v2")
+def test_recurrent_layers_are_refused() -> None:
+    with pytest.raises(EngineConfigError, match=r"^model: jamba: .*recurrent layers"):
+        model_runner.check_target(HYBRID)
+    model_runner.check_target(SimpleNamespace(model_config=SimpleNamespace(is_hybrid=False)))
+
+
+@pytest.mark.usefixtures("v2")
+async def test_a_load_of_what_is_not_ported_is_refused() -> None:
+    registry = ProposerRegistry(parse_specs([]), capacity=5)
+    fields = {"name": "heads", "method": "medusa", "model": "m", "num_speculative_tokens": 2}
+    fields["draft_sampling"] = "probabilistic"
+    process: Any = None  # is not reached
+    with pytest.raises(EngineConfigError, match=r"^proposer: heads: not yet"):
+        await load_proposer(process, registry, fields, TargetSizes(16, 96))
+    assert registry.loading is None
+
+
+@pytest.mark.parametrize(("value", "method"), [("0", "custom_class"), ("1", "ngram")])
+def test_the_method_is_one_that_the_runner_takes(
+    monkeypatch: pytest.MonkeyPatch, value: str, method: str
+) -> None:
+    monkeypatch.setenv(model_runner.VARIABLE, value)
+    made = model_runner.speculative_config(7)
+    assert (made["method"], made["num_speculative_tokens"]) == (method, 7)
+    assert model_runner.name() == f"V{int(value) + 1} model runner"

@@ -1,0 +1,116 @@
+"""Specgate's engine on vLLM's model runner V2: its texts are those of plain decoding.
+
+Greedy texts are stock vLLM's on V1. The engine is small, so requests are preempted, prompts are
+read in parts and prefixes are met again. `make test-v2` runs all tests of the engine on V2.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.engine_adapter.vllm_engine import test_random_plans as random_plans
+from tests.engine_adapter.vllm_engine import test_sampling as sampling
+from tests.engine_adapter.vllm_engine import test_structured_output as structured_output
+from tests.engine_adapter.vllm_engine import test_switching as switching
+from tests.engine_adapter.vllm_engine.conftest import CHOICES, PROPOSERS
+from tests.engine_adapter.vllm_engine.support.live import (
+    Live,
+    Prompt,
+    Stock,
+    generate,
+    greedy,
+    on_runner,
+    pinned,
+)
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(1200),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def v2() -> AsyncIterator[Live]:
+    """Every method, little KV, and the method `random`, under which rows have random plans."""
+    async with AsyncExitStack() as stack:
+        with on_runner("V2"):
+            live = await stack.enter_async_context(random_plans.random_plans(PROPOSERS))
+        yield live
+
+
+async def test_the_runner_is_v2(v2: Live) -> None:
+    engine: Any = v2.engine
+    # V1's runner has no dispatch under this method, so it could not have started.
+    assert engine._supervisor.child.vllm_config.speculative_config.method == "ngram"
+
+
+async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
+    v2: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    chosen = [list(CHOICES.items())[i % len(CHOICES)] for i in range(len(prompts))]
+    since = len(v2.recorder.steps)
+    results = await asyncio.gather(
+        *(
+            generate(v2, prompt, greedy(40), pinned(*choice))
+            for prompt, choice in zip(prompts, chosen, strict=True)
+        )
+    )
+    await stock.greedy(prompts, 40)
+    for prompt, (name, _), result in zip(prompts, chosen, results, strict=True):
+        await stock.check(prompt, result.tokens)
+        assert set(result.spec.by_proposer) <= {name}
+        if name == "self":
+            counts = result.counts(name)
+            assert counts.accepted == counts.drafted > 0
+    totals = v2.recorder.totals(since)
+    assert all(totals[name].accepted > 0 for name in CHOICES if name != "none")
+
+
+async def test_random_plans_change_no_text(v2: Live, stock: Stock, prompts: list[Prompt]) -> None:
+    await random_plans.fuzz(v2, stock, prompts, steps=150)
+
+
+async def test_policies_change_no_text(v2: Live, stock: Stock, prompts: list[Prompt]) -> None:
+    await random_plans.fuzz_policies(v2, stock, prompts, steps=200)
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["immediate", "new_requests"])
+async def test_fifty_switches_change_no_text(
+    v2: Live, stock: Stock, prompts: list[Prompt], running: bool
+) -> None:
+    await switching.test_fifty_switches_under_sixteen_streams_change_no_output(
+        v2, stock, prompts, running
+    )
+
+
+@pytest.mark.parametrize("options", ["temperature", "penalties", "min_tokens", "everything"])
+async def test_a_seeded_text_is_that_of_plain_decoding(
+    v2: Live, prompts: list[Prompt], options: str
+) -> None:
+    chosen = sampling.OPTIONS[options]
+    await sampling.test_a_seeded_text_is_that_of_plain_decoding(v2, prompts, chosen)
+
+
+async def test_log_probabilities_are_those_of_plain_decoding(
+    v2: Live, prompts: list[Prompt]
+) -> None:
+    await sampling.test_logprobs_are_the_same_under_every_proposer(v2, prompts)
+
+
+async def test_structured_output_is_that_of_plain_decoding_and_forced_text_is_drafted(
+    v2: Live, prompts: list[Prompt]
+) -> None:
+    for schema, _ in structured_output.SCHEMAS[:2]:
+        constraint = structured_output.constrained(structured_output.of_schema(schema))
+        texts = {}
+        for name, k in {"none": 0, "suffix": 8, "self": 5, "forced-first": 5}.items():
+            result = await generate(v2, prompts[0], constraint, pinned(name, k))
+            texts[name] = result.tokens
+            if name in ("self", "forced-first"):
+                assert result.counts(name).accepted > 0
+        assert len(set(texts.values())) == 1

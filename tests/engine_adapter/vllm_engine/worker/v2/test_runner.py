@@ -1,0 +1,138 @@
+"""The hooks of runner V2: drafts of each row, and values handed from one hook to another."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows
+from engine_adapter.vllm_engine.worker.v2.runner import RunnerV2Hooks, StepState
+
+CAPACITY = 3
+
+
+class Drafter:
+    """A dispatch that drafts what it is given, and keeps what it was asked."""
+
+    def __init__(self, drafts: dict[int, list[int]]) -> None:
+        self.drafts = drafts
+        self.stored: list[torch.Tensor] = []
+        self.step: Any = None
+
+    def store_states(self, slots: Any, final: torch.Tensor, auxiliary: Any) -> None:
+        self.stored = [final, *auxiliary]
+
+    def propose(self, plan: Any, step: Any) -> tuple[list[list[int]], DraftReport]:
+        self.step = step
+        return [self.drafts.get(row, []) for row in range(len(step.sampled))], DraftReport()
+
+
+class Hooked(RunnerV2Hooks):
+    def __init__(self, drafts: dict[int, list[int]], plan: Any) -> None:
+        self.device = torch.device("cpu")
+        self._capacity = CAPACITY
+        states = SimpleNamespace(
+            max_num_reqs=4,
+            max_model_len=16,
+            req_id_to_index={"a": 2, "b": 0},
+            index_to_req_id={2: "a", 0: "b"},
+        )
+        self.input_batch = RequestRows(states)
+        self.drafter: Any = Drafter(drafts)
+        scheduled = SimpleNamespace(specgate_plan=plan, num_scheduled_tokens={"a": 2, "b": 1})
+        self._step = StepState(scheduled, emitted=torch.tensor([[5, 6], [7, 0]]))
+
+
+def step_of_a_and_b() -> Any:
+    """vLLM's `InputBatch` of a step in which `a`, in row 2, verifies one draft, and `b` none."""
+    return SimpleNamespace(
+        req_ids=["a", "b"],
+        idx_mapping_np=np.array([2, 0]),
+        num_tokens=3,
+        logits_indices=torch.tensor([0, 1, 2]),
+        cu_num_logits_np=np.array([0, 2, 3]),
+    )
+
+
+def draft(runner: Hooked) -> torch.Tensor:
+    hidden = torch.arange(8.0).view(4, 2)  # the last row is padding
+    return runner.draft(step_of_a_and_b(), {}, hidden, [hidden], torch.tensor([2, 1]))
+
+
+@pytest.mark.needs_vllm
+def test_each_row_gets_its_own_drafts() -> None:
+    runner = Hooked({2: [1, 2], 0: []}, {"a": 1})
+    assert draft(runner).tolist() == [[1, 2, 0], [0, 0, 0]]
+    given = runner.take_draft_token_ids()
+    assert isinstance(given, compat.DraftTokenIds)
+    assert (given.req_ids, given.draft_token_ids) == (["a", "b"], [[1, 2], []])
+    assert runner.take_draft_token_ids() is None
+
+
+def test_dispatch_sees_the_tokens_and_states_of_each_row() -> None:
+    runner = Hooked({}, {"a": 1})
+    draft(runner)
+    step = runner.drafter.step
+    assert step.sampled == [[7], [], [5, 6], []]
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [1, 0, 2, 0]
+    assert step.last_hidden(np.array([2, 0])).tolist() == [[2.0, 3.0], [4.0, 5.0]]
+    assert [len(states) for states in runner.drafter.stored] == [3, 3]
+
+
+def test_a_step_without_drafts_gives_the_scheduler_none() -> None:
+    runner = Hooked({}, {"a": 1})
+    draft(runner)
+    assert runner.take_draft_token_ids() is None
+
+
+def test_a_step_without_a_plan_asks_no_proposer_and_follows_the_tokens() -> None:
+    runner = Hooked({2: [1]}, None)
+    assert not draft(runner).any()
+    assert runner.drafter.step is None
+    assert runner.take_draft_token_ids() is None
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [1, 0, 2, 0]
+
+
+def test_the_report_leaves_with_the_output_of_its_step() -> None:
+    class Sampled(Hooked):
+        def sample_tokens(self, grammar_output: Any) -> Any:
+            return super().sample_tokens(grammar_output)
+
+    class Base:
+        def sample_tokens(self, grammar_output: Any) -> Any:
+            return SimpleNamespace(model_runner_output=SimpleNamespace())
+
+    class Runner(Sampled, Base): ...
+
+    runner = Runner({}, {"a": 1})
+    runner._step.report = report = DraftReport()
+    assert runner.sample_tokens(None).model_runner_output.specgate_report is report
+    runner._step.report = None
+    assert not hasattr(runner.sample_tokens(None).model_runner_output, "specgate_report")
+
+
+@pytest.mark.parametrize(
+    ("models", "sizes", "fits"), [(1, [32], True), (1, [16], False), (0, [16], True)]
+)
+def test_blocks_of_another_size_end_the_start_with_a_draft_model(
+    models: int, sizes: list[int], fits: bool
+) -> None:
+    told: list[tuple[str, str]] = []
+    progress = SimpleNamespace(refuse=lambda setting, reason: told.append((setting, reason)))
+    runner: Any = Hooked({}, None)
+    runner.drafter.host = SimpleNamespace(
+        draft_models=dict.fromkeys(range(models)), progress=progress
+    )
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
+    runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[group])
+    runner.kernel_block_sizes = sizes
+    if fits:
+        runner._check_blocks()
+    else:
+        with pytest.raises(SystemExit):
+            runner._check_blocks()
+    assert [setting for setting, _ in told] == ([] if fits else ["block_size"])
