@@ -192,20 +192,22 @@ def test_lines_outside_of_a_parser_are_written(
 
 
 CALLS = [{"name": "f", "arguments": {"a": a}} for a in ("Bravo", "Charlie", "Delta")]
+
+
+def deepseek_mark(name: str) -> str:
+    return f"<\uff5ctool▁{name}\uff5c>"
+
+
 TEXTS_WITH_CALLS = {
     "jamba": f"<tool_calls>{json.dumps(CALLS)}</tool_calls>",
     "hermes": "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in CALLS),
-    "deepseek_v31": "".join(
-        (
-            "<｜tool▁calls▁begin｜>",
-            *(
-                f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{json.dumps(call['arguments'])}"
-                "<｜tool▁call▁end｜>"
-                for call in CALLS
-            ),
-            "<｜tool▁calls▁end｜>",
-        )
-    ),
+    "deepseek_v31": deepseek_mark("calls▁begin")
+    + "".join(
+        f"{deepseek_mark('call▁begin')}f{deepseek_mark('sep')}{json.dumps(call['arguments'])}"
+        f"{deepseek_mark('call▁end')}"
+        for call in CALLS
+    )
+    + deepseek_mark("calls▁end"),
 }
 
 
