@@ -60,7 +60,7 @@ class SwitchRequest(BaseModel):
 
         The default is no error there: generated clients send it with every switch.
         """
-        if self.on_timeout != OnTimeout.FAIL and self.mode != SwitchMode.DRAIN:
+        if self.on_timeout != "fail" and self.mode != SwitchMode.DRAIN:
             message = f"on_timeout needs mode drain; the mode is {self.mode}."
             raise InvalidField("on_timeout", message)
         return OnTimeout(self.on_timeout)
