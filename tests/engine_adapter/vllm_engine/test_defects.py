@@ -20,6 +20,7 @@ HOOKS_OF_OURS = {
     "log_filters.silence_parser_lines",
     "log_filters.silence_rejected_tokens",
     "module_names.patch_cpu_runner",
+    "module_names.patch_init_speculator",
     "module_names.patch_speculative_config",
     "module_names.patch_tp_group",
     "ray_on_cpu.patch_ray_worker",

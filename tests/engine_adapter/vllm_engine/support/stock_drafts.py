@@ -1,5 +1,6 @@
 """Stock vLLM with one method of speculation, in a process of its own; every draft is recorded."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ def _run(
     from engine_adapter.config import EngineConfig
     from engine_adapter.vllm_engine.gateway.arguments import prepare_environment
 
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     prepare_environment(EngineConfig(model, "stock", ()))
     if prepare is not None:
         prepare()

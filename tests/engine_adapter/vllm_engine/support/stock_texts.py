@@ -4,6 +4,7 @@ A process imports vLLM once for all models, which `live.Stock` does for each.
 """
 
 import gc
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def _prepare() -> None:
     from engine_adapter.config import EngineConfig
     from engine_adapter.vllm_engine.gateway.arguments import prepare_environment
 
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     prepare_environment(EngineConfig("stock", "stock", ()))
 
 
