@@ -52,10 +52,11 @@ V2_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py random_p
 test-v2: $(VENV)/.test  ## Runs tests of the engine on vLLM's model runner V2.
 	VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(V2_TESTS))
 
-# Without ARGS, all tests of the engines run on the newest supported vLLM too.
+# Without ARGS, all tests of the engines run on the newest supported vLLM too, and some on V2.
 prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus $(NEWEST)/.made  ## Runs what takes too long for `make test`.
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
 	$(if $(ARGS),,$(NEWEST)/bin/python -m pytest --timeout 3600 tests/engine_adapter)
+	$(if $(ARGS),,$(MAKE) test-v2)
 
 check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/ruff format --check .
