@@ -16,7 +16,7 @@ from tests.engine_adapter.vllm_engine.support.runner_texts import (
     answers,
 )
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 GREEDY: dict[str, dict[str, Any]] = {
     "plain": {"max_tokens": 60, "ignore_eos": True},
@@ -89,12 +89,7 @@ def greedy_v1() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.timeout(1700)
-@pytest.mark.parametrize(
-    "speculative_config",
-    # Specgate's engine does not use vLLM's rejection sampler.
-    [None, pytest.param(NGRAM, marks=pytest.mark.prove)],
-    ids=["plain", "drafts"],
-)
+@pytest.mark.parametrize("speculative_config", [None, NGRAM], ids=["plain", "drafts"])
 def test_greedy_answers_are_those_of_v1(
     greedy_v1: dict[str, list[dict[str, Any]]], speculative_config: dict[str, Any] | None
 ) -> None:
@@ -110,7 +105,6 @@ def test_greedy_answers_are_those_of_v1(
         check(found, greedy_v1[name])
 
 
-@pytest.mark.prove
 @pytest.mark.timeout(1700)
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_seeded_answers_with_drafts_are_those_of_the_interpreted_kernels(method: str) -> None:
@@ -124,7 +118,6 @@ def test_seeded_answers_with_drafts_are_those_of_the_interpreted_kernels(method:
     check(twins[:-1], interpreted[:-1])
 
 
-@pytest.mark.prove
 @pytest.mark.timeout(1700)
 def test_seeded_answers_are_those_of_the_interpreted_kernels() -> None:
     twins, interpreted = answers(V2, SAMPLED), answers(INTERPRETED, SAMPLED)
